@@ -75,6 +75,10 @@ class MachineOwner(NamedTuple):
     weight_share_max: float | None = None
 
 
+ITS_OWN: Final = MachineOwner("")
+"""That of a machine which stands for itself."""
+
+
 def follower(leader: Replica, number: int) -> Replica:
     """Process `number` of a learner's island, beside its first one, which leads: `learner.1/0` of `learner/0`."""
     return Replica(f"{leader.role}.{number}", leader.slot)

@@ -274,6 +274,18 @@ def invite(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="What to write. Default: NAME.invite or PREFIX.invite.")
     ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option("--owner", metavar="OWNER", help="Whose its machines are: a merge bounds them together."),
+    ] = None,
+    weight_share_max: Annotated[
+        float | None,
+        typer.Option(
+            "--weight-share-max",
+            metavar="X",
+            help="The largest share of a merge of that owner, or of each machine. Default: the program's.",
+        ),
+    ] = None,
 ) -> None:
     """Write an invitation to this home, for `isthmus join --invite`.
 
@@ -283,7 +295,9 @@ def invite(
     from isthmus.programs.engine.machine.invitations import InviteRequest
     from isthmus.programs.engine.machine.invitations import invite as write
 
-    typer.echo(write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to)))
+    typer.echo(
+        write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to, owner, weight_share_max))
+    )
 
 
 @commands.command(rich_help_panel=PANEL)

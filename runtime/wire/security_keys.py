@@ -36,6 +36,7 @@ import zmq
 from zmq.utils import z85
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import MachineOwner
 
 KEY_CHARACTERS: Final = 40
 _ALPHABET: Final = frozenset(string.ascii_letters + string.digits + ".-:+=^!/*?&<>()[]{}@%$#")
@@ -181,6 +182,8 @@ class Keyring:
         self.pair = pair
         self.invitations: frozenset[str] = frozenset()
         """The public keys of invitations, used ones and expired ones included: their holders are told so."""
+        self.owners: dict[str, MachineOwner] = {}
+        """Whose machines are, by name, where their invitation says it."""
         self._own = {} if name is None else {pair.public: name}
         self.replace(admitted or {}, operators)
 

@@ -256,13 +256,16 @@ class Sites:
         """All sites but home."""
         return [site for name, site in self.sites.items() if name != self.home]
 
-    @property
-    def owners(self) -> Mapping[str, MachineOwner]:
+    def owners(self, invited: Mapping[str, MachineOwner]) -> dict[str, MachineOwner]:
         """Whose the machines are that have an owner, or a largest share of a merge of their own, by name.
 
-        What an owner may have is said at one of its machines, or the same at several.
+        What an owner may have is said at one of its machines, or the same at several. Of machines that are `invited`
+        their invitations say it, where the cluster file does not.
         """
-        named = [(site.name, site.owner or site.name, site.weight_share_max) for site in self.sites.values()]
+        said = [each for each in self.sites.values() if each.owner or each.weight_share_max is not None]
+        sites = {site.name: MachineOwner(site.owner, site.weight_share_max) for site in said}
+        both = {**{name: owner for name, owner in invited.items() if name not in sites}, **sites}
+        named = [(name, owner.name or name, owner.weight_share_max) for name, owner in both.items()]
         most = {owner: share for _, owner, share in named if share is not None}
         return {
             name: MachineOwner(owner, most.get(owner)) for name, owner, _ in named if owner != name or owner in most

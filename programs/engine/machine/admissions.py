@@ -7,7 +7,8 @@ Theory of operation. A line of the file is a name, its public key, and its origi
 it), `admitted` (by a command) or `expelled` (by a command, and machine.toml may still have it); `operator` behind that
 marks a further right of the key, `by KEY` the invitation that it was admitted by. An invitation has a line, too: the
 name, or the prefix of names, that it is for, its public key, and `invitation`, then the number of names where it is for
-a prefix, and `until` a Unix time if it expires. Whether it is used follows from the lines of machines that it has
+a prefix, and `until` a Unix time if it expires. `owner NAME` and `share X` end the lines of machines that have them,
+and those of the invitations that say so. Whether it is used follows from the lines of machines that it has
 admitted, so that both are written at once. A daemon that starts brings the first two origins up to date; where a
 command and machine.toml differ in whether a machine is an operator, the command wins. Commands change the file under a
 lock, and it is there whole or as it was; a daemon reads it four times a second. So a command needs neither the daemon
@@ -35,6 +36,7 @@ from isthmus.programs.engine.machine.names import living, machines_folder
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
@@ -45,6 +47,7 @@ from isthmus.runtime.wire.security_keys import DO_KEYS, KeyPair, Keyring
 LOOK_SECONDS: Final = 0.25
 OWN, CONFIGURED, ADMITTED, EXPELLED = "own", "configured", "admitted", "expelled"
 OPERATOR, BY = "operator", "by"
+OWNER, SHARE = "owner", "share"
 INVITATION, UNTIL = "invitation", "until"
 AWAY_SECONDS: Final = 30.0
 """A machine that was silent for so long may be replaced by one of its name that has an invitation for many."""
@@ -59,18 +62,26 @@ _MODE: Final = 0o600
 class Admission:
     """A machine, how it came to be admitted, or not, whether it is an operator, and the public key of its invitation.
 
-    `by` is empty where it needed none.
+    `by` is empty where it needed none; `owner` is what the invitation says.
     """
 
     name: str
     way: str
     is_operator: bool = False
     by: str = ""
+    owner: MachineOwner = ITS_OWN
 
     def line(self, key: str) -> str:
         """The entry's line in the file."""
         rights = f" {OPERATOR}" if self.is_operator else ""
-        return f"{self.name} {key} {self.way}{rights}{f' {BY} {self.by}' if self.by else ''}\n"
+        by = f" {BY} {self.by}" if self.by else ""
+        return f"{self.name} {key} {self.way}{rights}{by}{_owner_words(self.owner)}\n"
+
+
+def _owner_words(owner: MachineOwner) -> str:
+    """What a line says of an owner; of one without a name, that each machine has the share."""
+    share = "" if owner.weight_share_max is None else f" {SHARE} {owner.weight_share_max!r}"
+    return f"{f' {OWNER} {owner.name}' if owner.name else ''}{share}"
 
 
 @final
@@ -78,17 +89,20 @@ class Admission:
 class Invitation:
     """Admits one machine, named `subject`, or, where `count` is a number, as many names that begin with `subject`.
 
-    `until` is the Unix time at which it expires, None if it does not.
+    `until` is the Unix time at which it expires, None if it does not. `owner` is whose its machines are, without a name
+    each its own.
     """
 
     subject: str
     count: int | None = None
     until: int | None = None
+    owner: MachineOwner = ITS_OWN
 
     def line(self, key: str) -> str:
         """Its line in the file."""
         count = "" if self.count is None else f" {self.count}"
-        return f"{self.subject} {key} {INVITATION}{count}{'' if self.until is None else f' {UNTIL} {self.until}'}\n"
+        until = "" if self.until is None else f" {UNTIL} {self.until}"
+        return f"{self.subject} {key} {INVITATION}{count}{until}{_owner_words(self.owner)}\n"
 
     def is_for(self, name: str) -> bool:
         """Whether a machine may have this name by it."""
@@ -153,7 +167,7 @@ class Register:
         for each in former:
             del self.machines[each]
         security_keys.check(admitted(self.machines), name, key, doing)
-        self.machines[key] = Admission(name, ADMITTED, by=invitation)
+        self.machines[key] = Admission(name, ADMITTED, by=invitation, owner=terms.owner)
         return Claimed(is_new=True)
 
 
@@ -193,23 +207,30 @@ def read(machine: str) -> Register:
             expected = f"lines of a name, a public key and one of {', '.join((*_WAYS, INVITATION))}"
             raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
         name, key = form["name"], form["key"]
+        owner = MachineOwner(form["owner"] or "", None if form["share"] is None else float(form["share"]))
         if form["way"] is None:
             count, until = (None if text is None else int(text) for text in form.group("count", "until"))
-            register.invitations[key] = Invitation(name, count, until)
+            register.invitations[key] = Invitation(name, count, until, owner)
         else:
-            register.machines[key] = Admission(name, form["way"], form["operator"] is not None, form["by"] or "")
+            register.machines[key] = Admission(name, form["way"], form["operator"] is not None, form["by"] or "", owner)
     return register
 
 
 _LINE: Final = re.compile(
     rf"(?P<name>\S+) (?P<key>\S+) (?:(?P<way>{'|'.join(_WAYS)})(?: (?P<operator>{OPERATOR}))?(?: {BY} (?P<by>\S+))?"
     rf"|{INVITATION}(?: (?P<count>\d+))?(?: {UNTIL} (?P<until>\d+))?)"
+    rf"(?: {OWNER} (?P<owner>\S+))?(?: {SHARE} (?P<share>[\d.e-]+))?"
 )
 
 
 def admitted(entries: Entries) -> dict[str, str]:
     """Public key -> name, of those that are admitted."""
     return {key: entry.name for key, entry in entries.items() if entry.way != EXPELLED}
+
+
+def owners(entries: Entries) -> dict[str, MachineOwner]:
+    """Whose the admitted machines are, by name, of those whose invitation says more than nothing."""
+    return {it.name: it.owner for it in entries.values() if it.way != EXPELLED and it.owner != ITS_OWN}
 
 
 def operators(entries: Entries) -> frozenset[str]:
@@ -253,6 +274,7 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
                 entries[key] = entry
     ring = Keyring(config.pair, admitted(entries), machine, operators(entries))
     ring.invitations = frozenset(register.invitations)
+    ring.owners = owners(entries)
     return ring
 
 
@@ -279,7 +301,8 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
         ):
             return False
         security_keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
-        entries[key] = Admission(name, ADMITTED, is_operator, "" if entry is None else entry.by)
+        former = Admission(name, ADMITTED) if entry is None else entry
+        entries[key] = replace(former, name=name, way=ADMITTED, is_operator=is_operator)
     return True
 
 
@@ -389,6 +412,7 @@ class Admissions:
         before, operated = self._ring.admitted, self._ring.operators
         self._ring.replace(admitted(register.machines), operators(register.machines))
         self._ring.invitations = frozenset(register.invitations)
+        self._ring.owners = owners(register.machines)
         now = self._ring.admitted
         for name in sorted(set(before.values()) - set(now.values())):
             self._tell(f"admits {name} no longer")

@@ -29,7 +29,7 @@ import zmq
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine import admissions
-from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, Invitation
+from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, EXPELLED, Invitation, Register
 from isthmus.programs.engine.machine.links import (
     FAR_REDIAL_BEATS,
     LINK_SECONDS,
@@ -42,6 +42,7 @@ from isthmus.programs.loop_task import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import home_of
+from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import CUTS_MAX, ControlClient
@@ -160,6 +161,8 @@ class InviteRequest:
     machine: str | None = None
     expires: str | None = None
     to: Path | None = None
+    owner: str | None = None
+    weight_share_max: float | None = None
 
     @property
     def subject(self) -> str:
@@ -182,6 +185,13 @@ class InviteRequest:
         if self.count is not None and not 1 <= self.count <= COUNT_MAX:
             do = "Give the number of machines that may have such a name."
             faults.append(Fault("Reading --count", f"1 to {COUNT_MAX}", str(self.count), do))
+        if self.owner is not None:
+            with collecting(faults):
+                cluster_file.checked_name(self.owner, "Reading --owner", "for example --owner lab-b")
+        if self.weight_share_max is not None and not 0 < self.weight_share_max <= 1:
+            do = "1 is no limit."
+            share = f"{self.weight_share_max:g}"
+            faults.append(Fault("Reading --weight-share-max", "a share above 0 and at most 1", share, do))
         return faults
 
 
@@ -201,7 +211,8 @@ def invite(request: InviteRequest) -> str:
     if faults:
         raise ConfigError.of(faults)
     doing, path = f"Inviting {request.subject!r} to {home.name!r}", request.path
-    terms = Invitation(request.subject, request.count, until)
+    owner = MachineOwner(request.owner or "", request.weight_share_max)
+    terms = Invitation(request.subject, request.count, until, owner)
     is_there = path.exists()
     try:
         with admissions.changing(home.name, doing) as register:
@@ -212,6 +223,7 @@ def invite(request: InviteRequest) -> str:
                     do = f"It needs none. If its key is lost, type first: isthmus expel {request.name}"
                     raise ConfigError(doing, "a machine that is not admitted yet", "one that is", do)
                 file = InvitationFile(home, KeyPair.draw(), request.name, request.prefix)
+            _check_owner(register, file.pair.public, terms.owner, doing)
             register.invitations[file.pair.public] = terms
             used = len(register.names_by(file.pair.public))
             _write(path, file.text(), doing)
@@ -221,10 +233,34 @@ def invite(request: InviteRequest) -> str:
                 path.unlink()
         raise
     expires = "" if request.expires is None else f", within {request.expires}"
+    expires += f", of {_words(owner)}" if owner != ITS_OWN else ""
     return (
         f"{path}: an invitation to {home.name} at {home.address}, for {terms.words}{expires}"
         f"{f'; used by {used} so far' if used else ''}. It is a secret. There, type:\n    isthmus join --invite {path}"
     )
+
+
+def _check_owner(register: Register, invitation: str, owner: MachineOwner, doing: str) -> None:
+    """ConfigError if the machines of this invitation have another owner, or its owner another share elsewhere."""
+    own = [entry.owner for entry in register.machines.values() if entry.by == invitation and entry.way != EXPELLED]
+    if any(each != owner for each in own):
+        do = "Expel them, or write another invitation with --to FILE."
+        raise ConfigError(doing, f"{_words(own[0])}, as its machines have", _words(owner), do)
+    shares = {
+        each.owner.weight_share_max
+        for key, each in [*register.invitations.items(), *((it.by, it) for it in register.machines.values())]
+        if key != invitation and owner.name and each.owner.name == owner.name
+    }
+    if shares - {owner.weight_share_max}:
+        do = "An owner has one share for all of its machines: give the same, or another --owner."
+        others = ", ".join(_words(MachineOwner(owner.name, share)) for share in sorted(shares, key=str))
+        raise ConfigError(doing, f"{others}, as another invitation says", _words(owner), do)
+
+
+def _words(owner: MachineOwner) -> str:
+    """An owner and its share, as options."""
+    share = "" if owner.weight_share_max is None else f" --weight-share-max {owner.weight_share_max:g}"
+    return f"--owner {owner.name}{share}" if owner.name else share[1:] or "no owner"
 
 
 def _renewed(

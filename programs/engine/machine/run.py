@@ -221,9 +221,7 @@ class MachineRun:
             gather=self._gather,
             places=sites.places(),
             send=self._send,
-            directory=lambda: Directory(
-                {} if keys is None else {name: key for key, name in keys.admitted.items()}, dict(sites.owners)
-            ),
+            directory=lambda: _directory(keys, sites),
             turn_away=self._turn_away,
         )
         self.daemon = self._held.daemon
@@ -350,6 +348,13 @@ class MachineRun:
         self._account.close()
         self._held.close()
         self._on_over()
+
+
+def _directory(keys: Keyring | None, sites: Sites) -> Directory:
+    """What this home knows of machines by now, those that have joined by invitation among them."""
+    if keys is None:
+        return Directory(owners=sites.owners({}))
+    return Directory({name: key for key, name in keys.admitted.items()}, sites.owners(keys.owners))
 
 
 def _home(site: MachineSite) -> HomeAddress:

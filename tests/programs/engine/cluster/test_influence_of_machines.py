@@ -65,4 +65,11 @@ def test_a_program_that_bounds_no_shares_takes_no_machine_that_asks_for_it(tmp_p
 def test_the_home_knows_whose_machines_are_and_what_they_may_have() -> None:
     machines = [machine("a", "ann", 0.2), machine("b", "ann"), machine("c", share=0.3), machine("d")]
     sites = Sites.of("d", machines, {}, "digest")
-    assert sites.owners == {"a": MachineOwner("ann", 0.2), "b": MachineOwner("ann", 0.2), "c": MachineOwner("c", 0.3)}
+    listed = {"a": MachineOwner("ann", 0.2), "b": MachineOwner("ann", 0.2), "c": MachineOwner("c", 0.3)}
+    assert sites.owners({}) == listed
+    # By invitation: d is ann's, too, what a is the file says, and e and f share what the first invitation says.
+    invited = {name: MachineOwner("ann", 0.9) for name in "ad"}
+    invited |= {"e": MachineOwner("eve", 0.1), "f": MachineOwner("eve"), "g": MachineOwner("", 0.4)}
+    of_eve = MachineOwner("eve", 0.1)
+    joined = {"d": MachineOwner("ann", 0.2), "e": of_eve, "f": of_eve, "g": MachineOwner("g", 0.4)}
+    assert sites.owners(invited) == {**listed, **joined}

@@ -35,6 +35,7 @@ from isthmus.programs.engine.machine.invitations import InvitationClaim, Invitat
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import MachineOwner
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
@@ -103,6 +104,25 @@ def test_one_for_many_admits_so_many_names_and_a_name_again_once_its_machine_is_
     assert claim(held, MANY, "pod-a", keys[3], away=float("inf")) == 0.0
     assert held.names_by(MANY.public) == ["pod-b", "pod-a"]
     assert refusal(held, MANY, "pod-c", keys[0]) == "one that was used by pod-b, pod-a"
+
+
+def test_what_it_says_of_an_owner_holds_for_its_machines_as_long_as_they_are_admitted(place: Path) -> None:
+    lab, own = MachineOwner("lab-b", 0.3), MachineOwner("", 0.25)
+    assert admissions.keyring("alpha", MachineConfig((), ALPHA)) is not None
+    with admissions.changing("alpha", "Testing") as held:
+        held.invitations[SINGLE.public] = Invitation("beta", None, int(NOW) + 9, lab)
+        held.invitations[MANY.public] = Invitation("pod-", 2, None, own)
+        assert claim(held, SINGLE, "beta", BETA.public) == claim(held, MANY, "pod-a", GAMMA.public) == 0.0
+        written = held.text()
+    assert admissions.read("alpha").text() == written
+    assert admissions.read("alpha").invitations[SINGLE.public].owner == lab
+    assert admissions.expel("alpha", "pod-")  # The invitation is withdrawn, and its machine stays.
+    ring = admissions.keyring("alpha", MachineConfig((), ALPHA))  # As at the next start.
+    assert ring is not None
+    assert ring.owners == {"beta": lab, "pod-a": own}
+    admissions.admit("alpha", "beta", BETA.public, is_operator=True)
+    admissions.expel("alpha", "pod-a")
+    assert admissions.owners(admissions.read("alpha").machines) == {"beta": lab}
 
 
 def test_an_invitation_takes_no_name_that_was_admitted_otherwise_and_makes_no_operator() -> None:
@@ -186,6 +206,32 @@ def test_typed_again_it_keeps_its_key_and_has_the_new_address(place: Path) -> No
     assert typed("invite", "beta", "--to", "many", "--address", NOWHERE).exit_code == 2
     assert InvitationFile.read(place / "many") == file
     assert stat.S_IMODE((place / "many").stat().st_mode) == 0o600
+
+
+def test_an_owner_has_one_share_and_an_invitation_one_owner(place: Path) -> None:
+    assert admissions.keyring("alpha", MachineConfig((), ALPHA)) is not None
+    lab = "--owner", "lab-b", "--weight-share-max", "0.3", "--address", NOWHERE
+    result = typed("invite", "beta", *lab)
+    assert result.exit_code == 0, result.stderr
+    assert "of --owner lab-b --weight-share-max 0.3" in result.stdout
+    assert typed("invite", "gamma", *lab).exit_code == 0
+    file = InvitationFile.read(place / "beta.invite")
+    assert admissions.read("alpha").invitations[file.pair.public].owner == MachineOwner("lab-b", 0.3)
+    with admissions.changing("alpha", "Testing") as held:
+        assert claim(held, file.pair, "beta", BETA.public) == 0.0
+    before = admissions.path_of("alpha").read_text()
+    for name, *words in (
+        ("delta", "--owner", "lab-b"),
+        ("delta", "--owner", "lab-b", "--weight-share-max", "0.5"),
+        ("delta", "--owner", "lab b"),
+        ("delta", "--weight-share-max", "0"),
+        ("delta", "--weight-share-max", "nan"),
+        ("beta", "--owner", "lab-c"),
+    ):
+        refused = typed("invite", name, *words, "--address", NOWHERE)
+        assert refused.exit_code == 2, words
+        assert not (place / "delta.invite").exists()
+    assert admissions.path_of("alpha").read_text() == before
 
 
 def test_an_invitation_is_not_written_where_the_home_would_not_find_it(place: Path) -> None:
@@ -422,8 +468,9 @@ LINK = {"type": "link", "name": "beta", "instance": "1", "runs": [], "follows": 
 
 
 def test_what_an_invitation_admits_is_durable_and_followed_when_it_is_answered(home: Home) -> None:
-    home.invite(SINGLE, Invitation("beta"))
+    home.invite(SINGLE, Invitation("beta", owner=MachineOwner("lab-b")))
     assert home.answer(SINGLE, CLAIM)["type"] == "admitted"
+    assert home.do(lambda: home.daemon.keys.owners) == {"beta": MachineOwner("lab-b")}
     assert admissions.admitted(admissions.read("alpha").machines)[BETA.public] == "beta"
     assert home.answer(BETA, LINK)["type"] == "linked"  # At once, not a quarter of a second later.
     refused = home.answer(SINGLE, {**CLAIM, "key": GAMMA.public})
