@@ -1,8 +1,8 @@
 """The programs: one short file per graph that can be trained, and what makes one into a run.
 
-A program (`decoupled`, `streaming_diloco`, `diloco`, `data_parallel`, `elastic_data_parallel`) is a function that
-builds a graph; `language_model` and `digits` are tasks. Below, `engine` makes a run go, `study` looks at runs, before
-and after, and `command` is the command line. What users import is `face`, installed as `isthmus` itself.
+A program (`decoupled`, `regional`, `dipaco`, `streaming_diloco`, `diloco`, `data_parallel`, `elastic_data_parallel`) is
+a function that builds a graph; `language_model` and `digits` are tasks. Below, `engine` makes a run go, `study` looks
+at runs, before and after, and `command` is the command line. What users import is `face`, installed as `isthmus`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "decoupled-diloco": "isthmus.programs.decoupled:build",
         "regional-diloco": "isthmus.programs.regional:build",
+        "dipaco": "isthmus.programs.dipaco:build",
         "streaming-diloco": "isthmus.programs.streaming_diloco:build",
         "diloco": "isthmus.programs.diloco:build",
         "data-parallel": "isthmus.programs.data_parallel:build",

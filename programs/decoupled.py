@@ -20,13 +20,14 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
-from isthmus.programs.settings import Setting, checked
+from isthmus.programs.settings import Setting, checked, settings_of
 from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
@@ -55,32 +56,44 @@ from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quo
 NAME: Final = "decoupled-diloco"
 
 
-def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
-    """Faults of settings that depend on the model, the learners, or each other."""
-
-    yield from fragment_faults(job, values["fragments"], NAME)
-    overlap, quorum, shards = values["overlap"], values["quorum"], values["shards"]
+def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> Iterator[Fault]:
+    """Faults of settings that depend on the model, the learners, or each other, in a program with this `name`; each
+    fragment is trained by at least `holders_min` learners."""
+    overlap, quorum = values["overlap"], values["quorum"]
     interval = _interval(job, values["interval"], overlap)
     if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
         expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
-        yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
-    if not 1 <= quorum <= job.learners:
-        expected = f"1 to the number of learners, {job.learners}"
-        yield setting_fault(NAME, "quorum", quorum, expected, "Lower the quorum, or add learners.")
-    if values["weight_share_max"] * job.learners < 1:
-        expected = f"at least 1 / learners, {1 / job.learners:g}"
+        yield setting_fault(name, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
+    if not 1 <= quorum <= holders_min:
+        expected = f"1 to the number of learners, {holders_min}"
+        if holders_min < job.learners:
+            expected = f"1 to the learners of a module, {holders_min} at least"
+        yield setting_fault(name, "quorum", quorum, expected, "Lower the quorum, or add learners.")
+    if values["weight_share_max"] * holders_min < 1:
+        expected = f"at least 1 / learners, {1 / holders_min:g}"
         do = "Raise it, or add learners: all together would have less than the whole of a merge."
-        yield setting_fault(NAME, "weight_share_max", values["weight_share_max"], expected, do)
+        yield setting_fault(name, "weight_share_max", values["weight_share_max"], expected, do)
+
+
+def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
+    yield from fragment_faults(job, values["fragments"], NAME)
+    yield from rules(NAME, job, values, job.learners)
     parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
     shards_max = parts if 1 <= parts <= units else count_default(job.layout)
-    if not 1 <= shards <= shards_max:
-        expected = f"1 to the number of fragments, {shards_max}"
-        yield setting_fault(NAME, "shards", shards, expected, "A shard needs a fragment to serve.")
+    yield from shard_faults(NAME, values["shards"], shards_max)
 
 
-@checked(subject(NAME), _rules)
-def build(
+def shard_faults(name: str, shards: int, most: int) -> Iterator[Fault]:
+    """The fault of a number of shards above that of fragments."""
+    if not 1 <= shards <= most:
+        expected = f"1 to the number of fragments, {most}"
+        yield setting_fault(name, "shards", shards, expected, "A shard needs a fragment to serve.")
+
+
+def free_running(
+    name: str,
     job: Job,
+    paths: PathParts | None,
     *,
     fragments: Fragments = None,
     interval: Annotated[
@@ -143,15 +156,18 @@ def build(
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
 ) -> Graph:
-    """The graph; ConfigError, with every fault, for settings out of range.
+    """The graph of a program with this name, whose model may be made of modules, that of `paths`.
 
     `push`, `update`, `interval` and `overlap` follow the links where they are 'auto' (`ops.exchange.adaptive`).
     """
     interval = _interval(job, interval, overlap)
-    parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
+    if paths is None:
+        parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
+    else:
+        parts = paths.whole
     steps = first_interval(interval)
     lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, OUTER_DECOUPLED)
-    graph = Graph(NAME)
+    graph = Graph(name)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -169,6 +185,7 @@ def build(
             alpha=alpha,
             push=push,
             tells_links=AUTO in (push, update, interval, overlap),
+            paths=paths,
         ),
         never_waits=True,
     )
@@ -191,6 +208,7 @@ def build(
             push=push,
             update=update,
             sizes=[part.size for part in parts],
+            paths=paths,
         ),
         fires=AnyOf("progress", "merged", "control"),
     )
@@ -212,7 +230,9 @@ def build(
     )
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
-        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+        "evaluate",
+        partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen, paths=paths),
+        fires=AnyOf("update"),
     )
 
     rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
@@ -221,7 +241,8 @@ def build(
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
-    arriving = to_learner(graph, learner, outer, pacer["pull"], step)
+    to = None if paths is None else learner.some("fragment", paths.paths, paths.holders)
+    arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
     published = updates_in(graph, evaluator, outer)
     connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
@@ -240,8 +261,16 @@ def build(
     graph.hold(
         state=outer["state"], coded_state=coded_state, kept=kept, published=published, copies=[arriving], held=held
     )
-    graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
+    own = parts if paths is None else paths.own
+    graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
     return graph
+
+
+@checked(subject(NAME), _rules)
+@settings_of(free_running)
+def build(job: Job, **settings: Any) -> Graph:
+    """The graph; ConfigError, with every fault, for settings out of range."""
+    return free_running(NAME, job, None, **settings)
 
 
 def _interval(

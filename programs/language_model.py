@@ -36,6 +36,13 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if _are_counts(experts, chosen) and experts < chosen:
         remedy = "Set task.experts_chosen to fewer of them, or task.experts to more."
         yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), remedy)
+    paths, layers = values["paths"], values["layers"]
+    if paths and (not _are_counts(*paths) or (_are_counts(layers) and layers % len(paths))):
+        expected = f"numbers of modules, of levels that divide {layers} layers"
+        yield Fault("Setting task.paths", expected, repr(list(paths)), REMEDY.replace("{}", "paths"))
+    if paths and values["stacked"]:
+        do = "Leave out task.stacked: layers that are rows of one tensor are in one level."
+        yield Fault("Setting task.paths", "layers with tensors of their own", "task.stacked = true", do)
     if not isinstance(batch := values["batch"], int) and batch is not None and not (batch and _are_counts(*batch)):
         yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.replace("{}", "batch"))
         return
@@ -183,6 +190,10 @@ def task(
             expected=COUNT,
         ),
     ] = None,
+    paths: Annotated[
+        tuple[int, ...],
+        Setting("Of a model made of modules: how many there are for each level, into which the layers are cut evenly."),
+    ] = (),
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
@@ -228,6 +239,8 @@ def task(
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
+        paths=tuple(paths),
+        levels={f"layers/{layer}/**": layer * len(paths) // layers for layer in range(layers)} if paths else {},
     )
 
 

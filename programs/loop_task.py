@@ -289,7 +289,7 @@ class LoopTask(OwnTask):
         """The permission to make the step of this position."""
         return {"position": np.asarray(at.position, np.int64)}
 
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
+    def evaluation_batches(self, seed: int, path: int = 0) -> Iterator[Any]:
         yield from ()
 
     def prepare(self) -> None:

@@ -310,6 +310,21 @@ def checked(
     return decorate
 
 
+def settings_of(function: Callable[..., Any]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A function of a job and `**settings`, which are the keywords of another function, as these are declared there."""
+
+    def decorate(taker: Callable[_P, _R]) -> Callable[_P, _R]:
+        own, given = inspect.signature(taker), inspect.signature(function).parameters.values()
+        first = [item for item in own.parameters.values() if item.kind is not item.VAR_KEYWORD]
+        keywords = [item for item in given if item.kind is item.KEYWORD_ONLY]
+        as_any = cast(Any, taker)
+        as_any.__signature__ = own.replace(parameters=[*first, *keywords])
+        as_any.__wrapped__ = function  # Where annotations are evaluated.
+        return taker
+
+    return decorate
+
+
 def _annotation(section: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     annotation = parameter.annotation
     if annotation is REQUIRED:

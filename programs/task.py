@@ -61,7 +61,11 @@ class TaskTerms(ABC):
     - `tokens_per_batch`: the tokens of one batch in the token budget and in the accounts. A tuple has the number of
       each slot, where slots have batches of their own sizes; slots beyond its end have the last. `Tokens(count,
       at_most=N)` counts them in each batch.
-    - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
+    - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16. A tuple has
+      that of each path, of a model made of modules.
+    - `paths`: how many modules each level of the model has, for programs that train models made of modules (`dipaco`);
+      `levels`: path patterns of parameters, and the number of their level. Those of none are shared by all paths. Slot
+      n trains path n modulo their number; of the evaluation split, `at.slot` is the path.
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
       for statistics), "local": it never leaves its learner, or "frozen": it is not trained, and every island makes the
@@ -74,10 +78,12 @@ class TaskTerms(ABC):
 
     _: KW_ONLY
     tokens_per_batch: TokensPerBatch
-    evaluation: int | None = None
+    evaluation: int | tuple[int, ...] | None = None
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     stream: Callable[[int, int, int], Stream] | None = None
     stacked: tuple[str, ...] = ()
+    paths: tuple[int, ...] = ()
+    levels: Mapping[str, int] | Rules[int] = ()
 
     def __post_init__(self) -> None:
         for name in self._rule_fields():
@@ -98,7 +104,7 @@ class TaskTerms(ABC):
 
     def _rule_fields(self) -> tuple[str, ...]:
         """The fields that may be a Mapping, and become pairs."""
-        return ("merge",)
+        return ("merge", "levels")
 
     @property
     def functions(self) -> tuple[Any, ...]:
@@ -112,6 +118,11 @@ class TaskTerms(ABC):
         return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
 
     @property
+    def level_rules(self) -> Rules[int]:
+        """`levels`, as pairs of a pattern and a number."""
+        return tuple(self.levels)  # type: ignore[arg-type]
+
+    @property
     def tokens_most(self) -> int | tuple[int, ...]:
         """The tokens of one batch, of every slot or by slot; where they are counted, the most."""
         tokens = self.tokens_per_batch
@@ -121,9 +132,9 @@ class TaskTerms(ABC):
         """The most tokens of one batch, on average over `learners` learners, in whole tokens."""
         return round(sum(of_slot(self.tokens_most, slot) for slot in range(learners)) / learners)
 
-    def _evaluation(self, batch: Callable[[At], Any], seed: int) -> Iterator[Any]:
-        count = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
-        return (batch(At(seed, 0, position, "evaluation")) for position in range(count))
+    def _evaluation(self, batch: Callable[[At], Any], seed: int, path: int = 0) -> Iterator[Any]:
+        counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
+        return (batch(At(seed, path, position, "evaluation")) for position in range(of_slot(counts, path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +156,7 @@ class TaskLayout(TaskTerms):
     shard: Mapping[str, Shard] | Rules[Shard] = ()
 
     def _rule_fields(self) -> tuple[str, ...]:
-        return ("merge", "mesh", "shard")
+        return ("merge", "levels", "mesh", "shard")
 
     def _more_faults(self) -> Iterator[Fault]:
         if self.load is not None:
@@ -220,9 +231,9 @@ class Task(TaskLayout):
         bare = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
         return replace(bare, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
-        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
-        return self._evaluation(self.batch, seed)
+    def evaluation_batches(self, seed: int, path: int = 0) -> Iterator[Any]:
+        """The batches of the evaluation (of a path), in order and made one at a time: positions from 0."""
+        return self._evaluation(self.batch, seed, path)
 
 
 @final
@@ -266,9 +277,9 @@ class StepTask(TaskLayout):
         bare = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
         return replace(bare, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
-        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
-        return self._evaluation(self.batch, seed)
+    def evaluation_batches(self, seed: int, path: int = 0) -> Iterator[Any]:
+        """The batches of the evaluation (of a path), in order and made one at a time: positions from 0."""
+        return self._evaluation(self.batch, seed, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +302,9 @@ class OwnTask(TaskTerms):
         """Faults of arguments that only this kind of task has; none unless overridden."""
         yield from ()
 
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
-        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
-        return self._evaluation(self.batch, seed)
+    def evaluation_batches(self, seed: int, path: int = 0) -> Iterator[Any]:
+        """The batches of the evaluation (of a path), in order and made one at a time: positions from 0."""
+        return self._evaluation(self.batch, seed, path)
 
     @abstractmethod
     def prepare(self) -> None:
@@ -353,9 +364,11 @@ def _terms_faults(task: TaskTerms) -> Iterator[Fault]:
     count: Any = tokens.count if isinstance(tokens, Tokens) else len
     if not callable(count):
         yield Fault(_MAKING, "a function count(batch) in Tokens", repr(count), "Pass the function itself.")
-    if not (task.evaluation is None or _is_count(task.evaluation)):
+    evaluation = task.evaluation
+    if not (evaluation is None or all(map(_is_count, evaluation if isinstance(evaluation, tuple) else (evaluation,)))):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
+    yield from _path_faults(task.paths, task.levels)
     if task.stream is not None:
         yield from call_faults(task, stream="stream(slot, slots, seed), which each learner calls for one of its own")
     yield from _merge_faults(task.merge)
@@ -386,6 +399,19 @@ def _merge_faults(merge: Any) -> Iterator[Fault]:
             yield Fault(_MAKING, "a path pattern in merge=, such as 'params/**'", repr(pattern), do)
         if kind not in KINDS:
             yield Fault(_MAKING, f"one of {kinds} in merge=, for {pattern!r}", repr(kind), do)
+
+
+def _path_faults(paths: Any, levels: Any) -> Iterator[Fault]:
+    """Faults of the modules of a model."""
+    do = 'Write for example paths=(1, 4), levels={"layers/0/**": 0, "layers/1/**": 1}.'
+    if not isinstance(paths, tuple) or not all(map(_is_count, paths)):
+        yield Fault(_MAKING, "paths= a tuple of the modules of each level", repr(paths), do)
+        return
+    pairs = levels if isinstance(levels, tuple) else None
+    numbers = [pair[1] for pair in pairs or () if isinstance(pair, tuple) and len(pair) == 2]
+    if pairs is None or len(numbers) < len(pairs) or not all(each in range(len(paths)) for each in numbers):
+        expected = f"levels= a dict of path patterns and levels from 0 to {len(paths) - 1}"
+        yield Fault(_MAKING, expected if paths else "no levels= without paths=", repr(levels), do)
 
 
 def _mesh_faults(mesh: Any) -> Iterator[Fault]:

@@ -22,25 +22,27 @@ from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Queue, Role, Template
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Queue, Role, Route, Template
 from isthmus.runtime.ids import LEARNER, REGION
 
 
-def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False) -> Port:
+def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None) -> Port:
     """The port that gives the updates of an outer step, decoded, in a role: its own, or that of the role's `receive`.
 
-    `in_turns`: turns, of programs in lock-step, pass through it to learners.
+    `in_turns`: turns, of programs in lock-step, pass through it to learners. `to`: the replicas of the role that get an
+    update, where not all do.
     """
     if outer.keywords.get("update", "float32") == "float32":
         return outer["update"]
     receivers = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
-    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns))["update"]
+    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns, to or role.all))["update"]
 
 
-def connect(graph: Graph, source: Port, target: Port, policy: Policy) -> None:
-    """An edge within the replica where both nodes are in one role, and to every replica of the target's otherwise."""
+def connect(graph: Graph, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> None:
+    """An edge within the replica where both nodes are in one role, and to every replica of the target's otherwise, or
+    to those of the route `to`."""
     within = source.node.role == target.node.role
-    graph.edge(source, target, policy, to=None if within else graph.role_of(target.node.role).all)
+    graph.edge(source, target, policy, to=None if within else to or graph.role_of(target.node.role).all)
 
 
 def to_learner(
@@ -52,12 +54,14 @@ def to_learner(
     *,
     update: str = "update",
     in_turns: bool = False,
+    to: Route | None = None,
 ) -> Port:
     """The edges of updates and pulls (`in_turns`: turns) to the node of a learner, or region, that takes both, updates
-    at its input `update`; returns the input of the role at which updates arrive. Pulls go behind the updates that were
+    at its input `update`; returns the input of the role at which updates arrive. `to`: whom updates are for, where that
+    is not every learner. Pulls go behind the updates that were
     sent before them: an answer on a version that is about to be replaced would be refused."""
-    updates = updates_in(graph, learner, outer, in_turns=in_turns)
-    connect(graph, updates, taker[update], Latest("fragment"))
+    updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to)
+    connect(graph, updates, taker[update], Latest("fragment"), to=to)
     if updates.node is not outer:
         graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
         pull = updates.node["pull"]
@@ -88,7 +92,7 @@ def hold_whole(graph: Graph, step: Node, conductor: Node, outer: Node, *, publis
     )
 
 
-def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
+def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route) -> Node:
     frames = next((node for node in graph.nodes if node.body is KeyFrames), None)
     if frames is None:
         frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
@@ -96,7 +100,7 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
     answers = role.name in (LEARNER, REGION)
     fires = AnyOf("update", "pull") if answers else AnyOf("update")
     receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
-    graph.edge(outer["update"], receive["update"], Latest("place"), to=role.all)
+    graph.edge(outer["update"], receive["update"], Latest("place"), to=route)
     to = role.at("slot") if answers else role.all
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
     graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))

@@ -8,7 +8,7 @@ which never leave it. A task may bring its own learner (`LearnerSource`, and for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
 
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
@@ -190,6 +190,14 @@ class Evaluating(Protocol):
         """The merged leaves that the fragments make up, in NumPy arrays."""
 
 
+class PathEvaluating(Evaluating, Protocol):
+    """The evaluation of one path of a model made of modules."""
+
+    @property
+    def count(self) -> int:
+        """The number of its batches."""
+
+
 class OwnJudging(Evaluating, Protocol):
     """An evaluation by a learner, between two of its steps, which leaves the learner's own leaves as they are."""
 
@@ -348,6 +356,15 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
     from isthmus.ops.island.jax_evaluation import JaxEvaluation
 
     return JaxEvaluation(task, seed)
+
+
+def path_evaluations(task: Any, seed: int, paths: int) -> list[PathEvaluating]:
+    """The evaluation of each path of a task whose model is made of modules."""
+    if isinstance(task, LearnerSource):
+        return [cast(PathEvaluating, task.evaluator(seed))] * paths
+    from isthmus.ops.island.jax_evaluation import JaxEvaluation
+
+    return [JaxEvaluation(task, seed, path) for path in range(paths)]
 
 
 def first_tensors_of(task: Any, seed: int) -> Tensors:

@@ -13,8 +13,16 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Control, Evaluated, EvaluatedModel, EvaluationKind, Update, Vector, evaluated
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.island.contract import Unevaluated, evaluation_of, first_tensors_of, prepare_evaluation
+from isthmus.ops.island.contract import (
+    PathEvaluating,
+    Unevaluated,
+    evaluation_of,
+    first_tensors_of,
+    path_evaluations,
+    prepare_evaluation,
+)
 
 TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
@@ -41,7 +49,10 @@ class EvaluationSchedule:
 
 
 class Evaluate:
-    """Updates in, Evaluated out, of a program whose model is published in fragments."""
+    """Updates in, Evaluated out, of a program whose model is published in fragments.
+
+    Of a model made of modules (`paths`), the scalars are means over the batches of all paths, each by its own model.
+    """
 
     outputs = ("evaluation",)
     collects = ("update",)
@@ -55,8 +66,9 @@ class Evaluate:
         tokens: int,
         times: int = TIMES_DEFAULT,
         frozen: Digests = (),
+        paths: PathParts | None = None,
     ) -> None:
-        self._task, self._fragments, self._frozen = task, fragments, frozen
+        self._task, self._fragments, self._frozen, self._paths = task, fragments, frozen, paths
         self._schedule = EvaluationSchedule(tokens, times)
         self._values: dict[int, Vector] = {}
         self._final: set[int] = set()
@@ -69,7 +81,10 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
-        self._evaluation = evaluation_of(self._task, context.seed)
+        self._of_paths: list[PathEvaluating] = []
+        if self._paths is not None:
+            self._of_paths = path_evaluations(self._task, context.seed, self._paths.paths)
+        self._evaluation = self._of_paths[0] if self._of_paths else evaluation_of(self._task, context.seed)
         if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
             frozen_leaves.check(self._frozen, self._evaluation)
 
@@ -87,8 +102,18 @@ class Evaluate:
         if kind is None or (kind != "final" and isinstance(self._evaluation, Unevaluated)):
             return None
         self.is_finished = kind == "final"
-        metrics = self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
-        return {"evaluation": evaluated(kind, metrics, trained)}
+        return {"evaluation": evaluated(kind, self._metrics(), trained)}
+
+    def _metrics(self) -> dict[str, float]:
+        if self._paths is None:
+            return self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
+        own, count, sums = self._paths.own, 0, dict[str, float]()
+        for path, evaluation in enumerate(self._of_paths):
+            values = {p: self._values[number] for p, number in enumerate(self._paths.numbers(path))}
+            for name, mean in evaluation.metrics(evaluation.assemble(own, values)).items():
+                sums[name] = sums.get(name, 0.0) + mean * evaluation.count
+            count += evaluation.count
+        return {name: total / count for name, total in sums.items()}
 
 
 class EvaluateMean:

@@ -37,11 +37,11 @@ def trace_evaluation(task: Any) -> None:
 
 class JaxEvaluation:
     """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`, and
-    its frozen ones those that it loads, or of `init`, too."""
+    its frozen ones those that it loads, or of `init`, too. `path`: of a model made of modules, whose batches."""
 
-    def __init__(self, task: Any, seed: int) -> None:
+    def __init__(self, task: Any, seed: int, path: int = 0) -> None:
         compute_in_the_calling_thread()
-        self._batches = list(task.evaluation_batches(seed))
+        self._batches = list(task.evaluation_batches(seed, path))
         self._functions = functions_of(task, (), 0.0)
         self._evaluate = _evaluate_of(self._functions)
         has_others = self._functions.has_local_model
@@ -51,6 +51,11 @@ class JaxEvaluation:
         for k, leaf in zip(self._functions.frozen, self._functions.put_frozen(frozen), strict=True):
             self._others[k] = leaf
         CORES.join()
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""

@@ -98,7 +98,8 @@ class Answers:
     """The answers of one life of a learner, from its versions `held` by fragment; their owner changes that list, too.
 
     `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one. `begun_from` makes the
-    first version of a fragment from the values of the task's `init`.
+    first version of a fragment from the values of the task's `init`. `own_of`: which own fragment one of a message is,
+    or is like, where it is not this learner's; `numbers`: those of its own in messages. As its own without them.
     """
 
     def __init__(
@@ -113,11 +114,16 @@ class Answers:
         feed: Feed,
         push: str = "float32",
         begun_from: Callable[[int, Any], Any] = lambda p, values: values,
+        own_of: Mapping[int, int] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self._slot, self._incarnation, self._learner, self._push = slot, incarnation, learner, push
         self._coding = learner if isinstance(learner, Coding) else None
         self._held, self._odometer, self._feed = held, odometer, feed
         self._begun_from = begun_from
+        everything = range(len(fragments))
+        self._own_of = dict(enumerate(everything)) if own_of is None else own_of
+        self._numbers = everything if numbers is None else numbers
         self._sizes = [[unit.size for unit in fragment.units] for fragment in fragments]
         self.given = self.payload_bytes = 0
         """Answers with outer gradients in them, and the bytes of their codes and scales."""
@@ -133,12 +139,16 @@ class Answers:
 
     def _answer(self, request: Round) -> list[tuple[str, Capture]]:
         """The capture that answers a pull, if it is addressed to this incarnation and was not answered before."""
-        p = request["fragment"]
-        held = self._held[p]
         if [self._slot, self._incarnation] not in request["members"]:
             return []
+        p = self._own_of.get(request["fragment"])
+        if p is None:
+            return []
+        held = self._held[p]
         if request["kind"] == "initial":
-            return self._first_version(request)
+            return self._first_version(request, p)
+        if self._numbers[p] != request["fragment"]:
+            return []
         if request["kind"] == "recover":
             return self._recovery(request, held) if held is not None else []
         if held is None or (held.answered is not None and held.answered[0] == request["round"]):
@@ -167,7 +177,7 @@ class Answers:
         return answers
 
     def _give(self, request: Round, held: HeldFragment) -> list[tuple[str, Capture]]:
-        p, push = request["fragment"], self._push_of(request)
+        p, push = self._own_of[request["fragment"]], self._push_of(request)
         if self._coding is not None and push in self._coding.codes:
             capture = self._capture(request, held, None)
             capture["coded"] = self._coding.code(p, held.anchor, push)
@@ -179,21 +189,24 @@ class Answers:
         held.answered = (request["round"], self._odometer.steps)
         return [("fragment", capture)]
 
-    def _first_version(self, request: Round) -> list[tuple[str, Capture]]:
+    def _first_version(self, request: Round, p: int) -> list[tuple[str, Capture]]:
         """The first version of a fragment: that of this learner's initial model, if no learner has given one yet.
 
         It is the version that it holds, where a shard died after it published one and its successor does not know it.
+        That of a module that no live learner has is this learner's, of its own module.
         """
-        held = self._held[request["fragment"]]
+        held = self._held[p]
         if held is not None:
+            if self._numbers[p] != request["fragment"]:
+                return [("fragment", self._capture(request, None, held.anchor))]
             return self._recovery(request, held)
         if not self._has_begun:
             self._learner.begin()
-            for p, other in enumerate(self._held):
+            for number, other in enumerate(self._held):
                 if other is not None:
-                    self._learner.replace(p, other.anchor)
+                    self._learner.replace(number, other.anchor)
             self._has_begun = True
-        first = self._begun_from(request["fragment"], self._learner.extract(request["fragment"]))
+        first = self._begun_from(request["fragment"], self._learner.extract(p))
         return [("fragment", self._capture(request, None, first))]
 
     def _capture(self, request: Round, held: HeldFragment | None, values: Any) -> Capture:

@@ -37,6 +37,7 @@ from isthmus.ops.exchange.messages import (
     Update,
     is_withdrawn,
 )
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import (
     LastingLearning,
@@ -72,7 +73,9 @@ class InnerStep:
     no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `tells_links`,
     `progress` includes the goodput of its links. Its local leaves are lent to others on `moments`, and those of others
     arrive on `loan`. Where its host is to leave, it gives last answers if it `answers_last`. `frozen`: the digests of
-    leaves that are not trained; a learner that makes others refuses to open.
+    leaves that are not trained; a learner that makes others refuses to open. `paths`: of a model made of modules, of
+    whose `fragments` a learner has those of its path. It counts these by themselves; messages name them as the whole
+    model does.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -99,9 +102,12 @@ class InnerStep:
         tells_links: bool = False,
         answers_last: bool = True,
         frozen: Digests = (),
+        paths: PathParts | None = None,
     ) -> None:
         self._task = task
-        self._fragments = tuple(fragments)
+        self._paths = paths
+        self._parts = tuple(fragments)
+        self._fragments = self._parts if paths is None else paths.own
         self._emit_every = emit_every or 0
         self._report_every = report_every
         self._budget = tokens
@@ -146,6 +152,9 @@ class InnerStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
+        paths = self._paths
+        self._numbers = tuple(range(len(self._parts))) if paths is None else paths.numbers(paths.path_of(self._slot))
+        self._own_of = {number: p for p, number in enumerate(self._numbers)}
         if "parameters" not in context.connected:
             self._emit_every = 0
         self._learner = self._learner_of(context)
@@ -161,7 +170,9 @@ class InnerStep:
             odometer=self._odometer,
             feed=self._feed,
             push=self._push,
-            begun_from=lambda p, values: begun_from(context.folder, self._fragments[p], values),
+            begun_from=lambda p, values: begun_from(context.folder, self._parts[p], values),
+            own_of=dict(enumerate(paths.own_of)) if paths is not None else self._own_of,
+            numbers=self._numbers,
         )
         elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(
@@ -325,7 +336,9 @@ class InnerStep:
     def _adopt(self, update: Update) -> None:
         if is_withdrawn(update):
             return
-        p, version = update["fragment"], (update["version"][0], update["version"][1])
+        if update["fragment"] not in self._own_of:  # No shard sends it one of another path.
+            return
+        p, version = self._own_of[update["fragment"]], (update["version"][0], update["version"][1])
         if update["kind"] not in AGAIN or not self._inheritance.is_whole:
             self._totals.raise_to(update["totals"])
         held = self._held[p]
@@ -520,18 +533,19 @@ class InnerStep:
             tokens=self._odometer.tokens,
             step_time=round(self._step_time),
             delay_steps=self._delay_steps,
-            epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
+            epochs=self._of_whole([0 if held is None else held.ledger.base[0] for held in self._held], 0),
             totals=self._totals.next_rows(self._slot, self._incarnation),
         )
         if self._phase == "leaving":
-            progress["unmerged"] = [p for p, held in enumerate(self._held) if held is not None and held.ledger.steps]
+            own = zip(self._numbers, self._held, strict=True)
+            progress["unmerged"] = [number for number, held in own if held is not None and held.ledger.steps]
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress
 
     def _report(self, progress: Progress) -> StepReport:
         ledgers = [None if held is None else held.ledger for held in self._held]
-        traffic = self._context.traffic
+        traffic, nothing = self._context.traffic, [0] * len(FATES)
         means = self._metrics.means()
         report: StepReport = {
             **progress,
@@ -542,8 +556,8 @@ class InnerStep:
             "staleness": max((ledger.steps for ledger in ledgers if ledger is not None), default=0),
             "sick": self._sick,
             "sick_step": self._sick_step,
-            "accounts": [[0] * len(FATES) if ledger is None else ledger.account() for ledger in ledgers],
-            "versions": [[0, 0] if ledger is None else list(ledger.base) for ledger in ledgers],
+            "accounts": self._of_whole([nothing if each is None else each.account() for each in ledgers], nothing),
+            "versions": self._of_whole([[0, 0] if each is None else list(each.base) for each in ledgers], [0, 0]),
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
             "payload_bytes_sent": self._answers.payload_bytes,
@@ -555,6 +569,13 @@ class InnerStep:
         }
         self._watched_at = self._reported_at
         return report
+
+    def _of_whole(self, own: list[Any], nothing: Any) -> list[Any]:
+        """What is said of each own fragment, for those of the whole; `nothing` of those of other paths."""
+        if self._paths is None:
+            return own
+        said = dict(zip(self._numbers, own, strict=True))
+        return [said.get(number, nothing) for number in range(len(self._parts))]
 
     def _evaluated(self) -> LearnerEvaluation:
         """The last evaluation of this learner: in all reports until the next one, because a report may be overtaken."""

@@ -8,8 +8,9 @@ rounds that it opens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus.ops.data.batches import Place, of_slot
@@ -28,6 +29,7 @@ from isthmus.ops.exchange.messages import (
     RunTotals,
     Standing,
 )
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
@@ -69,10 +71,13 @@ class Start:
         self.has_waited = False
         """Whether it began with fewer learners than the run was configured for, after the wait."""
 
-    def giver(self, live: Sequence[list[int]], now: int) -> list[int] | None:
+    def giver(
+        self, live: Sequence[list[int]], now: int, *, has: Callable[[int], bool] = lambda slot: True
+    ) -> list[int] | None:
         """The member to ask now, of those `live` (by slot); None as long as the start must wait.
 
-        Once all that are live have failed, they are asked again from the lowest slot on.
+        One of a slot that `has` the fragment, if there is one. Once all that are live have failed, they are asked again
+        from the lowest slot on.
         """
         if not live:
             return None
@@ -84,7 +89,8 @@ class Start:
         self._waits_until = now  # It has started: a learner that dies now is not waited for again.
         if all(member in self._tried for member in live):
             self._tried = []
-        return next(member for member in live if member not in self._tried)
+        untried = [member for member in live if member not in self._tried]
+        return next((member for member in untried if has(member[0])), untried[0])
 
     def failed(self, fragment: int, member: list[int], reason: str) -> None:
         """Record that a member did not give the first version of a fragment.
@@ -179,6 +185,9 @@ class Pacer:
     the regions, regions take the place of learners: a step is a merge of a region, and final rounds open once regions
     have made their last merges.
 
+    Of a model made of modules (`paths`), the learners of a round are those whose path has its fragment; a fragment that
+    no live learner has rests, and its first version is that of a learner whose model is made of other modules.
+
     An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
     unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
     member that neither answered nor was left out alive, in two closed rounds in a row, counts as gone until its next
@@ -213,6 +222,7 @@ class Pacer:
         late: Literal["count", "refuse"] = "count",
         tier: Tier = "flat",
         regions: int = 1,
+        paths: PathParts | None = None,
     ) -> None:
         """Set the parameters of the run.
 
@@ -224,7 +234,7 @@ class Pacer:
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
         self._tokens = tokens
-        self._tier, self._regions = tier, regions
+        self._tier, self._regions, self._paths = tier, regions, paths
         self._learners = learners
         self._asked: set[int] = set()
         self._own_at_news = 0
@@ -451,7 +461,7 @@ class Pacer:
             merging,
             answered,
             paced.item["required"],
-            self._roster.stepping(),
+            self._having(merging["fragment"], self._roster.stepping()),
             is_usual=paced.first["grace"] is not None and not paced.is_at_edge,
             is_late=self._is_late(),
             sweep=len(self._own),
@@ -487,7 +497,10 @@ class Pacer:
 
         That is longer than the time between two fragments of the shard, plus the delay that a report may have.
         """
+        answering = self._roster.answering()
         waiting = [fragment for fragment in self._own if fragment not in self._rounds]
+        if self._paths is not None:
+            waiting = [fragment for fragment in waiting if self._having(fragment, answering)]
         late = max((self._schedule.late_steps(fragment, self._clock.count) for fragment in waiting), default=0.0)
         return late > self.interval * self._shards / self._fragments + self._report_steps()
 
@@ -526,10 +539,13 @@ class Pacer:
 
     def _open_asked(self, fresh: Sequence[int]) -> list[Round]:
         """The initial rounds of fragments, as far as there is room in flight."""
-        giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
-        if giver is None:
-            return []
-        return [self._open_round(each, "initial", [giver]) for each in fresh[: self._room()]]
+        opened, live, now = list[Round](), _members(self._roster.live()), self._context.now()
+        for each in fresh[: self._room()]:
+            giver = self._start.giver(live, now, has=partial(self._has, each))
+            if giver is None:
+                break
+            opened.append(self._open_round(each, "initial", [giver]))
+        return opened
 
     def _awaits_holders(self) -> bool:
         """Whether a report is missing of a learner that has trained in this run, and may hold the newest version."""
@@ -542,12 +558,16 @@ class Pacer:
 
     def _open_merges(self) -> list[Round]:
         """The rounds of due fragments, the longest overdue first, as far as there is room in flight."""
-        due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
-        members = _members(self._roster.answering()) if due[: self._room()] else []
+        answering = self._roster.answering()
+        due = [
+            fragment
+            for fragment in self._schedule.due(self._clock.count)
+            if fragment not in self._rounds and self._having(fragment, answering)
+        ]
         opened = []
-        for fragment in due[: self._room()] if members else ():
+        for fragment in due[: self._room()]:
             self._schedule.serve(fragment, self._clock.count)
-            opened.append(self._open_round(fragment, "merge", members))
+            opened.append(self._open_round(fragment, "merge", _members(self._having(fragment, answering))))
         return opened
 
     def _open_partings(self) -> list[Round]:
@@ -559,7 +579,8 @@ class Pacer:
                 for learner in leaving:
                     key = fragment, learner.slot, learner.incarnation
                     self._partings[key] = self._partings.get(key, 0) + 1
-                opened.append(self._open_round(fragment, "merge", _members(self._roster.answering()), leaving=leaving))
+                members = _members(self._having(fragment, self._roster.answering()))
+                opened.append(self._open_round(fragment, "merge", members, leaving=leaving))
         return opened
 
     def _awaits_parting(self, fragment: int, learner: LearnerReport) -> bool:
@@ -578,10 +599,11 @@ class Pacer:
 
         Not as many as may be in flight: a silent learner would be waited for once in each batch of them.
         """
-        members = _members(self._roster.finishing())
-        if self._rounds or not members:
+        finishing = self._roster.finishing()
+        if self._rounds or not finishing:
             return []
-        return [self._open_round(each, "final", members) for each in self._own if each not in self._ended]
+        left = [each for each in self._own if each not in self._ended]
+        return [self._open_round(each, "final", _members(self._having(each, finishing))) for each in left]
 
     def _renewals(self) -> list[Round]:
         """New attempts of the open rounds whose members have changed by more than deaths."""
@@ -597,7 +619,8 @@ class Pacer:
             learners = self._roster.finishing() if item["kind"] == "final" else self._roster.answering()
             if learners is paced.seen:
                 continue
-            paced.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
+            paced.seen, listed = learners, {tuple(member) for member in item["members"]}
+            members = _members(self._having(item["fragment"], learners))
             is_over = [self._roster.incarnation(slot) > incarnation for slot, incarnation in listed]
             has_joined = any(tuple(member) not in listed for member in members)
             if members and not all(is_over) and (any(is_over) or has_joined):
@@ -620,6 +643,14 @@ class Pacer:
         is_unusual = is_at_edge or bool(leaving)
         self._rounds[fragment] = PacedRound(item, item, self._context.now(), is_at_edge=is_unusual)
         return item
+
+    def _has(self, fragment: int, slot: int) -> bool:
+        """Whether the path of a slot has a fragment."""
+        return self._paths is None or self._paths.has(slot, fragment)
+
+    def _having(self, fragment: int, learners: Sequence[LearnerReport]) -> Sequence[LearnerReport]:
+        """Those of these learners whose path has a fragment."""
+        return learners if self._paths is None else [each for each in learners if self._paths.has(each.slot, fragment)]
 
     def _is_at_edge(self, fragment: int) -> bool:
         """Whether a round of a fragment that opens now is its first in this life, or may be its last before the end."""
@@ -649,9 +680,9 @@ class Pacer:
         leaving: Sequence[LearnerReport] = (),
     ) -> Round:
         """The item of one attempt, on the present terms."""
-        stepping = self._roster.stepping()
+        stepping = self._having(fragment, self._roster.stepping())
         if not stepping:  # All of its members leave.
-            leaving = self._roster.leaving()
+            leaving = self._having(fragment, self._roster.leaving())
         match kind:
             case "initial":
                 conditions = Conditions(1, 0, [], None)

@@ -209,12 +209,15 @@ class Roster:
                 demand(all(kept), f"{edge.name}: credit and items are not its capacity")
 
     def _addressed(self, route: OutgoingRoute, number: int) -> list[Link]:
-        """The link to replica `number`, if it is live.
+        """The link to replica `number`, if it is live; of a route to some, those to all that `number` stands for.
 
         Where the role has a fixed number of replicas, `number` is taken modulo that. Otherwise, where replica `number`
         is not live, the link is to the live replica at index `number` modulo the number of live ones.
         """
-        role = route.edge.target_role
+        edge, role = route.edge, route.edge.target_role
+        if edge.route == "some":
+            wanted = edge.classes[number] if 0 <= number < len(edge.classes) else ()
+            return [link for member, link in route.links.items() if member.replica.slot % edge.period in wanted]
         low, high = self._plan.replicas[role]
         slots = [member.replica.slot for member in self.live[role]]
         slot = number % high if low == high else number

@@ -35,7 +35,8 @@ OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadl
 class EdgePlan:
     """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
     what an item on it must be, as the body at its end declares (`schemas`). `is_kept`: the newest item of each key is
-    kept for consumers that join later; `groups`: the number of groups of an edge that leads to the sender's."""
+    kept for consumers that join later; `groups`: the number of groups of an edge that leads to the sender's; `period`
+    and `classes`: those of a route to some (`template.Route`)."""
 
     index: int
     name: str
@@ -43,7 +44,7 @@ class EdgePlan:
     capacity: int
     initial: tuple[Any, ...]
     key: str | None
-    route: Literal["local", "all", "next", "at", "group"]
+    route: Literal["local", "all", "next", "at", "group", "some"]
     route_key: str | None
     source_role: str
     source: int
@@ -54,6 +55,8 @@ class EdgePlan:
     schema: Any = None
     is_kept: bool = False
     groups: int = 0
+    period: int = 0
+    classes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ def _edge(
         schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
         is_kept=isinstance(policy, Latest) and edge.route is not None and not _is_for_one_life(graph, edge),
         groups=_groups(graph, edge),
+        period=edge.route.period if edge.route else 0,
+        classes=edge.route.classes if edge.route else (),
     )
 
 

@@ -94,7 +94,7 @@ class Net:
             for source, target in self._pairs(edge):
                 if isinstance(edge.policy, Queue):
                     leaving.setdefault(source, []).append(Wait(source, target, edge, True))
-                is_certain = edge.route is None or edge.route.kind != "at" or counts[edge.target.node.role] == 1
+                is_certain = edge.route is None or not _is_addressed(edge, counts[edge.target.node.role])
                 entering.setdefault((target, edge.target.name), []).append(
                     Wait(target, source, edge, False, is_certain)
                 )
@@ -214,6 +214,11 @@ def describe(edge: Edge) -> str:
     return f"{edge} [{describe_policy(edge)}{route}]"
 
 
+def _is_addressed(edge: Edge, count: int) -> bool:
+    """Whether an item may not be for a replica: it names one of several, or those that it is for."""
+    return edge.route is not None and (edge.route.kind == "some" or (edge.route.kind == "at" and count > 1))
+
+
 def describe_policy(edge: Edge) -> str:
     """'Queue(2)', 'Queue(2, 1 initial)', 'Latest' or 'Latest(fragment)'."""
     policy = edge.policy
@@ -224,14 +229,17 @@ def describe_policy(edge: Edge) -> str:
 
 
 def describe_route(edge: Edge) -> str:
-    """Destination of an edge's items: 'same learner', 'every learner', 'next learner', 'learner at fragment' or 'each
-    learner of the group'."""
+    """Destination of an edge's items: 'same learner', 'every learner', 'next learner', 'learner at fragment', 'each
+    learner of the group' or 'learners that have the fragment'."""
     role = edge.target.node.role
     if edge.route is None:
         return f"same {role}"
-    return {"all": f"every {role}", "next": f"next {role}", "group": f"each {role} of the group"}.get(
-        edge.route.kind, f"{role} at {edge.route.key}"
-    )
+    return {
+        "all": f"every {role}",
+        "next": f"next {role}",
+        "group": f"each {role} of the group",
+        "some": f"{role}s that have the {edge.route.key}",
+    }.get(edge.route.kind, f"{role} at {edge.route.key}")
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class TensorSpec:
     """One tensor of the model: name ('layers/0/feedforward/up'), global shape, dtype name, and how it is merged.
 
     `merge` names a rule, whose meaning is that of bodies, '' for their default; `is_stacked`: each row is merged
-    separately, as one layer of a stack.
+    separately, as one layer of a stack; `level`: which of the job's `modules` it is in, None if all share it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class TensorSpec:
     dtype: str
     merge: str = ""
     is_stacked: bool = False
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Job:
     `settings` are the builder's keywords; `tokens_per_batch` is the mean over learners where `tokens_by_slot` gives
     them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
     none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
-    be averaged; `frozen`: (name, digest) of the leaves that are not trained.
+    be averaged; `frozen`: (name, digest) of the leaves that are not trained; `modules`: of a model made of modules, how
+    many each of its levels has.
     """
 
     program: str
@@ -72,6 +74,7 @@ class Job:
     tokens_at_most: int = 0
     has_gradients: bool = True
     frozen: tuple[tuple[str, str], ...] = ()
+    modules: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -104,13 +107,15 @@ Policy: TypeAlias = Queue | Latest
 @dataclass(frozen=True, slots=True)
 class Route:
     """The replicas that get the items of an edge: `all` live replicas of the target role, the `next` live slot
-    (cyclic), `at` the replica whose number is the item's field `key` modulo the number of replicas, or those in the
-    `group` of the sender (`Role.group`).
+    (cyclic), `at` the replica whose number is the item's field `key` modulo the number of replicas, those in the
+    `group` of the sender (`Role.group`), or `some`: those whose number modulo `period` is in entry `key` of `classes`.
     """
 
     role: str
-    kind: Literal["all", "next", "at", "group"]
+    kind: Literal["all", "next", "at", "group", "some"]
     key: str | None = None
+    period: int = 0
+    classes: tuple[tuple[int, ...], ...] = ()
 
 
 def group_count(ranges: Iterable[tuple[Any, Any]]) -> int:
@@ -274,6 +279,10 @@ class Role:
     def at(self, key: str) -> Route:
         """The replica whose number is the item's field `key` modulo the number of replicas."""
         return Route(self.name, "at", key)
+
+    def some(self, key: str, period: int, classes: Sequence[Sequence[int]]) -> Route:
+        """Every live replica whose number modulo `period` is in `classes[n]`, where n is the item's field `key`."""
+        return Route(self.name, "some", key, period, tuple(map(tuple, classes)))
 
     @property
     def group(self) -> Route:
@@ -446,8 +455,8 @@ class Graph:
 
         Without `to`, items stay within the replica. `to=role.all` sends them to every live replica of the target's
         role, `role.next` to the next live slot, `role.at("field")` to the replica with that number, `role.group` to
-        those in the group of the sender. Raises GraphError
-        for a port of the wrong direction or another graph, and where `to` is missing between two roles.
+        those in the group of the sender, `role.some("field", ...)` to those that the field stands for. Raises
+        GraphError for a port of the wrong direction or another graph, and where `to` is missing between two roles.
         """
         for port in (source, target):
             if not isinstance(port, Port):

@@ -55,6 +55,7 @@ from isthmus.runtime.graph.template import (
     Port,
     Queue,
     Quorum,
+    Route,
     Template,
     group_count,
     replicas_of,
@@ -363,7 +364,7 @@ def is_well_formed(policy: Policy) -> bool:
     )
 
 
-_ROUTES: Final = ("all", "next", "at", "group")
+_ROUTES: Final = ("all", "next", "at", "group", "some")
 
 
 def _route(edge: Edge, graph: Template) -> Iterator[Fault]:
@@ -388,10 +389,25 @@ def _route(edge: Edge, graph: Template) -> Iterator[Fault]:
     elif route.kind == "at" and (not isinstance(route.key, str) or not route.key):
         yield Fault(where, "the name of a field of the item", f"at({route.key!r})", f"Write {target}.at('fragment').")
     elif route.kind not in _ROUTES:
-        yield Fault(where, "a route: all, next, at or group", repr(route.kind), nearest(route.kind, _ROUTES))
+        yield Fault(where, "a route: all, next, at, group or some", repr(route.kind), nearest(route.kind, _ROUTES))
+    elif route.kind == "some" and not _are_classes(route):
+        expected = "a field, a period of at least 1, and for each value of the field numbers below it"
+        found = f"some({route.key!r}, {route.period!r}, {route.classes!r})"
+        yield Fault(where, expected, found[:80], f"Write {target}.some('fragment', 2, [[0], [1], [0, 1]]).")
     elif route.kind == "group" and not group_count(replicas_of(graph, source, target)):
         expected = f"a fixed number of replicas of {source!r} or {target!r}: it is the number of groups"
         yield Fault(where, expected, "ranges", f"Give one of them replicas=(N, N), or use {target}.all.")
+
+
+def _are_classes(route: Route) -> bool:
+    numbers = [number for each in route.classes for number in each]
+    is_keyed = isinstance(route.key, str) and bool(route.key) and bool(route.classes)
+    return (
+        is_keyed
+        and _is_int(route.period)
+        and route.period >= 1
+        and all(_is_int(number) and 0 <= number < route.period for number in numbers)
+    )
 
 
 def _is_int(value: object) -> bool:

@@ -49,7 +49,7 @@ class SmallTask:
     def recipe(self) -> Recipe:
         return of_loss(self.init, self.loss, self.optimizer)
 
-    def evaluation_batches(self, seed: int) -> Any:
+    def evaluation_batches(self, seed: int, path: int = 0) -> Any:
         return (self.batch(At(seed, 0, position, "evaluation")) for position in range(self.evaluation))
 
     def __hash__(self) -> int:

@@ -18,6 +18,7 @@ from isthmus.programs.engine.results.crossing_kinds import MESSAGES, kind_of, me
 from isthmus.runtime.graph.body import schemas_of
 from isthmus.runtime.graph.template import Edge, Template
 from isthmus.runtime.supervision.messages import hints_of
+from tests.shipped import SETS
 
 SETTINGS = {
     "decoupled-diloco": ["program.push=int2", "program.update=int4"],
@@ -33,7 +34,7 @@ FORBIDDEN = {"batch", "batches", "text", "ids", "inputs", "targets", "labels", "
 
 
 def graph_of(program: str, *settings: str) -> Template:
-    return Options(program=program, sets=list(settings)).request().graph
+    return Options(program=program, sets=[*SETS.get(program, ()), *settings]).request().graph
 
 
 def crossing(graph: Template) -> Iterator[tuple[Edge, Any]]:

@@ -115,12 +115,20 @@ def entries(status: Mapping[str, Any], fragments: int) -> list[LifeTokens]:
     balances = []
     for p in range(fragments):
         for life in knowledge.trained:
+            if not _has(status, life[0], p):
+                continue
             counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
             entry = _entry(knowledge, p, life, *counts, models.get(p, True), merges.get(p, True))
             if status.get("has_regions"):
                 entry = _of_region(entry, is_over=status.get("phase") == "done")
             balances.append(entry)
     return balances
+
+
+def _has(status: Mapping[str, Any], slot: int, fragment: int) -> bool:
+    """Whether the learner in a slot has a fragment: its path does, of a model made of modules."""
+    holders: Sequence[Sequence[int]] = status.get("holders", ())
+    return not holders or slot % status["paths"] in holders[fragment]
 
 
 def _entry(
@@ -177,10 +185,14 @@ def fragment_accounts(life_tokens: Sequence[LifeTokens], fragments: int) -> list
 
 def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
     """Merged tokens over trained ones, a mean over fragments weighted by size; 0 if nothing was trained."""
-    trained = accounts[0]["trained"] if accounts else 0
-    if not trained:
-        return 0.0
-    return sum(account["merged"] * size for account, size in zip(accounts, sizes, strict=True)) / sum(sizes) / trained
+    return share_of("merged", accounts, sizes)
+
+
+def share_of(part: str, accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
+    """A part of the trained tokens, a mean over fragments weighted by size; 0 if nothing was trained."""
+    pairs = list(zip(accounts, sizes, strict=True)) if accounts else []
+    trained = sum(account["trained"] * size for account, size in pairs)
+    return sum(account[part] * size for account, size in pairs) / trained if trained else 0.0
 
 
 # -- the summary -------------------------------------------------------------------------------------------------------
@@ -310,12 +322,12 @@ def goodput(
 
     The entries `life_tokens` have the wasted tokens of each life.
     """
-    wasted: dict[Life, float] = {}
+    whole, bad = Counter[Life](), Counter[Life]()
     for entry in life_tokens:
-        if entry.trained:
-            share = (entry.lost + entry.refused) * sizes[entry.fragment] / entry.trained / sum(sizes)
-            life = (entry.learner, entry.incarnation)
-            wasted[life] = wasted.get(life, 0.0) + share
+        life, size = (entry.learner, entry.incarnation), sizes[entry.fragment]
+        whole[life] += entry.trained * size
+        bad[life] += (entry.lost + entry.refused) * size
+    wasted = {life: bad[life] / trained for life, trained in whole.items() if trained}
     good = 0.0
     for report in lives:
         if report["waited"] is None:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from isthmus.ops.exchange.messages import MERGES_KEPT, StepReport
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.programs.engine.recorder.accounts import (
     Life,
@@ -248,7 +249,7 @@ class Books(BooksMemory, kw_only=True):
     """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
 
     `paused`: for how long this recorder was stopped, in nanoseconds, with all else that was. `has_regions`: learners
-    hold versions of their regions, which say nothing of the model's.
+    hold versions of their regions, which say nothing of the model's. `paths`: of a model made of modules.
     """
 
     sizes: Sequence[int]
@@ -256,6 +257,7 @@ class Books(BooksMemory, kw_only=True):
     changes: Changes = msgspec.field(default_factory=Changes)
     paused: int = 0
     has_regions: bool = False
+    paths: PathParts | None = None
     _points: tuple[list[EvaluationLine] | None, set[tuple[int, str]]] = (None, set())
     _live: Set[Life] | None = None
     _zero_max: int | None = None
@@ -434,6 +436,8 @@ class Books(BooksMemory, kw_only=True):
             "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
             **self._by_shards(),
         }
+        if self.paths is not None:
+            status |= {"paths": self.paths.paths, "holders": [list(each) for each in self.paths.holders]}
         if self._live is not None:
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self.sizes))

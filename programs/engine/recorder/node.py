@@ -16,6 +16,8 @@ from typing import Annotated, Any, Final
 
 from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, Held, Merging, StepReport
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
+from isthmus.ops.exchange.paths import PathParts
+from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results import words
@@ -181,7 +183,7 @@ def failure(
             f"only {tokens} of {budget} tokens ({share}) were trained, and nobody had the run stopped. "
             "The report says which learners ended; the model has what was merged until then."
         )
-    merged, refused = (_weighted(accounts, sizes, part) for part in ("merged", "refused"))
+    merged, refused = (tokens * share_of(part, accounts, sizes) for part in ("merged", "refused"))
     sick = [report["sick_step"] for report in figures["learners"].values()]
     is_lost = refused > merged or (loss is not None and not math.isfinite(loss))
     if is_lost and sick and all(sick):  # First: refusals, and the loss of the model, follow from it.
@@ -200,12 +202,6 @@ def failure(
             "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
         )
     return None
-
-
-def _weighted(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], part: str) -> float:
-    """A part of all tokens, as a mean over fragments weighted by size; 0 without fragments."""
-    total = sum(sizes)
-    return sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total if total else 0.0
 
 
 STATUS_NS: Final = 500_000_000
@@ -251,11 +247,12 @@ class Recorder:
         has_evaluator: bool,
         keeps_budget: bool = True,
         has_regions: bool = False,
+        paths: PathParts | None = None,
     ) -> None:
         self._folder, self._keeps_budget = folder, keeps_budget
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_model, self._has_evaluator = has_model, has_evaluator
-        self._books, self._holders = Books(sizes=sizes, has_regions=has_regions), ModelHolders(len(sizes))
+        self._books, self._holders = Books(sizes=sizes, has_regions=has_regions, paths=paths), ModelHolders(len(sizes))
         self._reports, self._ending = Reports(), Ending(has_model=has_model)
         self._stop_reason: str | None = None
         self._ended: set[tuple[int, int]] = set()

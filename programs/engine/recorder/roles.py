@@ -20,7 +20,7 @@ from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs.engine.recorder.node import Recorder
-from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in
+from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.update_settings import connect, updates_in
@@ -139,6 +139,7 @@ def with_recorder(program: Template, job: Job) -> Template:
         has_evaluator=training.evaluation is not None,
         keeps_budget=not training.counts_budget,
         has_regions=any(role.name == REGION for role in program.roles),
+        paths=paths_in(program),
     )
     record = role.node(RECORD, recorder, fires=Every(PERIOD))
     listed = [
@@ -207,8 +208,10 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
         graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
     if is_home and in_lock_step:
         _connect_cuts(graph, hold, holding)
-    for port in holding.copies:
-        connect(graph, hold["copy"], port, Latest("fragment"))
+    for port in holding.copies:  # To whom the updates go.
+        routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
+        some = next((route for route in routes if route.kind == "some"), None)
+        connect(graph, hold["copy"], port, Latest("fragment"), to=some)
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))
     connect(graph, hold["held"], record["held"], Latest("holder"))

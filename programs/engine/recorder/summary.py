@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import FATES, StepTokens
 from isthmus.programs.engine.recorder.accounts import (
     Known,
@@ -28,6 +29,7 @@ from isthmus.programs.engine.recorder.accounts import (
     fragment_accounts,
     goodput,
     merged_share,
+    share_of,
     uptime,
 )
 from isthmus.programs.engine.recorder.books import Books, read_into
@@ -91,6 +93,12 @@ def fragments_in(graph: Template) -> Sequence[Fragment]:
             fragments: Sequence[Fragment] = node.keywords["fragments"]
             return fragments
     return ()
+
+
+def paths_in(graph: Template) -> PathParts | None:
+    """The paths of a program whose model is made of modules."""
+    found: list[PathParts] = [node.keywords["paths"] for node in graph.nodes if node.keywords.get("paths")]
+    return found[0] if found else None
 
 
 def roster_counts(graph: Template, learners: int) -> dict[str, int]:
@@ -341,10 +349,7 @@ def _means(
     if not accounts:
         lost = 0 if tokens_final is None else max(0, tokens - tokens_final)
         return {**dict.fromkeys(FATES, 0.0), "lost": float(lost), "pending": float(tokens - lost)}
-    total = sum(sizes)
-    return {
-        part: sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total for part in FATES
-    }
+    return {part: tokens * share_of(part, accounts, sizes) for part in FATES}
 
 
 def _learner(
@@ -359,7 +364,8 @@ def _learner(
     slot = lives[-1]["slot"]
     tokens_lost = float(max(0, tokens - in_model.get(slot, 0))) if in_model else None
     if sizes:
-        tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / sum(sizes)
+        weights = sum(sizes[fragment] for fragment in {entry.fragment for entry in life_tokens})
+        tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / weights if weights else 0.0
     names = ("step", "bytes_sent", "bytes_received", "payload_bytes_sent", "answers", "waited")
     total = {name: _sum(life.get(name) for life in lives) for name in names}
     if total["waited"] is None and reporting is not None:

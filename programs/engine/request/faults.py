@@ -16,6 +16,7 @@ Whether a loop of the user's can make the steps of a graph's learners.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.graph.template import AllOf, Template
+from isthmus.runtime.graph.template import AllOf, Job, Template
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX
 
@@ -129,6 +130,20 @@ def frozen_faults(frozen: Digests, processes: Sequence[int]) -> Iterator[Fault]:
         do = "Give each island one process, or merge the leaf."
         found = f"the frozen leaf {frozen[0][0]!r}"
         yield Fault("Reading run.processes", "a task without frozen leaves, or islands of one process", found, do)
+
+
+def path_faults(graph: Template, job: Job, tasks: Collection[Any]) -> Iterator[Fault]:
+    """Faults of a task whose model is made of modules."""
+    if math.prod(job.modules) == 1:
+        return
+    if not any(node.keywords.get("paths") for node in graph.nodes):
+        expected, found = "dipaco, which trains models made of modules", repr(graph.name)
+        yield Fault(
+            f"Training {job.task}, which has paths,", expected, found, "Change the program, or leave out paths."
+        )
+    if any(isinstance(task, OwnTask) for task in tasks):
+        do = "Write the task in jax, or leave out paths."
+        yield Fault(f"Training {job.task}, which has paths,", "a task in jax", "one of another framework", do)
 
 
 def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:

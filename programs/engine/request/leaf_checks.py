@@ -11,6 +11,7 @@ from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.exchange.parameter_trees import idle_rules
 from isthmus.programs.task import ModelLeaf, TaskTerms
 from isthmus.runtime.errors import Fault, nearest
+from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system.files import is_text
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def stacked_faults(task: TaskTerms, leaves: Sequence[ModelLeaf]) -> Iterator[Fau
             yield Fault("Reading stacked= of the task", f"at least 2 axes in {leaf.name!r}", found, do)
 
 
-def unmatched(what: str, rules: Rules[Any], leaves: Sequence[ModelLeaf]) -> Iterator[Fault]:
+def unmatched(what: str, rules: Rules[Any], leaves: Sequence[ModelLeaf | TensorSpec]) -> Iterator[Fault]:
     """Faults of patterns in the task's argument `what` that match no leaf."""
     names = [leaf.name for leaf in leaves]
     for pattern, before in idle_rules(rules, names):

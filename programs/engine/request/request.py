@@ -41,7 +41,13 @@ from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
-from isthmus.programs.engine.request.faults import frozen_faults, item_faults, loop_faults, process_faults
+from isthmus.programs.engine.request.faults import (
+    frozen_faults,
+    item_faults,
+    loop_faults,
+    path_faults,
+    process_faults,
+)
 from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT, RunSettings
 from isthmus.programs.engine.request.slot_tasks import SLOT, SlotTasks, of_function, portable, references_of
 from isthmus.programs.engine.request.task_checks import (
@@ -51,6 +57,7 @@ from isthmus.programs.engine.request.task_checks import (
     frozen_of,
     has_gradients,
     layout_of,
+    leveled,
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.loop_task import OPEN_NAME
@@ -462,6 +469,7 @@ def _prepare(
         *process_faults(plans, tasks.values(), parts.run.processes, job.learners),
         *loop_faults(plans, parts.subject.task),
         *frozen_faults(job.frozen, parts.run.processes),
+        *path_faults(graph, job, tasks.values()),
     ]
     if faults:
         raise ConfigError.of(faults)
@@ -693,7 +701,8 @@ def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
     return Job(
         program=program.reference,
         task=parts.subject.reference,
-        layout=tensors,
+        layout=leveled(task, tensors),
+        modules=task.paths,
         tokens_per_batch=mean,
         frozen=frozen,
         settings=MappingProxyType(dict(parts.settings)),

@@ -214,7 +214,7 @@ def of(
             "program": job.program,
             "task": job.task.text,
             "layout": [
-                [tensor.name, list(tensor.shape), tensor.dtype, tensor.merge, tensor.is_stacked]
+                [tensor.name, list(tensor.shape), tensor.dtype, tensor.merge, tensor.is_stacked, tensor.level]
                 for tensor in job.layout
             ],
             "tokens_per_batch": job.tokens_per_batch,
@@ -223,6 +223,7 @@ def of(
             "tokens_at_most": job.tokens_at_most,
             "has_gradients": job.has_gradients,
             "frozen": [list(each) for each in job.frozen],
+            "modules": list(job.modules),
         },
     }
 
@@ -302,8 +303,16 @@ def read(data: Mapping[str, Any]) -> Spec:
     fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}
     task = Reference(work.pop("task"))
     frozen = tuple((name, digest) for name, digest in work.pop("frozen", ()))
+    modules = tuple(work.pop("modules", ()))
     job = Job(
-        layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, frozen=frozen, **run.of_job(), **work
+        layout=layout,
+        task=task,
+        settings=settings,
+        tokens_by_slot=by_slot,
+        frozen=frozen,
+        modules=modules,
+        **run.of_job(),
+        **work,
     )
     return Spec(job=job, computing=computing, here=here, settings=run, **fields)
 

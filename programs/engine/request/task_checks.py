@@ -7,13 +7,15 @@ Imports no framework: jax is imported for tasks in jax only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from isthmus.ops.data.batches import Tokens, first_batch
 from isthmus.ops.exchange.frozen_leaves import Digests, difference
 from isthmus.ops.exchange.merge_rules import is_merged
+from isthmus.ops.exchange.parameter_trees import first_match
 from isthmus.ops.island.contract import GradientSource
 from isthmus.programs.engine.request.batch_checks import check_data
-from isthmus.programs.engine.request.leaf_checks import leaf_faults, rule_faults, stacked_faults
+from isthmus.programs.engine.request.leaf_checks import leaf_faults, rule_faults, stacked_faults, unmatched
 from isthmus.programs.task import AnyTask, ModelLeaf, OwnTask, Task
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import TensorSpec
@@ -27,6 +29,22 @@ def layout_of(task: AnyTask, seed: int) -> tuple[TensorSpec, ...]:
         return layout(task, seed)
     check_data(task, seed)
     return _merged(task, task.leaves(seed))
+
+
+def leveled(task: AnyTask, tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The merged leaves with their levels, of a model made of modules; ConfigError for rules that match none, and for a
+    level without leaves."""
+    if not task.paths:
+        return tuple(tensors)
+    faults = list(unmatched("levels", task.level_rules, tensors))
+    result = tuple(replace(tensor, level=first_match(task.level_rules, tensor.name)) for tensor in tensors)
+    lacking = sorted(set(range(len(task.paths))) - {tensor.level for tensor in result})
+    if lacking and not faults:
+        do = "Give each level leaves by levels=, or paths= fewer numbers."
+        faults = [Fault(f"Cutting the model into {len(task.paths)} levels", "leaves in each", f"none in {lacking}", do)]
+    if faults:
+        raise ConfigError.of(faults)
+    return result
 
 
 def _merged(task: OwnTask, leaves: Sequence[ModelLeaf]) -> tuple[TensorSpec, ...]:

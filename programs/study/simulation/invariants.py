@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.syncer.merge import ranges_of, work_of
 from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
@@ -245,14 +246,19 @@ class AnswersChecker(Checker):
 class AccountsChecker(Checker):
     """The account of every fragment adds up to all tokens that the learner trained, in every report.
 
-    A book only grows, so an error in it lasts until the next report.
+    A book only grows, so an error in it lasts until the next report. Of a model made of modules, the account of a
+    fragment that a learner's path has not is empty.
     """
+
+    def __init__(self, paths: PathParts | None = None) -> None:
+        self._paths = paths
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Check reports."""
         if edge.source_port == "report" and item["phase"] != "ready":
             for fragment, account in enumerate(item["accounts"]):
-                if sum(account) != item["tokens"] or min(account) < 0:
+                has = self._paths is None or self._paths.has(life.member.replica.slot, fragment)
+                if sum(account) != (item["tokens"] if has else 0) or min(account) < 0:
                     actual = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
                     raise ViolationError(f"{life.member}, fragment {fragment}: {actual}")
 
@@ -297,10 +303,35 @@ def _capped(weights: Mapping[int, float], owners: Mapping[int, MachineOwner]) ->
     return {slot: each * part[owners[slot].name] for slot, each in weights.items()}
 
 
-def checkers(owner_of: Callable[[int], MachineOwner] = _its_own) -> list[Checker]:
+class PathsChecker(Checker):
+    """Of a model made of modules, a fragment reaches, and is merged of, learners only whose path has it.
+
+    A first version may be of another learner.
+    """
+
+    def __init__(self, paths: PathParts) -> None:
+        self._paths = paths
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check updates to learners, their answers, and the voters of merges."""
+        if edge.source_port in ("update", "copy", "frames") and target.replica.role == LEARNER:
+            self._check(target.replica.slot, item["fragment"], f"{life.member} sends an update")
+        elif edge.source_port == "answer" and item["kind"] not in ("initial", "recover"):
+            self._check(life.member.replica.slot, item["fragment"], f"{life.member} answers")
+        elif edge.source_port == "merged" and item["kind"] not in ("initial", "recover"):
+            for slot in item["voters"]:
+                self._check(slot, item["fragment"], f"{life.member} merges")
+
+    def _check(self, slot: int, fragment: int, doing: str) -> None:
+        if not self._paths.has(slot, fragment):
+            raise ViolationError(f"{doing}: fragment {fragment} is not of the path of slot {slot}")
+
+
+def checkers(owner_of: Callable[[int], MachineOwner] = _its_own, paths: PathParts | None = None) -> list[Checker]:
     """A checker for each invariant, new for each universe; `owner_of` a slot, with its largest share of a merge."""
-    classes = (VersionsChecker, BytesChecker, AnswersChecker, AccountsChecker, FairnessChecker, ModelChecker)
-    return [MergesChecker(owner_of), *(each() for each in classes)]
+    classes = (VersionsChecker, BytesChecker, AnswersChecker, FairnessChecker, ModelChecker)
+    of_paths = [] if paths is None else [PathsChecker(paths)]
+    return [MergesChecker(owner_of), AccountsChecker(paths), *of_paths, *(each() for each in classes)]
 
 
 ONE_RECORDER: Final = Replica(RECORDER, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
@@ -119,8 +120,12 @@ class FinalChecker(_AskingChecker):
 
     A learner that steps, and that a shard has heard of before it closed the last round of a fragment, was asked for its
     work. In lock-step the last turns are of the learners present when they were opened: one that begins or comes back
-    later takes part from the next turn on, and there is none.
+    later takes part from the next turn on, and there is none. Of a model made of modules, its path has the fragment.
     """
+
+    def __init__(self, paths: PathParts | None = None) -> None:
+        super().__init__()
+        self._paths = paths
 
     def judge(self, life: Life, asking: _Asking, merging: Any) -> None:
         """Check which learners the last round of a fragment left out."""
@@ -130,7 +135,8 @@ class FinalChecker(_AskingChecker):
             heard = self._phases.get((life.member, member))
             if heard is None or heard.progress["phase"] == "ready" or merging["closed_at"] - heard.at <= ASKED_NS:
                 continue
-            if (member.replica.slot, member.incarnation) not in asking.members:
+            has = self._paths is None or self._paths.has(member.replica.slot, asking.fragment)
+            if has and (member.replica.slot, member.incarnation) not in asking.members:
                 error = f"{life.member} ends fragment {asking.fragment} without {member}"
                 raise ViolationError(f"{error}, of which it knew for {(merging['closed_at'] - heard.at) / 1e9:.3f} s")
 
@@ -304,6 +310,6 @@ class _Batches(NamedTuple):
         return self if other is None else _Batches(min(self.begin, other.begin), max(self.end, other.end))
 
 
-def recovery_checkers() -> list[Checker]:
+def recovery_checkers(paths: PathParts | None = None) -> list[Checker]:
     """A checker for each invariant, new for each universe."""
-    return [NewestChecker(), FinalChecker(), KeptWorkChecker(), CountedChecker(), PositionsChecker()]
+    return [NewestChecker(), FinalChecker(paths), KeptWorkChecker(), CountedChecker(), PositionsChecker()]

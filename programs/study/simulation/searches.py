@@ -183,7 +183,7 @@ WORDS: Final = ("gang-member-lost", "process-lost", "process-back", "process-mis
 
 def check(program: str) -> None:
     """ConfigError for a program whose learners always have one process."""
-    plans = lower(toy_task.graph_of(Program(program), learners=2, steps=1, seed=0))
+    plans = lower(toy_task.graph_of(Program(program), learners=2, steps=1, seed=0, task=trial_of(program).task(2)))
     if followed(plans.get(LEARNER)) is None:
         do = "Leave out --gangs, or choose a program that exchanges fragments."
         doing = "Reading the options of `isthmus simulate world`"

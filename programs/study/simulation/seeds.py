@@ -199,7 +199,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
         storms=tuple(storm for storm in storms if all(_spared(fault, trial) == fault for fault in storm.faults)),
         window_bytes=setting.choice((None, None, WINDOW_BYTES)),
         apart=setting.choice((False, False, True)),
-        task=toy_task.UNEVEN if program == DEFAULT and setting.random() < UNEVEN_SHARE else toy_task.TOY,
+        task=toy_task.UNEVEN if program == DEFAULT and setting.random() < UNEVEN_SHARE else trial.task(learners),
     )
 
 

@@ -7,7 +7,7 @@ its own learner and evaluation (`ops.island.contract`), so that nothing here imp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -45,6 +45,7 @@ class Toy:
     layout: tuple[TensorSpec, ...]
     tokens_per_batch: int | tuple[int, ...] = TOKENS_PER_BATCH
     is_streamed: bool = False
+    modules: tuple[int, ...] = ()
 
     @property
     def stream(self) -> Callable[[int, int, int], ToyStream] | None:
@@ -82,6 +83,15 @@ UNEVEN: Final = Toy("UNEVEN", LAYOUT, (8, 16, 4, 8))
 """Batches of several sizes: tokens, steps, and the weights of answers are not in proportion."""
 STREAMED: Final = Toy("STREAMED", LAYOUT, is_streamed=True)
 """Batches from a stream with a state."""
+LAYOUT_LEVELS: Final = (LAYOUT[0], replace(LAYOUT[1], level=0), LAYOUT[2], replace(LAYOUT[3], level=1))
+TWO_PATHS: Final = Toy("TWO_PATHS", LAYOUT_LEVELS, modules=(1, 2))
+FOUR_PATHS: Final = Toy("FOUR_PATHS", LAYOUT_LEVELS, modules=(2, 2))
+"""Models made of modules: with half of it shared, and with each module in two of the paths."""
+
+
+def of_paths(learners: int) -> Toy:
+    """The task whose model is made of modules, with as many paths as these learners can train."""
+    return FOUR_PATHS if learners >= 4 else TWO_PATHS
 
 
 class ToyStream:
@@ -229,6 +239,7 @@ class ToyEvaluation:
     """The loss itself: there is no held-out data."""
 
     layout: tuple[TensorSpec, ...]
+    count: int = 1
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The loss of all tensors."""
@@ -260,6 +271,7 @@ def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: To
         learners=learners,
         seed=seed,
         settings=MappingProxyType(settings),
+        modules=task.modules,
     )
     return with_recorder(program.build(job).freeze(), job)
 

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from isthmus.ops.exchange.formats import CODED
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
-from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.recorder.summary import paths_in, roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
@@ -61,7 +61,7 @@ class Trial:
 
     `settings(rng)` draws the program's settings; each of its `formats` is coded in one run of four. Hosts of the
     `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max`: seconds that a fault may last; `joins`:
-    machines may join; `crashes`: lives may end again and again.
+    machines may join; `crashes`: lives may end again and again; `task(learners)`: what is trained.
     """
 
     settings: Callable[[random.Random], Settings]
@@ -70,6 +70,7 @@ class Trial:
     lasts_max: float = 25.0
     joins: bool = True
     crashes: bool = True
+    task: Callable[[int], toy_task.Toy] = lambda learners: toy_task.TOY
 
     def formats_of(self, rng: random.Random) -> Settings:
         """The formats that are not float32."""
@@ -96,12 +97,17 @@ def _regional(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "exchange": rng.choice((1, 1, 2))}
 
 
+def _dipaco(rng: random.Random) -> Settings:
+    return {"fragments": rng.choice((3, 4)), "interval": rng.choice((6, 8)), "shards": rng.choice((1, 1, 2))}
+
+
 def _streaming(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
 
 
 TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update")),
+    "dipaco": Trial(_dipaco, formats=("push", "update"), task=toy_task.of_paths),
     "streaming-diloco": Trial(_streaming, formats=("push", "update")),
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The learners have the state, but only the syncer knows their step.
@@ -119,7 +125,8 @@ def trial_of(program: str) -> Trial:
 
 def hosts_of(program: Program, learners: int) -> list[Replica]:
     """The hosts of a run of a program: learners first, evaluator and recorder last. ConfigError if there is none."""
-    graph = toy_task.graph_of(program, learners=learners, steps=1, seed=0)
+    task = trial_of(program.name).task(learners)
+    graph = toy_task.graph_of(program, learners=learners, steps=1, seed=0, task=task)
     counts = roster_counts(graph, learners)
     roles = sorted(counts, key=lambda role: (role in ("evaluator", "recorder"), role))
     return [Replica(role, slot) for role in roles for slot in range(counts[role])]
@@ -337,7 +344,8 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
         owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), MachineOwner(machine))
         return owner._replace(weight_share_max=owner.weight_share_max or share_max)
 
-    return [*checkers(owner_of), *recovery_checkers(), BooksChecker(), HonestChecker()]
+    paths = paths_in(graph)
+    return [*checkers(owner_of, paths), *recovery_checkers(paths), BooksChecker(), HonestChecker()]
 
 
 def _owners(shape: Shape) -> dict[str, MachineOwner]:

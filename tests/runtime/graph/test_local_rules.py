@@ -251,7 +251,7 @@ def test_routes() -> None:
     ]
     verify(routed(lambda worker, other: other.group, others=(3, 3)).freeze())
     assert messages(routed(lambda worker, other: Route("other", "al"))) == [  # type: ignore[arg-type]
-        f"{edge} a route: all, next, at or group, found 'al'.",
+        f"{edge} a route: all, next, at, group or some, found 'al'.",
         "Did you mean 'all'?",
     ]
 

@@ -14,7 +14,7 @@ SIZES = (300, 100)
 
 def accounts(*parts: tuple[int, int]) -> list[dict[str, int]]:
     """(merged, refused) tokens of each fragment."""
-    return [{"merged": merged, "refused": refused} for merged, refused in parts]
+    return [{"trained": 1000, "merged": merged, "refused": refused} for merged, refused in parts]
 
 
 def failure(**more: Any) -> str | None:

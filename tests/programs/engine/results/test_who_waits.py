@@ -16,11 +16,13 @@ from isthmus.programs import SHIPPED
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.results.absences import Waiting, waiting_in, waiting_of
+from tests.shipped import SETS
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 EXPECTED = {
     "decoupled-diloco": Waiting("go on", False),
     "regional-diloco": Waiting("go on", False),
+    "dipaco": Waiting("go on", False),
     "streaming-diloco": Waiting("wait for rounds", True),
     "diloco": Waiting("wait for rounds", True),
     "elastic-data-parallel": Waiting("wait for rounds", True),
@@ -43,7 +45,8 @@ def test_every_shipped_program_is_expected_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(EXPECTED))
 def test_the_shipped_programs(program: str) -> None:
-    assert waiting_in(graph_of(program)) == EXPECTED[program]
+    sets = [part for each in SETS.get(program, ()) for part in ("--set", each)]
+    assert waiting_in(graph_of(program, *sets)) == EXPECTED[program]
 
 
 @pytest.fixture

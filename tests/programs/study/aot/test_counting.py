@@ -22,6 +22,7 @@ from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task
 from tests.effort import soaked
 from tests.patience import PATIENCE
+from tests.shipped import TASK_SETTINGS
 
 COUNT = """
     import json, sys
@@ -120,5 +121,6 @@ def test_a_step_of_averaged_gradients_is_two_functions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", sorted(SHIPPED))
 def test_in_every_program_one_body_of_a_learner_says_what_it_calls(tmp_path: Path, program: str) -> None:
     (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
-    plan = prepare(program, task_settings={"data": (str(tmp_path / "text.txt"),)}).plans["learner"]
+    settings = {"data": (str(tmp_path / "text.txt"),), **TASK_SETTINGS.get(program, {})}
+    plan = prepare(program, task_settings=settings).plans["learner"]
     assert [node.name for node in plan.nodes if hasattr(node.body, "calls_on")] == ["inner-step"]

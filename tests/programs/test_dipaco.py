@@ -1,0 +1,176 @@
+"""A model made of modules that paths share, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus import Program
+from isthmus.ops.exchange.paths import path_parts
+from isthmus.ops.island.contract import path_evaluations
+from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.language_model import task as language_model
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.sim.faults import Kill, Pause
+from tests.programs.family import ADAM, final_model, recorded
+
+NAME = "dipaco"
+LEVELS = {f"{kind}-{i}": i // 2 for i in range(4) for kind in ("layer", "bias")}
+FLOAT = {"fragments": 5, "interval": 6}
+
+
+def _task(*modules: int) -> Any:
+    return replace(ADAM, paths=modules, levels=LEVELS if len(modules) == 2 else dict.fromkeys(LEVELS, 0))
+
+
+def _run(world: Worlds, *modules: int, learners: int = 4, steps: int = 96, faults: Any = (), **settings: Any) -> Any:
+    program = Program(NAME, **{**FLOAT, **settings})
+    return world.run(program, task=_task(*modules), learners=learners, steps=steps, jitter=0.0, faults=faults)
+
+
+def _voters(result: WorldResult) -> dict[int, set[int]]:
+    voters = defaultdict(set)
+    for line in (result.folder / "merges.jsonl").read_text().splitlines():
+        merge = json.loads(line)
+        if merge["kind"] in ("merge", "final"):
+            voters[merge["fragment"]] |= set(merge["voters"])
+    return dict(voters)
+
+
+def test_one_module_a_level_is_decoupled_diloco(world: Worlds) -> None:
+    """Bit for bit."""
+    with recorded() as flat:
+        one = world.run(Program("decoupled-diloco", **FLOAT, push="float32"), task=ADAM, learners=4, jitter=0.0)
+    with recorded() as modules:
+        two = world.run(Program(NAME, **FLOAT, push="float32"), task=_task(1, 1), learners=4, jitter=0.0)
+    assert min(map(len, flat.answers.values())) > 10
+    assert (flat.answers, flat.updates) == (modules.answers, modules.updates)
+    ours, theirs = final_model(two.folder), final_model(one.folder)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert two.eval_loss == one.eval_loss
+
+
+@pytest.mark.parametrize("formats", [{}, {"push": "int1", "update": "int4"}, {"shards": 2, "push": "int2"}])
+def test_paths_train_and_nothing_waits(world: Worlds, formats: dict[str, Any]) -> None:
+    result = _run(world, 2, 2, **formats)
+    assert result.waits == 0
+    assert result.summary["books"]["differences"] == []
+    assert result.summary["tokens_lost"] == result.summary["tokens_pending"] == 0
+    assert result.summary["tokens_merged"] > 0.75 * result.summary["tokens_total"]
+    assert result.eval_loss < 0.75 * result.summary["eval_loss_initial"]
+    parts = prepare(Program(NAME, **FLOAT), _task(2, 2)).graph.nodes[1].keywords["paths"]
+    assert _voters(result) == {p: {slot for slot in range(4) if parts.has(slot, p)} for p in range(len(parts.whole))}
+    names = {unit.tensor for part in parts.whole for unit in part.units}
+    assert set(final_model(result.folder)) == names
+    assert {"level0.module1/layer-0", "level1.module0/layer-3", "layer-5"} <= names
+
+
+def test_a_learner_receives_and_holds_its_path_alone(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    received, held = defaultdict(set), dict[int, int]()
+    adopt = InnerStep._adopt_all
+
+    def noted(self: Any, update: Any) -> None:
+        received[self._slot] |= {item["fragment"] for item in update.values()}
+        adopt(self, update)
+        held[self._slot] = sum(each.anchor.size for each in self._held if each is not None)
+
+    monkeypatch.setattr(InnerStep, "_adopt_all", noted)
+    _run(world, 2, 2)
+    parts = prepare(Program(NAME, **FLOAT), _task(2, 2)).graph.nodes[1].keywords["paths"]
+    assert received == {slot: set(parts.numbers(slot)) for slot in range(4)}
+    assert set(held.values()) == {sum(part.size for part in parts.own)}
+
+
+def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Worlds) -> None:
+    result = _run(world, 1, 4, steps=240, faults=[Pause("learner/3", seconds=0.6, at=0.5), Kill("learner/3", at=1.2)])
+    assert result.summary["books"]["differences"] == []
+    assert [result.slots[slot].restarts for slot in range(4)] == [0, 0, 0, 1]
+    assert all(each["stall_seconds"] == 0 for each in result.summary["per_learner"])
+    merges = [json.loads(line) for line in (result.folder / "merges.jsonl").read_text().splitlines()]
+    own = [each for each in merges if each["voters"] == [3]]
+    lives = {each["incarnation"] for each in result.status["learners"].values()}
+    assert lives == {1, 2}
+    assert max(each["time"] for each in own) > 1.5
+    assert len({each["epoch"] for each in own}) == 1  # Not begun anew.
+
+
+def test_evaluation_batches_are_of_the_path() -> None:
+    asked = list[tuple[str, int]]()
+
+    def batch(at: Any) -> Any:
+        asked.append((at.split, at.slot))
+        return ADAM.batch(at)
+
+    task = replace(_task(2, 2), batch=batch, evaluation=(1, 2, 1, 3))
+    evaluations = path_evaluations(task, 0, 4)
+    assert [each.count for each in evaluations] == [1, 2, 1, 3]  # type: ignore[attr-defined]
+    assert asked == [("evaluation", path) for path, count in enumerate((1, 2, 1, 3)) for _ in range(count)]
+
+
+def test_the_parameters_of_nano() -> None:
+    for paths, whole in (((2, 2), 230_976), ((1, 4), 280_512)):
+        request = prepare(Program(NAME), task_settings={"paths": paths})
+        parts = path_parts(request.job.layout, request.job.modules, 8)
+        assert sum(part.size for part in parts.own) == 131_904
+        assert sum(part.size for part in parts.whole) == whole
+        assert str(next(edge for edge in request.graph.edges if edge.target.name == "update").route.kind) == "some"
+
+
+@pytest.mark.parametrize(
+    ("settings", "learners", "message"),
+    [
+        ({"quorum": 3}, 4, r"program\.quorum of dipaco: expected 1 to the learners of a module, 2 at least"),
+        ({"fragments": 2}, 4, r"program\.fragments of dipaco: expected at least 3"),
+        ({"shards": 10}, 4, r"program\.shards of dipaco: expected 1 to the number of fragments, 9"),
+        ({}, 3, "expected a learner for each of 4 paths at least, found 3 learners"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], learners: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(Program(NAME, **{**FLOAT, **settings}), _task(2, 2), run={"learners": learners})
+
+
+def test_more_paths_than_slots_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a learner for each of 36 paths at least"):
+        prepare(Program(NAME), _task(6, 6), run={"learners": 16})
+
+
+def test_a_task_without_paths_and_a_program_without_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a task that says how many modules each level has, found none"):
+        prepare(Program(NAME), ADAM)
+    with pytest.raises(ConfigError, match="expected dipaco, which trains models made of modules, found 'diloco'"):
+        prepare(Program("diloco"), _task(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"paths": (2, 0)}, r"paths= a tuple of the modules of each level, found \(2, 0\)"),
+        ({"paths": ()}, r"no levels= without paths="),
+        ({"levels": {"layer-0": 2}}, "levels from 0 to 1"),
+        ({"levels": {"layer-9": 0}}, "'layer-9'"),
+        ({"levels": {"layer-0": 0}}, r"leaves in each, found none in \[1\]"),
+    ],
+)
+def test_modules_that_mean_nothing_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(Program(NAME), replace(_task(2, 2), **more))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"paths": (2, 2), "layers": 3}, r"numbers of modules, of levels that divide 3 layers, found \[2, 2\]"),
+        ({"paths": (2, 2), "stacked": True}, "layers with tensors of their own, found task.stacked = true"),
+    ],
+)
+def test_layers_that_cannot_be_cut_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        language_model(**settings)
