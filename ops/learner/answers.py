@@ -218,7 +218,7 @@ class Answers:
             incarnation=self._incarnation,
             base=None if held is None else list(held.ledger.base),
             begin=0 if held is None else held.ledger.begin,
-            end=self._odometer.tokens,
+            end=0 if held is None else self._odometer.tokens,
             steps=0 if held is None else held.ledger.steps,
             clock=[],
             values=values,
