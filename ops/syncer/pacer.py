@@ -138,6 +138,8 @@ the versions that they hold. Only the newest version includes everything in the 
 
 Tier: TypeAlias = Literal["flat", "region", "regions"]
 """Whose rounds: of all learners; of those of one region, by its syncer; of the regions, by the global syncer."""
+NEWS_NS: Final = 5_000_000_000
+"""Nanoseconds from the last news of other regions from which on it counts as cut off: recorders tell once a second."""
 REGIONS_NS: Final = 30_000_000_000
 """Nanoseconds for which the end waits, once a region has made its last merges, for regions that have not."""
 
@@ -237,8 +239,9 @@ class Pacer:
         self._tier, self._regions, self._paths = tier, regions, paths
         self._learners = learners
         self._asked: set[int] = set()
-        self._own_at_news = 0
-        """The tokens of this region's learners when the recorder or a global version last told of others."""
+        self._own_at_news = self._news_at = 0
+        """The tokens of this region's learners, and the time, when the recorder or a global version last told of
+        others."""
         self._final_at: int | None = None
         """When a region was first heard to have made its last merges."""
         self._standing: Standing | None = None
@@ -323,7 +326,7 @@ class Pacer:
             self._memory.add_recorder(order)
             self._is_stopping |= order["stop"] and self._tier != "regions"
         if self._tier == "region" and (totals or control):
-            self._own_at_news = self._own_trained()
+            self._own_at_news, self._news_at = self._own_trained(), self._context.now()
         self._born.update(item["fragment"] for item in (begun or {}).values())
         self._asked.update(item["fragment"] for item in (first or {}).values())
         self._is_stopping |= self._are_regions_over() if self._tier == "regions" else self._is_spent()
@@ -359,8 +362,10 @@ class Pacer:
 
     def _trained(self) -> float:
         """The tokens of the whole run. What is known of other regions may be old: they count as having trained on since
-        in the proportion of then. So a region that is cut off stops at its share of the budget."""
-        if self._tier != "region" or not self._own_at_news:
+        in the proportion of then. So a region that is cut off stops at its share of the budget. Not while news come:
+        a new life may hear of what its own learners have trained after it has heard of others."""
+        is_told = not self._own_at_news or self._context.now() - self._news_at < NEWS_NS
+        if self._tier != "region" or is_told:
             return self._totals.trained
         own = self._own_trained()
         return own + (self._totals.trained - own) * max(1.0, own / self._own_at_news)

@@ -84,6 +84,23 @@ def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: d
         _run(world, **settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shards": 2},
+        {"update": "int4"},
+        {"weight_share_max": 0.6},
+        {"opposed": "refuse"},
+        {"exchange": "auto"},
+        {"interval": "auto"},
+        {"overlap": "auto"},
+    ],
+)
+def test_what_only_one_level_has_is_refused_by_name(world: Worlds, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"program\.{next(iter(settings))}"):
+        _run(world, **settings)
+
+
 @pytest.mark.parametrize("formats", [{"regions_update": "int4"}, {"regions_update": "auto", "regions_push": "auto"}])
 def test_global_versions_travel_in_codes(world: Worlds, formats: dict[str, str]) -> None:
     whole = _run(world, fragments=3, interval=6)

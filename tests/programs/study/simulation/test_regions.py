@@ -94,3 +94,26 @@ def test_a_region_that_is_cut_off_stops_at_its_share_of_the_budget() -> None:
     for slot in (1, 3):
         assert 190 <= max(step for _, step in witness.steps[f"learner/{slot}#1"]) < 230
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
+
+
+@pytest.mark.slow
+def test_a_syncer_that_dies_while_its_region_is_cut_off_comes_back_with_the_link() -> None:
+    """Its learners step on, unmerged; nobody else waits; its next life begins from the global version, and is merged.
+    What it had merged alone is lost, and no more: what is trained until then is overwritten. Its new life does not stop
+    its learners, of which it hears late."""
+    witness = Witness()
+    wall = [Cut(machine, other, 15.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
+    outcome = two_levels(*wall, Kill("region/1", at=12.0), witness=witness, steps=180)
+    assert [life for life in outcome.lives if life.startswith("region/1")] == ["region/1#1", "region/1#2"]
+    assert {life.partition("#")[2] for life in outcome.lives if not life.startswith("region/1")} == {"1"}
+    for slot in range(4):
+        assert witness.steps_between(f"learner/{slot}#1", 8.5, 22.5) > 0.8 * 14.0 / 0.2
+        assert outcome.status["learners"][slot]["waited"] == 0
+    rounds = [at for (who, _), at in witness.opened.items() if who.startswith("region/1") and 12.5 <= at <= 22.5]
+    assert not rounds
+    assert {0, 1} == {slot for merge in witness.merges_between("syncer/0#1", 26.0, 1e9) for slot in merge["voters"]}
+    alone = 2 * 2 * (12.0 - 8.0 + 2.0) / 0.2  # Of two learners and two fragments, in steps, from the last exchange on.
+    tokens_of_step = sum(report["tokens"] for report in outcome.status["learners"].values()) / sum(
+        report["step"] for report in outcome.status["learners"].values()
+    )
+    assert 0 < lost(outcome) < alone * tokens_of_step
