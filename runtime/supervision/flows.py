@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from isthmus.runtime.ids import Count, Lasting, Replica
+from isthmus.runtime.ids import REGION, Count, Lasting, Replica
 
 FLOWS_MAX: Final = 1 << 14
 """Edges, and nodes, of a graph: a hundred times those of the largest program that is shipped."""
@@ -66,10 +66,12 @@ _EDGE: Final = "edge"
 
 @dataclass(slots=True)
 class RunFlows:
-    """The sums of a run: `edges` by index, `nodes` by (replica, index)."""
+    """The sums of a run: `edges` by index, `nodes` by (replica, index), `of_regions` the edges of syncers of regions, as
+    these count them, by (replica, index)."""
 
     edges: dict[int, EdgeTotal] = field(default_factory=dict)
     nodes: dict[tuple[str, int], NodeTotal] = field(default_factory=dict)
+    of_regions: dict[tuple[str, int], EdgeTotal] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lives: Iterable[tuple[Replica, Flows]]) -> RunFlows:
@@ -89,6 +91,10 @@ class RunFlows:
                 index, part = int(place[0]), place[1]
                 total = flows.edges.get(index, EdgeTotal())
                 flows.edges[index] = total._replace(**{part: getattr(total, part) + round(value)})
+            elif len(place) == 3:
+                at, part = (name, int(place[0])), place[2]
+                total = flows.of_regions.get(at, EdgeTotal())
+                flows.of_regions[at] = total._replace(**{part: getattr(total, part) + round(value)})
             elif len(place) == 2:
                 of, part = (name, int(place[0])), place[1]
                 node = flows.nodes.get(of, NodeTotal())
@@ -98,14 +104,19 @@ class RunFlows:
     def add(self, replica: Replica, flows: Flows) -> None:
         """Add those of a life of a replica."""
         for edge in flows.edges:
-            total = self.edges.get(edge.edge, EdgeTotal())
-            self.edges[edge.edge] = EdgeTotal(
-                total.items + edge.items, total.size_bytes + edge.size_bytes, total.waited + edge.waited
-            )
+            self.edges[edge.edge] = _sum(self.edges.get(edge.edge), edge)
+            if replica.role == REGION:
+                at = str(replica), edge.edge
+                self.of_regions[at] = _sum(self.of_regions.get(at), edge)
         for node in flows.nodes:
             of = str(replica), node.node
             before = self.nodes.get(of, NodeTotal())
             self.nodes[of] = NodeTotal(before.firings + node.firings, before.waited + node.waited)
+
+
+def _sum(total: EdgeTotal | None, edge: EdgeFlow) -> EdgeTotal:
+    items, size_bytes, waited = total or EdgeTotal()
+    return EdgeTotal(items + edge.items, size_bytes + edge.size_bytes, waited + edge.waited)
 
 
 def as_used(replica: Replica, flows: Flows) -> Iterator[tuple[str, float]]:
@@ -113,5 +124,7 @@ def as_used(replica: Replica, flows: Flows) -> Iterator[tuple[str, float]]:
     totals = RunFlows.of([(replica, flows)])
     for index, edge in totals.edges.items():
         yield from ((f"{_EDGE}:{index}:{part}", float(value)) for part, value in edge._asdict().items())
+    for (name, index), edge in totals.of_regions.items():
+        yield from ((f"{name}:{index}:{_EDGE}:{part}", float(value)) for part, value in edge._asdict().items())
     for (name, index), node in totals.nodes.items():
         yield from ((f"{name}:{index}:{part}", float(value)) for part, value in node._asdict().items())

@@ -124,3 +124,10 @@ def test_what_crosses_between_regions_is_one_transfer_a_region(world: Worlds, le
     assert crossed[0] >= least * crossed[1]
     assert two.summary["regions"] == 2
     assert flat.summary["regions"] == 0
+    assert flat.summary["per_region"] == []
+    rows = two.summary["per_region"]
+    assert [row["region"] for row in rows] == [0, 1]
+    assert sum(row["answer_bytes_sent"] for row in rows) == sizes[1]["regional-step.answer", "merge.answer"]
+    tokens = {row["learner"]: row["tokens"] for row in two.summary["per_learner"]}
+    assert [row["tokens"] for row in rows] == [sum(tokens[slot] for slot in tokens if slot % 2 == at) for at in (0, 1)]
+    assert all(row["rounds"] > row["answers"] > 4 for row in rows)

@@ -123,6 +123,16 @@ class LearnerSummary(TypedDict):
     device_kind: str | None
 
 
+class RegionSummary(TypedDict):
+    """One region over all lives of its syncer."""
+
+    region: int
+    tokens: int
+    rounds: int
+    answers: int
+    answer_bytes_sent: int
+
+
 class EdgeSummary(TypedDict):
     """One edge of the graph, over all hosts: 'node.port' at both ends."""
 
@@ -186,6 +196,7 @@ class Summary(TypedDict):
     fragment_accounts: list[dict[str, int]]
     books: dict[str, Any]
     per_learner: list[LearnerSummary]
+    per_region: list[RegionSummary]
     error: str | None
 
 
@@ -272,7 +283,30 @@ def summarise(
             )
             for slot in sorted(reports)
         ],
+        "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
     }
+
+
+def _per_region(graph: Template, flows: RunFlows, by_slot: Mapping[int, int]) -> list[RegionSummary]:
+    """A row for each region, whose learners are the slots that are its number modulo that of regions."""
+    regions = sum(role.replicas_min for role in graph.roles if role.name == REGION)
+    own = [(index, edge) for index, edge in enumerate(graph.edges) if edge.source.node.role == REGION]
+    rounds = [index for index, edge in own if edge.target.name == "gradient"]
+    answers = [index for index, edge in own if edge.source.name == "answer"]
+    rows = []
+    for region in range(regions):
+        moved = {
+            index: total for (replica, index), total in flows.of_regions.items() if replica == f"{REGION}/{region}"
+        }
+        row = RegionSummary(
+            region=region,
+            tokens=sum(tokens for slot, tokens in by_slot.items() if slot % regions == region),
+            rounds=sum(moved[index].items for index in rounds if index in moved),
+            answers=sum(moved[index].items for index in answers if index in moved),
+            answer_bytes_sent=sum(moved[index].size_bytes for index in answers if index in moved),
+        )
+        rows.append(row)
+    return rows
 
 
 def _moved(graph: Template | None, flows: RunFlows) -> dict[str, Any]:

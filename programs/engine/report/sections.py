@@ -360,7 +360,15 @@ def learners(record: RunRecord) -> PagePart:
         slot = int(as_number(row.get("learner")) or 0)
         figures = {name: as_number(row.get(name)) for name in names}
         rows.append({"slot": slot, "device": row.get("device_kind"), "loss": losses.get(slot), **figures})
-    return PagePart("learners", "Learners", {"rows": rows} if rows else None, "There is no summary of any learner.")
+    values = {"rows": rows, "regions": list(_regions(record))} if rows else None
+    return PagePart("learners", "Learners", values, "There is no summary of any learner.")
+
+
+def _regions(record: RunRecord) -> Iterator[dict[str, Any]]:
+    """A row per region, where the program has some."""
+    for row in record.per_region:
+        names = ("tokens", "rounds", "answers", "answer_bytes_sent")
+        yield {"number": int(as_number(row.get("region")) or 0), **{name: as_number(row.get(name)) for name in names}}
 
 
 def graph(record: RunRecord) -> PagePart:

@@ -236,6 +236,13 @@ class RunRecord:
         return [row for row in listed if isinstance(row, dict) and as_number(row.get("learner")) is not None]
 
     @property
+    def per_region(self) -> list[Mapping[str, Any]]:
+        """The rows of summary.json about one region each."""
+        rows = self.summary.get("per_region")
+        listed = rows if isinstance(rows, list) else []
+        return [row for row in listed if isinstance(row, dict) and as_number(row.get("region")) is not None]
+
+    @property
     def stall_seconds(self) -> float | None:
         """The time for which all learners together waited; None if one does not report it, or there are none."""
         stalls = [as_number(row.get("stall_seconds")) for row in self.per_learner]

@@ -1,0 +1,25 @@
+"""What hosts have moved, as it is kept of lives that are over."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from isthmus.runtime.ids import REGION, Replica
+from isthmus.runtime.supervision.flows import EdgeFlow, EdgeTotal, Flows, NodeFlow, RunFlows, as_used
+
+
+def test_what_lives_have_used_gives_the_sums_that_the_lives_give() -> None:
+    lives = [
+        (Replica("learner", 0), Flows((EdgeFlow(3, 5, 50, 7),), (NodeFlow(1, 9, 2),))),
+        (Replica(REGION, 1), Flows((EdgeFlow(3, 0, 0, 4), EdgeFlow(6, 2, 900, 0)), (NodeFlow(4, 3, 1),))),
+        (Replica(REGION, 1), Flows((EdgeFlow(6, 1, 450, 0),), ())),
+        (Replica(REGION, 0), Flows((EdgeFlow(6, 4, 100, 8),), ())),
+    ]
+    used = Counter[str]()
+    for replica, flows in lives:
+        used.update(dict(as_used(replica, flows)))
+    kept = RunFlows.of_used(used)
+    assert kept == RunFlows.of(lives)
+    assert kept.edges == {3: EdgeTotal(5, 50, 11), 6: EdgeTotal(7, 1450, 8)}
+    assert kept.of_regions["region/1", 6] == EdgeTotal(3, 1350, 0)
+    assert kept.of_regions["region/0", 6] == EdgeTotal(4, 100, 8)
