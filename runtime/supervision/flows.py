@@ -66,8 +66,8 @@ _EDGE: Final = "edge"
 
 @dataclass(slots=True)
 class RunFlows:
-    """The sums of a run: `edges` by index, `nodes` by (replica, index), `of_regions` the edges of syncers of regions, by
-    (replica, index), as these count them."""
+    """The sums of a run: `edges` by index, `nodes` by (replica, index), `of_regions` the edges of syncers of regions,
+    by (replica, index), as these count them."""
 
     edges: dict[int, EdgeTotal] = field(default_factory=dict)
     nodes: dict[tuple[str, int], NodeTotal] = field(default_factory=dict)
