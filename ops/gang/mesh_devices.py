@@ -109,13 +109,16 @@ class DeviceCodes:
         return FetchedCodes(codes, scales if FORMATS[self._push].levels else scales[:0], norms, self._push)
 
 
-def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequence[Any], levels: Any) -> list[jax.Array]:
+def coded(
+    fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequence[Any], levels: Any, everywhere: Any = None
+) -> list[jax.Array]:
     """(codes, scales, squares) of anchors - values, unit by unit.
 
     Arguments:
         values: the units of a fragment, as they are held.
         anchors: the same as they were published, float32; rounded here to what the leaf can hold, as adoption does.
         levels: `levels_of` the fragment, traced.
+        everywhere: the sharding of what is whole on each of several devices.
 
     Of each unit, whole blocks are coded together, and what is left as one shorter block. A value times the inverse of
     its scale is one rounded product, and then rounded to an integer by itself: there is no sum that a compiler could
@@ -125,9 +128,14 @@ def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequenc
     on the device. An array that lies on several devices is coded by all of them; codes are whole on each device
     afterwards, so one copy to the host has all.
     """
-    own = jnp.split(levels, np.cumsum(block_counts(fragment))[:-1])
+
+    # XLA's partitioner dies of some slices and concatenations of what lies differently (jaxlib 0.10.2): none is cut.
+    def whole(arrays: Any) -> Any:
+        return arrays if everywhere is None else jax.lax.with_sharding_constraint(arrays, everywhere)  # type: ignore[no-untyped-call]
+
+    own = whole(jnp.split(levels, np.cumsum(block_counts(fragment))[:-1]))
     units = zip(fragment.units, anchors, values, own, strict=True)
-    unit_codes = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
+    unit_codes = whole([_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units])
     return [jnp.concatenate(parts) for parts in zip(*unit_codes, strict=True)]
 
 

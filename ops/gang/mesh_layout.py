@@ -72,6 +72,12 @@ class StateLayout:
             for leaf in model
         }
         placed = {leaf.path: (leaf.shape, self._specs[leaf.path]) for leaf in model}
+        if STAGE in self._shape.sizes:  # Layers that are not merged lie as those that are, and so do their moments.
+            stacked = [leaf for leaf in others if leaf.is_stacked]
+            placed |= {
+                leaf.path: (leaf.shape, self._shape.of_leaf(leaf.path, leaf.shape, rules, is_stacked=True))
+                for leaf in stacked
+            }
         self.replicated = self._sharding(())
         self.merged = [self._sharding(self._specs[leaf.path]) for leaf in model]
         self.local = [self._sharding(self._of_other(leaf, placed, rules)) for leaf in others]

@@ -63,11 +63,9 @@ class FragmentFunctions:
             self.extract = jax.jit(partial(_units, fragment, places, shapes), out_shardings=out)
             adopt = partial(_adopt_crossed, fragment, places, self._processes, 0.0)
             self.replace = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
+        whole = None if layout is None else layout.replicated
         self.code: dict[str, jax.stages.Wrapped] = {
-            push: jax.jit(
-                partial(_code, fragment, places, push), out_shardings=None if layout is None else layout.replicated
-            )
-            for push in CODED
+            push: jax.jit(partial(_code, fragment, places, push, whole), out_shardings=whole) for push in CODED
         }
         self.adopt = self.replace
         if alpha and layout is None:
@@ -196,11 +194,18 @@ def _adopt_units(fragment: Fragment, places: dict[str, int], alpha: float, leave
 
 
 def _code(
-    fragment: Fragment, places: dict[str, int], push: str, leaves: list[Any], anchor: Any, levels: Any
+    fragment: Fragment,
+    places: dict[str, int],
+    push: str,
+    everywhere: Any,
+    leaves: list[Any],
+    anchor: Any,
+    levels: Any,
 ) -> list[jax.Array]:
     """The codes, scales and squares of a fragment's outer gradient."""
     anchors = anchor if isinstance(anchor, list) else _cut(fragment, anchor)
-    return coded(fragment, push, [_rows(unit, leaves[places[unit.tensor]]) for unit in fragment.units], anchors, levels)
+    values = [_rows(unit, leaves[places[unit.tensor]]) for unit in fragment.units]
+    return coded(fragment, push, values, anchors, levels, everywhere)
 
 
 def _rows(unit: Unit, leaf: Any) -> Any:
@@ -287,8 +292,11 @@ class Functions:
         named = named_leaves(state)
         others = []
         for i in self._local:
-            path = leaves[i].name if i < len(leaves) else named[i][0]
-            others.append(mesh_layout.StateLeaf(path, () if is_key(self._shapes[i]) else self._shapes[i].shape))
+            of_model = leaves[i] if i < len(leaves) else None
+            path = named[i][0] if of_model is None else of_model.name
+            shape = () if is_key(self._shapes[i]) else self._shapes[i].shape
+            is_stacked = of_model is not None and of_model.is_stacked and not is_key(self._shapes[i])
+            others.append(mesh_layout.StateLeaf(path, shape, is_stacked=is_stacked))
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
     def trace(self, batch: Any) -> None:

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from isthmus import At, Task, scan_layers
+from isthmus.ops.island.functions import functions_of
 from isthmus.programs.engine.islands.sizes import sizes_here, sizes_on
 from isthmus.programs.engine.request.faults import mesh_faults
 from isthmus.programs.engine.request.request import prepare
@@ -52,8 +53,8 @@ def batch(at: At) -> Any:
 
 
 def staged(of: Callable[[Any, Any], Any] = loss, **layout: Any) -> Task:
-    given = {"mesh": MESH, "stacked": ("layers",)} | layout
-    return Task(init, of, batch, tokens_per_batch=8, optimizer=optax.sgd(0.1), **given)
+    given = {"init": init, "optimizer": optax.sgd(0.1), "mesh": MESH, "stacked": ("layers",)} | layout
+    return Task(loss=of, batch=batch, tokens_per_batch=8, **given)
 
 
 def faults(task: Task, devices: int = 2) -> list[tuple[str, str]]:
@@ -144,3 +145,41 @@ def test_micro_batches_pass_a_layer_each_by_itself() -> None:
     )
     np.testing.assert_allclose(means_parted, means, atol=1e-6)
     assert replace(staged(), mesh={"data": -1}).recipe().mesh == (("data", -1),)
+
+
+def test_layers_that_are_not_merged_lie_by_stages_like_their_moments() -> None:
+    merge = {"layers/base": "frozen", "layers/own": "local", "**": "rda"}
+
+    def made(key: Any) -> Any:
+        return {
+            "layers": {name: jnp.ones((4, 64, 64)) for name in ("base", "own", "shared")},
+            "head": jnp.ones((32, 128)),
+        }
+
+    task = staged(
+        init=made, mesh={"data": -1, "stage": 1}, stacked=("layers/**",), merge=merge, optimizer=optax.adam(0.1)
+    )
+    layout = functions_of(task, (), 0.0, tuple(jax.devices()[:1])).layout
+    assert layout is not None
+    specs = sorted((tuple(each.spec) for each in (*layout.merged, *layout.local)), key=str)
+    # The count of Adam; three leaves of layers, with moments of the two that are trained; the head, with moments.
+    assert specs == [("stage",)] * 7 + [()] + [(None, "stage")] * 3
+
+
+def test_a_staged_task_of_a_step_is_traced_too() -> None:
+    def step(state: Any, batch: Any, now: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(state, batch)
+        return jax.tree.map(lambda leaf, slope: leaf - 0.1 * slope, state, gradient), {"loss": value}
+
+    task = Task.of_step(
+        init,
+        step,
+        lambda state, batch: {"loss": loss(state, batch)},
+        batch,
+        tokens_per_batch=8,
+        merge={"**": "rda"},
+        mesh=MESH,
+        stacked=("layers",),
+    )
+    assert [fault.action for fault in mesh_faults(task, 2, 0, 0, "an island")] == []
+    assert [fault.found for fault in mesh_faults(task, 16, 0, 0, "an island")] == ["8 rows"]

@@ -26,7 +26,7 @@ from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.model_config import ModelConfig, Routing
 from isthmus.runtime.host.contract import IslandDevices
 from tests.ops.bodies import Spec
-from tests.ops.island.mesh_figures import COMPILED, arrays, bytes_on, note_compilation, part_bytes
+from tests.ops.island.mesh_figures import COMPILED, arrays, bytes_on, codes_agree, note_compilation, part_bytes
 
 STEPS: Final = 20
 CONFIG: Final = ModelConfig(layers=4, stacked=True, microbatches=4)
@@ -93,6 +93,7 @@ def figures(mesh: str) -> dict[str, Any]:
     COMPILED.clear()
     payloads = [np.asarray(learner.extract(p)) for p in range(len(fragments))]
     losses = losses_of(learner, task)
+    codes = [codes_agree(learner, part, payloads[part.index], "int4") for part in fragments]
     COMPILED.clear()
     shardings = [leaf.sharding for leaf in arrays(learner)]
     taken = []
@@ -107,6 +108,7 @@ def figures(mesh: str) -> dict[str, Any]:
         "losses": losses,
         "payloads": [hashlib.sha256(payload.tobytes()).hexdigest() for payload in payloads],
         "taken": taken,
+        "codes_agree": codes,
         "state_bytes": sum(leaf.nbytes for leaf in leaves),
         "device_bytes": max(sum(size for device, size in bytes_on(leaves) if device == d) for d in range(4)),
         "replicated_bytes": sum(leaf.nbytes for leaf in leaves if leaf.sharding.is_fully_replicated),

@@ -64,6 +64,7 @@ def test_experts_are_balanced_by_micro_batch_on_one_device_too(losses: dict[str,
 def test_payloads_and_adoptions_do_not_depend_on_stages(found: dict[str, Any], mesh: str) -> None:
     assert found[mesh]["payloads"] == found["1"]["payloads"]
     assert all(found[mesh]["taken"])
+    assert all(found[mesh]["codes_agree"])
 
 
 @pytest.mark.parametrize("mesh", MESHES)
