@@ -242,19 +242,18 @@ def invite(request: InviteRequest) -> str:
 
 def _check_owner(register: Register, invitation: str, owner: MachineOwner, doing: str) -> None:
     """ConfigError if the machines of this invitation have another owner, or its owner another share elsewhere."""
-    own = [entry.owner for entry in register.machines.values() if entry.by == invitation and entry.way != EXPELLED]
+    admitted = [entry for entry in register.machines.values() if entry.way != EXPELLED]
+    own = [entry.owner for entry in admitted if entry.by == invitation]
     if any(each != owner for each in own):
         do = "Expel them, or write another invitation with --to FILE."
         raise ConfigError(doing, f"{_words(own[0])}, as its machines have", _words(owner), do)
-    shares = {
-        each.owner.weight_share_max
-        for key, each in [*register.invitations.items(), *((it.by, it) for it in register.machines.values())]
-        if key != invitation and owner.name and each.owner.name == owner.name
-    }
+    others = [each.owner for key, each in register.invitations.items() if key != invitation]
+    others += [entry.owner for entry in admitted if entry.by != invitation]
+    shares = {each.weight_share_max for each in others if owner.name and each.name == owner.name}
     if shares - {owner.weight_share_max}:
         do = "An owner has one share for all of its machines: give the same, or another --owner."
-        others = ", ".join(_words(MachineOwner(owner.name, share)) for share in sorted(shares, key=str))
-        raise ConfigError(doing, f"{others}, as another invitation says", _words(owner), do)
+        said = ", ".join(_words(MachineOwner(owner.name, share)) for share in sorted(shares, key=str))
+        raise ConfigError(doing, f"{said}, as another invitation says", _words(owner), do)
 
 
 def _words(owner: MachineOwner) -> str:
