@@ -7,6 +7,7 @@ module imports no jax, so that a wrong setting is found in no time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Windows
 from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
+from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
+from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
@@ -43,6 +46,9 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if paths and values["stacked"]:
         do = "Leave out task.stacked: layers that are rows of one tensor are in one level."
         yield Fault("Setting task.paths", "layers with tensors of their own", "task.stacked = true", do)
+    if values["router"] is not None and not paths:
+        do = "Set task.paths to the modules of each level, or leave out task.router."
+        yield Fault("Setting task.router", "paths, a shard for each", "none", do)
     if not isinstance(batch := values["batch"], int) and batch is not None and not (batch and _are_counts(*batch)):
         yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.replace("{}", "batch"))
         return
@@ -194,15 +200,24 @@ def task(
         tuple[int, ...],
         Setting("Of a model made of modules: how many there are for each level, into which the layers are cut evenly."),
     ] = (),
+    router: Annotated[
+        str | None,
+        Setting("The file of `isthmus route` that says which documents each path trains on. Default: all of them."),
+    ] = None,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
-    The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
+    The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run; of shards,
+    as many as its share of held-out text for each path, of its own.
     """
+    sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
+    read: Windows | PathWindows
     try:
-        corpus = _load(find(data), vocabulary, token_dtype)
-        sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
-        windows = Windows(corpus, sequences, length=context + 1)
+        if router is None:
+            read = Windows(_load(find(data), vocabulary, token_dtype), sequences, length=context + 1)
+        else:
+            shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
+            read = PathWindows(ShardedWindows(shards, sequences, length=context + 1))
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -211,7 +226,7 @@ def task(
     from isthmus.ops.model_config import ModelConfig
 
     config = ModelConfig(
-        corpus.vocabulary,
+        read.corpus.vocabulary,
         layers,
         width,
         heads,
@@ -227,7 +242,7 @@ def task(
     return Task(
         partial(transformer.init, config),
         partial(transformer.balanced_loss if experts else transformer.loss, config),
-        windows.batch,
+        read.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
         optimizer=kind(
             peak=rate_default(optimizer, width, sequences) if lr is None else lr,
@@ -235,7 +250,7 @@ def task(
             weight_decay=weight_decay,
             clip=clip,
         ),
-        evaluation=windows.evaluation_batches,
+        evaluation=read.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),

@@ -6,6 +6,7 @@
     windows.batch(at, shard)                           # {"tokens": [sequences of the slot, length]}, of that shard
     windows.evaluation_batches                         # their number, over all shards
     windows.evaluation_shard(position)                 # the shard, thus the path, of an evaluation batch
+    PathWindows(windows).batch(at)                     # of the shard of the slot's path
 
 Which slot trains which path is decided elsewhere. Slots of one path draw from the whole shard of the path, each its own
 windows by slot and position, as slots of one model do from the whole corpus: none repeats another's. With one shard of
@@ -14,7 +15,7 @@ all documents a batch is that of `Windows`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, final
 
 import numpy as np
@@ -115,6 +116,40 @@ class ShardedWindows:
         count = int(self._counts[shard]) * sequences
         index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
         return index * (len(side) - self.length) // max(count - 1, 1)
+
+
+@final
+class PathWindows:
+    """The batches of a task whose paths train on a shard each: slot n trains path n modulo their number.
+
+    Of the evaluation split the slot is the path, and each path has the batches of its own shard. DataError if a shard
+    has no held-out window.
+    """
+
+    def __init__(self, windows: ShardedWindows) -> None:
+        self._windows, self._paths = windows, windows.corpus.shards
+        shards = [windows.evaluation_shard(position) for position in range(windows.evaluation_batches)]
+        self.evaluation_batches = tuple(shards.count(shard) for shard in range(self._paths))
+        """The number of batches of the evaluation, by path."""
+        if not min(self.evaluation_batches):
+            lacking = self.evaluation_batches.index(0)
+            do = "Give more data, set fewer shards, or route with another seed."
+            expected = f"at least {windows.length} held-out tokens in each shard"
+            raise DataError(READING, expected, f"fewer in shard {lacking}", do)
+        self._firsts = [sum(self.evaluation_batches[:shard]) for shard in range(self._paths)]
+
+    @property
+    def corpus(self) -> ShardedCorpus:
+        """What the paths train on."""
+        return self._windows.corpus
+
+    def batch(self, at: At) -> Batch:
+        """As `ShardedWindows.batch`, of the shard of the path."""
+        path = at.slot % self._paths
+        if at.split == "train":
+            return self._windows.batch(at, path)
+        position = self._firsts[path] + at.position % self.evaluation_batches[path]
+        return self._windows.batch(replace(at, position=position))
 
 
 def _allotted(sizes: list[int], least: int) -> Integers:

@@ -31,14 +31,17 @@ class _Deal:
 
 @final
 class Lend:
-    """Wants and offers of learners of `role` in; requests and loans out."""
+    """Wants and offers of learners of `role` in; requests and loans out.
+
+    Learners whose slots are equal modulo `paths` lend to each other: others train another model.
+    """
 
     outputs: ClassVar[tuple[str, ...]] = ("loan",)
     collects: ClassVar[tuple[str, ...]] = ("moments",)
     schemas: ClassVar[dict[str, Any]] = {"moments": Moments}
 
-    def __init__(self, *, role: str) -> None:
-        self._role = role
+    def __init__(self, *, role: str, paths: int = 1) -> None:
+        self._role, self._paths = role, paths
         self._announced: dict[int, Moments] = {}
         self._deal: _Deal | None = None
         self._declined: set[tuple[Life, Life]] = set()
@@ -92,7 +95,8 @@ class Lend:
         announced = sorted(self._announced.items())
         lenders = [(slot, each["incarnation"]) for slot, each in announced if each["lends"]]
         for borrower in [(slot, each["incarnation"]) for slot, each in announced if each["lacks"]]:
-            able = [each for each in lenders if (borrower, each) not in self._declined]
+            alike = [each for each in lenders if (each[0] - borrower[0]) % self._paths == 0]
+            able = [each for each in alike if (borrower, each) not in self._declined]
             if able:
                 lender = min(able, key=lambda each: (self._lent[each[0]], each))
                 self._lent[lender[0]] += 1

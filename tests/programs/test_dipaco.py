@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from isthmus import Program
+from isthmus import At, Program
 from isthmus.ops.exchange.paths import path_parts
 from isthmus.ops.island.contract import path_evaluations
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task as language_model
+from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.sim.faults import Kill, Pause
@@ -174,3 +176,24 @@ def test_modules_that_mean_nothing_are_refused(more: dict[str, Any], message: st
 def test_layers_that_cannot_be_cut_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         language_model(**settings)
+
+
+def test_paths_train_on_the_shards_of_a_router(tmp_path: Path) -> None:
+    words = {"sea": b"the sea is wide. ", "land": b"a narrow land lies between. "}
+    for name, text in words.items():
+        (tmp_path / "text" / name).mkdir(parents=True)
+        for number in range(80):
+            (tmp_path / "text" / name / f"{number}.txt").write_bytes(b"%d " % number + text * (20 + number % 7))
+    text, file = str(tmp_path / "text"), str(tmp_path / "by.router")
+    route([text], shards=2, out=file, by="source")
+    settings = {"data": (text,), "router": file, "paths": (1, 2), "context": 16, "batch": 2}
+    task = language_model(**settings)
+    seen = [bytes(task.batch(At(0, slot, 3))["tokens"].ravel()) for slot in range(4)]
+    assert [b"sea" in each for each in seen] in ([True, False] * 2, [False, True] * 2)
+    assert [b"sea" in bytes(each["tokens"].ravel()) for each in task.evaluation_batches(0, 1)] == [
+        b"sea" in seen[1]
+    ] * (task.evaluation[1])
+    with pytest.raises(ConfigError, match="paths, a shard for each, found none"):
+        language_model(**{**settings, "paths": ()})
+    with pytest.raises(ConfigError, match="router"):
+        language_model(**{**settings, "paths": (2, 2)})

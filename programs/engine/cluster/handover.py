@@ -65,6 +65,8 @@ def digest(program: str, task: str) -> str:
             try:
                 for source in find([*keywords.get("data", ()), *([keywords[FOLDER]] if FOLDER in keywords else [])]):
                     _add(hasher, Path(source.path))
+                if keywords.get("router") is not None:
+                    _add(hasher, Path(keywords["router"]))
             except DataError as error:
                 raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     return hasher.hexdigest()

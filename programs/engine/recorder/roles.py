@@ -240,7 +240,9 @@ def _add_keep(graph: Graph, role: Role, keeping: KeptStatePorts, record: Node) -
 
 def _add_lend(graph: Graph, role: Role, moments: Port, loan: Port) -> None:
     """Have the replicas of a node lend their moments to one that begins anew."""
-    lend = role.node(LEND, partial(Lend, role=moments.node.role), fires=AnyOf("moments"))
+    paths = paths_in(graph.freeze())
+    lending = partial(Lend, role=moments.node.role, paths=1 if paths is None else paths.paths)
+    lend = role.node(LEND, lending, fires=AnyOf("moments"))
     connect(graph, moments, lend["moments"], Latest())
     graph.edge(lend["loan"], loan, Latest("slot"), to=graph.role_of(loan.node.role).at("slot"))
 

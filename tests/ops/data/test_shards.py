@@ -9,7 +9,7 @@ from isthmus.ops.data.batches import At, Windows
 from isthmus.ops.data.corpus import Corpus, DataError
 from isthmus.ops.data.documents import Documents, FileDocuments, SplitDocuments, gathered, split_documents
 from isthmus.ops.data.routing import Router, at_random, by_source
-from isthmus.ops.data.shards import ShardedCorpus, ShardedWindows
+from isthmus.ops.data.shards import PathWindows, ShardedCorpus, ShardedWindows
 
 
 def numbered(sizes: dict[int, int], files: int = 40) -> Documents:
@@ -115,3 +115,21 @@ def test_a_router_of_other_data_is_refused() -> None:
     other = split_documents(numbered({1: 100, 2: 91}), 2)
     with pytest.raises(DataError, match="router of the documents of this data"):
         ShardedCorpus.of(other, router, 256)
+
+
+def test_a_slot_has_the_batches_of_its_path_and_a_path_the_evaluation_of_its_shard() -> None:
+    _, _, corpus = made(numbered({1: 100, 2: 90, 3: 80}, 160), 3)
+    windows = PathWindows(ShardedWindows(corpus, 4, 10))
+    for slot in range(7):
+        assert set(windows.batch(At(0, slot, 5))["tokens"].ravel()) == {slot % 3 + 1}
+    assert sum(windows.evaluation_batches) == ShardedWindows(corpus, 4, 10).evaluation_batches
+    for path, count in enumerate(windows.evaluation_batches):
+        batches = [windows.batch(At(0, path, position, "evaluation"))["tokens"] for position in range(count)]
+        assert {int(each) for batch in batches for each in batch.ravel()} == {path + 1}
+
+
+def test_a_shard_without_a_held_out_window_is_refused() -> None:
+    _, _, corpus = made(numbered({1: 100, 2: 90}, 160), 2)
+    short = ShardedCorpus(corpus.train, (corpus.held_out[0], corpus.held_out[1].those(np.arange(0))), 256, "")
+    with pytest.raises(DataError, match="at least 10 held-out tokens in each shard, found fewer in shard 1"):
+        PathWindows(ShardedWindows(short, 4, 10))

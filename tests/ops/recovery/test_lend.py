@@ -104,3 +104,11 @@ def test_what_an_earlier_life_says_late_counts_for_nothing() -> None:
     assert node.fire(told(0, 2), told(2, lacks=True)) == [(0, 2, [2, 1], None, 0)]
     assert node.fire(told(0, 1, to=[2, 1], leaves=[LEAF])) == []
     assert node.fire(told(0, 2, to=[2, 1], leaves=[LEAF])) == [(2, 1, None, [0, 2], 1)]
+
+
+def test_only_learners_of_one_path_lend_to_each_other() -> None:
+    node = Lender((0, 1), (1, 1), (2, 1), (3, 1))
+    node.lend = Lend(role="learner", paths=2)
+    node.lend.open(node.context)
+    assert node.fire(told(0), told(2), told(3, lacks=True)) == []
+    assert node.fire(told(1)) == [(1, 1, [3, 1], None, 0)]

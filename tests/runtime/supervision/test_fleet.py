@@ -381,3 +381,15 @@ def test_a_machine_whose_way_leads_through_a_bucket_is_lost_after_three_minutes(
     lost = [(far.beat(), near.beat()) for _ in range(2 * FAR_TIMES * LOST_BEATS)]
     assert [beat for beat, (is_lost, _) in enumerate(lost, 1) if is_lost] == [FAR_TIMES * LOST_BEATS]
     assert [beat for beat, (_, is_lost) in enumerate(lost, 1) if is_lost] == [LOST_BEATS]
+
+
+def test_of_several_paths_a_machine_that_joins_gets_a_slot_of_the_one_with_the_fewest_learners() -> None:
+    cast = RunRoles(roles={"learner": 4, "syncer": 1}, slots_max={"learner": 11}, least={"learner": 1}, paths=4)
+    here = fleet(cast)
+    here.take_away("beta", "left")
+    assert here.join("gamma", 1) == [Replica("learner", 5)]
+    assert here.join("delta", 5) == [Replica("learner", slot) for slot in (4, 6, 7, 9, 8)]
+    here.take_away("gamma", "expelled")
+    assert here.join("eta", 1) == [SECOND]
+    assert here.join("theta", 1) == [Replica("learner", 10)]
+    assert here.join("iota", 2) == [Replica("learner", 5)]
