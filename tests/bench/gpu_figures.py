@@ -40,7 +40,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 FORMATS: Final = ("float32", "bf16", "int8", "int4", "int2", "int1")
-OF_FORMAT: Final = ("values", "bytes", "device_ms", "cpu_ms")
+OF_FORMAT: Final = ("values", "bytes", "device_ms", "cpu_ms", "other_bytes_share", "other_scales_share", "scales_off")
 CELLS: Final[Mapping[str, tuple[str, ...]]] = {
     "line": ("data-parallel", "M=1", "M=2", "M=4"),
     "long": ("data-parallel", "M=4"),
@@ -169,10 +169,19 @@ def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         if found["equal"] is None:
             text = _state(steps["exchange"])
         else:
-            bits = "the same bits" if found["equal"] else "OTHER bits"
+            bits = "the same bits"
+            if not found["equal"]:
+                bytes_, scales, off = (found[name] for name in OF_FORMAT[-3:])
+                parts = [
+                    f"{_told(bytes_, '.1g', {})} of the bytes of codes differ",
+                    f"{_told(scales, '.2g', {})} of the scales, by {_told(off, '.1g', {})} of themselves at most",
+                ]
+                bits = ", ".join(part for part, known in zip(parts, (bytes_, scales), strict=True) if known)
+                bits = bits or "OTHER bits"
             text = f"{bits}; {_told(found['device_ms'], '.1f', {})} ms"
             text += "" if found["cpu_ms"] is None else f", by the CPU {_told(found['cpu_ms'], '.1f', {})} ms"
-        yield f"a fragment in {form}, from the device", "the same bits", text
+        bar = "the same bits" if form in ("float32", "bf16") else "1e-5 of the bytes; scales within 1e-6"
+        yield f"a fragment in {form}, from the device", bar, text
     for name, words in (
         ("first_merge_seconds", "two learners with int4, one killed: seconds to the next merge"),
         ("next_round_seconds", "to the next merge of a round that was opened since"),

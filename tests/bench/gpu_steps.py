@@ -42,11 +42,11 @@ import gpu_machine
 from gpu_machine import RefusedError
 
 HERE: Final = Path(__file__).resolve().parent
-SHARES: Final[Mapping[str, float]] = {"learner": 0.3, "memory": 0.25, "exchange": 0.25, "kill": 0.4, "line": 1.0}
-"""Of the time that is left when a step begins. Of ten minutes: 180 s for two processes that compile gpt-124m at the
-same time and five pairs of 9 s; 80 to 150 s for each of the two that compile it once, 90 to 220 s for a run of two
-learners of which one is killed, twice, and what is left for the line, of whose cells each takes a minute or so. Not
-measured: no GPU was at hand."""
+SHARES: Final[Mapping[str, float]] = {"learner": 0.4, "memory": 0.15, "exchange": 0.15, "kill": 0.6, "line": 1.0}
+"""Of the time that is left when a step begins. Of ten minutes: 240 s for two processes that compile gpt-124m at the
+same time and five pairs of 9 s (a bare loop alone took 60 s on a machine that had just begun, and a run did not train
+within 80 s more); memory took 12 s on an H200, the exchange 26 s; 180 s for a run of two learners, of which one is
+killed, twice (90 s were too few to begin); and what is left for the line, of whose cells each took 50 to 75 s."""
 LONG: Final = "long"
 SECONDS_MIN: Final = 15.0
 """A step that would have less is not begun: it starts Python and jax."""

@@ -39,14 +39,15 @@ def turns(
     given = [item for key, value in settings.items() for item in options_of(key, value)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         lines = Path(folder, "bare.txt")
-        with _bare_loop(lines, settings) as loop:
-            os.kill(loop, signal.SIGSTOP)
+        with _bare_loop(lines, settings) as loop:  # Both compile at the same time.
             with training(Path(folder, "run"), *given, learners=1, ready_seconds=ready_seconds) as run:
+                _await_steps(lines, loop)
+                loop.send_signal(signal.SIGSTOP)
                 inside = [run.pids["learner/0"], *run.others("learner/0")]
                 signal_all(inside, signal.SIGSTOP)
                 try:
                     for _ in range(pairs):
-                        alone = _turn([loop], seconds, lambda: _steps_of_loop(lines))
+                        alone = _turn([loop.pid], seconds, lambda: _steps_of_loop(lines))
                         yield alone, _turn(inside, seconds, lambda: _steps_of_run(run))
                 finally:
                     signal_all(inside, signal.SIGCONT)
@@ -75,20 +76,23 @@ def _steps_of_run(run: Run) -> list[tuple[float, int]]:
 
 
 @contextmanager
-def _bare_loop(lines: Path, settings: Mapping[str, Any]) -> Iterator[int]:
-    """The bare loop in a process of its own."""
+def _bare_loop(lines: Path, settings: Mapping[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """The bare loop in a process of its own, which may not step yet."""
     with lines.open("w") as file:
         loop = subprocess.Popen([sys.executable, __file__, json.dumps(settings)], stdout=file)
     try:
-        until = time.monotonic() + START_SECONDS_MAX
-        while lines.stat().st_size < 100:
-            time.sleep(0.2)
-            if loop.poll() is not None or time.monotonic() > until:
-                raise SystemExit("the bare loop does not step")
-        yield loop.pid
+        yield loop
     finally:
         loop.kill()
         loop.wait()
+
+
+def _await_steps(lines: Path, loop: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_SECONDS_MAX
+    while lines.stat().st_size < 100:
+        time.sleep(0.2)
+        if loop.poll() is not None or time.monotonic() > until:
+            raise SystemExit("the bare loop does not step")
 
 
 def _turn(pids: list[int], seconds: float, steps: Callable[[], list[tuple[float, int]]]) -> float:
