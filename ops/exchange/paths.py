@@ -9,12 +9,15 @@ each fragment once for each module of its level. Decides which fragments these a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Protocol, final
+from typing import Final, Protocol, TypeVar, final
 
 from isthmus.ops.exchange.fragments import Cut, Fragment, Tensor, count_default, partition, units_max
+
+Value = TypeVar("Value")
 
 
 class LevelTensor(Tensor, Protocol):
@@ -80,6 +83,32 @@ class PathParts:
 def module_name(level: int, module: int, tensor: str) -> str:
     """The name of a module's tensor in the whole."""
     return f"level{level}.module{module}/{tensor}"
+
+
+_MODULE: Final = re.compile(r"level(\d+)\.module(\d+)/(.*)", re.DOTALL)
+
+
+def modules_among(names: Iterable[str]) -> dict[int, int]:
+    """How many modules each level has that has several, by the names of the whole; empty for those of another model."""
+    counts: dict[int, int] = {}
+    for found in filter(None, map(_MODULE.fullmatch, names)):
+        level, module = int(found[1]), int(found[2])
+        counts[level] = max(counts.get(level, 0), module + 1)
+    return dict(sorted(counts.items()))
+
+
+def of_path(tensors: Mapping[str, Value], path: int) -> dict[str, Value]:
+    """What a path has of tensors with names of the whole, by its plain ones; IndexError if there is no such path."""
+    counts = modules_among(tensors)
+    chosen = dict(zip(counts, list(product(*map(range, counts.values())))[path], strict=True))
+    own: dict[str, Value] = {}
+    for name, tensor in tensors.items():
+        found = _MODULE.fullmatch(name)
+        if found is None:
+            own[name] = tensor
+        elif chosen[int(found[1])] == int(found[2]):
+            own[found[3]] = tensor
+    return own
 
 
 def path_parts(layout: Sequence[LevelTensor], modules: Sequence[int], cut: Cut | None) -> PathParts:

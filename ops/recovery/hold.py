@@ -275,7 +275,10 @@ class ShardMemory:
     model as lost once no host holds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_modules: bool = False) -> None:
+        """`is_of_modules`: fragments have not all the same learners, so that one may be merged while another has no
+        version yet. That one begins, as long as no merge of it is known."""
+        self._is_of_modules = is_of_modules
         self._merged: set[int] = set()
         self._heard: dict[Any, Held] = {}
         self._recorded: set[int] = set()
@@ -299,7 +302,8 @@ class ShardMemory:
     def fresh(self, unborn: Iterable[int], context: ShardContext) -> list[int]:
         """Those of the fragments without a version that may begin now."""
         has_heard = self._has_recorder and self.has_heard_holders(context)
-        if context.member.incarnation > 1 and (self._merged or not has_heard):
+        has_begun = bool(self._merged) and not self._is_of_modules
+        if context.member.incarnation > 1 and (has_begun or not has_heard):
             return []
         kept = {fragment for item in self._living(context) for fragment in item["fragments"]}
         return [fragment for fragment in unborn if fragment not in self._merged | kept]

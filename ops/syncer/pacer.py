@@ -269,7 +269,7 @@ class Pacer:
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
-        self._memory = ShardMemory()
+        self._memory = ShardMemory(is_of_modules=paths is not None)
         self._placing = Placing()
         self._is_stopping = False
 

@@ -28,6 +28,11 @@ Snapshot: TypeAlias = Annotated[
     ),
 ]
 
+PathNumber: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--path", metavar="N", help="Of a model made of modules: the path.", show_default=False),
+]
+
 commands = typer.Typer(cls=Commands)
 
 
@@ -51,6 +56,7 @@ def export(
     is_merged: Annotated[
         bool, typer.Option("--merged", help="Of an adapter of peft: the model that it adapts, with it.")
     ] = False,
+    path: PathNumber = None,
 ) -> None:
     """Write the model of a run as a folder for others.
 
@@ -63,7 +69,8 @@ def export(
     """
     from isthmus.programs.trained.export import export
 
-    for line in export(_expanded(run), _expanded(to), form, snapshot=snapshot, dtype=dtype, is_merged=is_merged):
+    run, to = _expanded(run), _expanded(to)
+    for line in export(run, to, form, snapshot=snapshot, dtype=dtype, is_merged=is_merged, path=path):
         typer.echo(line)
 
 
@@ -77,6 +84,7 @@ def sample(
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Of what is drawn.")] = 0,
     snapshot: Snapshot = None,
+    path: PathNumber = None,
 ) -> None:
     """Let a language model write.
 
@@ -89,7 +97,7 @@ def sample(
 
     folder = _expanded(model)
     doing = f"Sampling from {folder}"
-    writer = Writer(text_model(folder, doing, snapshot), doing)
+    writer = Writer(text_model(folder, doing, snapshot, path), doing)
     pieces = writer.continuation(os.fsencode(prompt), tokens, temperature=temperature, seed=seed)
     is_terminal = sys.stdout.isatty()
     first = next(pieces)  # Faults are found by now.
@@ -114,6 +122,7 @@ def evaluate(
         ),
     ] = None,
     snapshot: Snapshot = None,
+    path: PathNumber = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how well a language model predicts a text.
@@ -125,7 +134,7 @@ def evaluate(
 
     folder = _expanded(model)
     doing = f"Evaluating {folder}"
-    found = evaluate(text_model(folder, doing, snapshot), None if data is None else _expanded(data), doing)
+    found = evaluate(text_model(folder, doing, snapshot, path), None if data is None else _expanded(data), doing)
     if as_json:
         typer.echo(json.dumps(found._asdict()))
         return

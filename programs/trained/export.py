@@ -58,8 +58,9 @@ def export(
     snapshot: int | None = None,
     dtype: str | None = None,
     is_merged: bool = False,
+    path: int | None = None,
 ) -> tuple[str, ...]:
-    """Write the model of a run into a new folder, whole or not at all; returns what is to be said about it.
+    """Write the model of a run, or a `path` of it, to a new folder, whole or not at all; returns what is to be said.
 
     `dtype`: of all tensors; None for that in which each is trained. `is_merged`: of an adapter of peft, the model that
     it adapts, with it. ConfigError for a form that the model does not
@@ -80,7 +81,7 @@ def export(
         do = f"Leave it out, or take --format {HUGGINGFACE}."
         raise ConfigError("Reading --merged", f"an adapter, and --format {HUGGINGFACE}", f"--format {form}", do)
     chosen = FORMS[form](run, doing, ExportWish(dtype, is_merged))
-    model = opened(run, doing, snapshot)
+    model = opened(run, doing, snapshot, path)
     layout = job_of(run, doing).layout
     arrays = {leaf.name: model.tensors[leaf.name].reshape(leaf.shape) for leaf in layout}
     dtypes = {leaf.name: dtype or leaf.dtype for leaf in layout}

@@ -21,6 +21,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, difference, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import ShardState
+from isthmus.ops.exchange.paths import modules_among, of_path
 from isthmus.programs.engine.recorder.summary import fragments_in
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.request import Program
@@ -40,18 +41,25 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def load(run_dir: str | Path, task: AnyTask | str | None = None, *, snapshot: int | None = None) -> Any:
+def load(
+    run_dir: str | Path,
+    task: AnyTask | str | None = None,
+    *,
+    snapshot: int | None = None,
+    path: int | None = None,
+) -> Any:
     """The model of a run: a pytree like the one of the task's `init`, whose local leaves are as `init` makes them for
     the run's seed; of a task in PyTorch the module.
 
     `run_dir` is a run folder, `task` the task that was trained: a Task, 'file.py:name', or None for the one that its
     config.toml names, which is the shipped one with the run's settings if it names none. The model is the final one;
-    while there is none, that of the newest snapshot, or, if given, of the `snapshot` with this number. ConfigError if
+    while there is none, that of the newest snapshot, or, if given, of the `snapshot` with this number. Of a model made
+    of modules it is that of a `path`. ConfigError if
     the folder has no model, if a file of it cannot be read, and if its tensors are not those of the task.
     """
     folder = Path(os.path.expanduser(run_dir)).resolve()
     doing = f"Loading the model of {folder}"
-    model = opened(folder, doing, snapshot)
+    model = opened(folder, doing, snapshot, path)
     return model_of(folder, task_of(folder, doing) if task is None else _found(task, {}), model.tensors, doing)
 
 
@@ -73,12 +81,24 @@ READS: Final = 3
 """A run that goes on may remove a snapshot while it is read, having taken two others."""
 
 
-def opened(folder: Path, doing: str, snapshot: int | None = None) -> RunModel:
+def opened(folder: Path, doing: str, snapshot: int | None = None, path: int | None = None) -> RunModel:
     """The model of a run: the final one, if it is whole and no snapshot is asked for; else the newest snapshot, or that
-    with this number.
+    with this number. Of a model made of modules it is that of a `path`.
 
-    ConfigError if there is none, and if what is there cannot be read.
+    ConfigError if there is none, or no such path, and if what is there cannot be read.
     """
+    model = _whole(folder, doing, snapshot)
+    paths = math.prod(modules_among(model.tensors).values())
+    if paths == 1 and path is None:
+        return model
+    if path is None or not 0 <= path < paths:
+        expected = f"a path from 0 to {paths - 1}" if paths > 1 else "no path: this model is not made of modules"
+        do = "Choose one with --path." if paths > 1 else "Leave out --path."
+        raise ConfigError(doing, expected, "none" if path is None else str(path), do)
+    return model._replace(tensors=of_path(model.tensors, path))
+
+
+def _whole(folder: Path, doing: str, snapshot: int | None) -> RunModel:
     has_spec = (folder / SPEC).is_file()
     if snapshot is None and (folder / FINAL).is_dir():
         tensors = tensors_in(folder / FINAL, doing)

@@ -62,6 +62,7 @@ class TextModel:
     context: int | None
     tokens: TextTokens | None
     run: Path | None = None
+    path: int = 0
 
     def held_out(self, doing: str) -> Iterator[Batch]:
         """The batches on which the run evaluates; ConfigError for a model folder, which has none."""
@@ -73,7 +74,7 @@ class TextModel:
             return folder_task.held_out(settings, folder_kept(self.run, settings[FOLDER]))
         task = task_of(self.run, doing)
         assert isinstance(task, Task)
-        return task.evaluation_batches(0)
+        return task.evaluation_batches(0, self.path)
 
 
 def is_run(where: Path) -> bool:
@@ -81,10 +82,13 @@ def is_run(where: Path) -> bool:
     return (where / CONFIG).is_file()
 
 
-def text_model(where: Path, doing: str, snapshot: int | None = None) -> TextModel:
-    """The language model of a run or a model folder; ConfigError if it is neither, or a run of another task."""
+def text_model(where: Path, doing: str, snapshot: int | None = None, path: int | None = None) -> TextModel:
+    """The language model of a run or a model folder, or that of a `path` of a run; ConfigError if it is neither, or a
+    run of another task."""
     if is_run(where):
-        return _of_run(where, doing, snapshot)
+        return _of_run(where, doing, snapshot, path)
+    if path is not None:
+        raise ConfigError(doing, "a run, whose model may have paths", f"{where}, no run", "Leave --path out.")
     if snapshot is not None:
         raise ConfigError(doing, "a run, which has snapshots", f"{where}, no run", "Leave --snapshot out.")
     if not (where / folders.CONFIG).is_file():
@@ -131,12 +135,12 @@ def _in_torch(
     return TextModel(where, predictor, model.vocabulary, model.context, tokens, run)
 
 
-def _of_run(where: Path, doing: str, snapshot: int | None) -> TextModel:
+def _of_run(where: Path, doing: str, snapshot: int | None, path: int | None) -> TextModel:
     settings = settings_of(where, doing)
     if settings is None:
         do = "Read it with isthmus.load, or export its tensors with --format safetensors."
         raise ConfigError(doing, "a run of the shipped language model", "one of another task", do)
-    tensors = opened(where, doing, snapshot).tensors
+    tensors = opened(where, doing, snapshot, path).tensors
     # As it is trained: merged values have more digits than bfloat16 parameters.
     dtypes = {leaf.name: leaf.dtype for leaf in job_of(where, doing).layout}
     arrays = {name: tensors[name].astype(dtype).astype(COMPUTED_IN) for name, dtype in dtypes.items()}
@@ -152,7 +156,7 @@ def _of_run(where: Path, doing: str, snapshot: int | None) -> TextModel:
     config = replace(language_model.model_config(settings), dtype=COMPUTED_IN)
     tokens = ByteTokens() if language_model.is_of_bytes(settings) else None
     predictor = JaxPredictor(config, llama.nested(arrays), ())
-    return TextModel(where, predictor, config.vocabulary, config.context, tokens, where)
+    return TextModel(where, predictor, config.vocabulary, config.context, tokens, where, path or 0)
 
 
 def settings_of(run: Path, doing: str) -> Mapping[str, Any] | None:

@@ -7,7 +7,6 @@ step ended, until it is killed.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -39,19 +38,21 @@ def turns(
     given = [item for key, value in settings.items() for item in options_of(key, value)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         lines = Path(folder, "bare.txt")
-        with _bare_loop(lines, settings) as loop:  # Both compile at the same time.
-            with training(Path(folder, "run"), *given, learners=1, ready_seconds=ready_seconds) as run:
-                _await_steps(lines, loop)
-                loop.send_signal(signal.SIGSTOP)
-                inside = [run.pids["learner/0"], *run.others("learner/0")]
-                signal_all(inside, signal.SIGSTOP)
-                try:
-                    for _ in range(pairs):
-                        alone = _turn([loop.pid], seconds, lambda: _steps_of_loop(lines))
-                        yield alone, _turn(inside, seconds, lambda: _steps_of_run(run))
-                finally:
-                    signal_all(inside, signal.SIGCONT)
-                run.stop()
+        with (
+            _bare_loop(lines, settings) as loop,  # Both compile at the same time.
+            training(Path(folder, "run"), *given, learners=1, ready_seconds=ready_seconds) as run,
+        ):
+            _await_steps(lines, loop)
+            loop.send_signal(signal.SIGSTOP)
+            inside = [run.pids["learner/0"], *run.others("learner/0")]
+            signal_all(inside, signal.SIGSTOP)
+            try:
+                for _ in range(pairs):
+                    alone = _turn([loop.pid], seconds, lambda: _steps_of_loop(lines))
+                    yield alone, _turn(inside, seconds, lambda: _steps_of_run(run))
+            finally:
+                signal_all(inside, signal.SIGCONT)
+            run.stop()
 
 
 def options_of(key: str, value: Any) -> list[str]:

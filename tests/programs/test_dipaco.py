@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus import At, Program
+from isthmus import At, Program, load
 from isthmus.ops.exchange.paths import path_parts
 from isthmus.ops.island.contract import path_evaluations
 from isthmus.ops.learner.inner_step import InnerStep
@@ -197,3 +197,20 @@ def test_paths_train_on_the_shards_of_a_router(tmp_path: Path) -> None:
         language_model(**{**settings, "paths": ()})
     with pytest.raises(ConfigError, match="router"):
         language_model(**{**settings, "paths": (2, 2)})
+
+
+def test_a_path_of_a_run_is_a_model_like_any_other(world: Worlds) -> None:
+    result = _run(world, 2, 2, steps=24)
+    final = final_model(result.folder)
+    for path, (first, second) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        model = load(result.folder, _task(2, 2), path=path)
+        assert np.array_equal(model["layer-0"], final[f"level0.module{first}/layer-0"])
+        assert np.array_equal(model["layer-3"], final[f"level1.module{second}/layer-3"])
+        assert np.array_equal(model["layer-5"], final["layer-5"])
+    with pytest.raises(ConfigError, match="expected a path from 0 to 3, found none"):
+        load(result.folder, _task(2, 2))
+    with pytest.raises(ConfigError, match="expected a path from 0 to 3, found 4"):
+        load(result.folder, _task(2, 2), path=4)
+    flat = world.run("decoupled-diloco", task=ADAM, learners=2, steps=24)
+    with pytest.raises(ConfigError, match="no path: this model is not made of modules, found 0"):
+        load(flat.folder, ADAM, path=0)

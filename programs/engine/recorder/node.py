@@ -96,11 +96,12 @@ class ModelHolders:
     version of it, and by the life of its shard that published it last; each only while that life is live. A model is
     lost if a fragment of it was merged and some fragment has no holder any more. In a program in which no host reports
     what it holds nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home
-    has found the other hosts again is alone in its roster, and knows nothing of them.
+    has found the other hosts again is alone in its roster, and knows nothing of them. Of a model made of modules
+    (`is_of_modules`), a fragment that was never merged is not lost: it begins anew.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, *, is_of_modules: bool = False) -> None:
+        self._count, self._is_of_modules = count, is_of_modules
         self._held: dict[Any, frozenset[int]] = {}
         self._is_merged = False
         self._looks: dict[int, int] = {}
@@ -143,7 +144,8 @@ class ModelHolders:
         for fragment, (shard, epoch) in books.publishers.items():
             is_back = lives.get((SYNCER, shard), epoch) != epoch  # A later life, which began without the fragment.
             held |= set() if is_back else {fragment}
-        return [fragment for fragment in range(self._count) if fragment not in held]
+        judged = books.versions.keys() if self._is_of_modules else range(self._count)
+        return [fragment for fragment in sorted(judged) if fragment not in held]
 
 
 SCHEMAS: Final[dict[str, Any]] = {
@@ -252,7 +254,10 @@ class Recorder:
         self._folder, self._keeps_budget = folder, keeps_budget
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_model, self._has_evaluator = has_model, has_evaluator
-        self._books, self._holders = Books(sizes=sizes, has_regions=has_regions, paths=paths), ModelHolders(len(sizes))
+        self._books, self._holders = (
+            Books(sizes=sizes, has_regions=has_regions, paths=paths),
+            ModelHolders(len(sizes), is_of_modules=paths is not None),
+        )
         self._reports, self._ending = Reports(), Ending(has_model=has_model)
         self._stop_reason: str | None = None
         self._ended: set[tuple[int, int]] = set()

@@ -281,3 +281,14 @@ def test_a_conductor_that_comes_back_waits_for_a_copy_of_what_was_merged() -> No
     assert again.fire(ready(0, 2), ready(1, 2), control=control([0, 1, 3], [1, 1, 3]), held=heard) == []
     copied = [stepping(slot, incarnation=2, epochs=[1, 1]) for slot in range(2)]
     assert told_of(again.fire(*copied)) == [("recover", 0, 0), ("recover", 1, 0)]
+
+
+def test_of_a_model_made_of_modules_a_fragment_begins_as_long_as_no_merge_of_it_is_known() -> None:
+    flat, modules, again = ShardMemory(), ShardMemory(is_of_modules=True), context(2, *ROLES)
+    for memory in (flat, modules):
+        memory.add_recorder(control([1, 1, 4]))
+        memory.add_holders(holding(("recorder", [0, 1], [0])))
+        assert memory.fresh(range(4), again) == []
+        memory.add_holders(holding(("evaluator", [0, 1], [])))
+    assert flat.fresh(range(4), again) == []
+    assert modules.fresh(range(4), again) == [2, 3], "0 is merged, and 1 is kept and merged"
