@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         streaming_diloco,
     )
     from isthmus.programs.island import island
+    from isthmus.programs.routers import reroute, route, training_documents
     from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained.run_model import load
@@ -67,9 +68,12 @@ _MODULES: Final = {
     "load": "programs.trained.run_model",
     "milliseconds": "runtime.clock",
     "scan_layers": "ops.gang.mesh_stages",
+    "reroute": "programs.routers",
+    "route": "programs.routers",
     "streaming_diloco": "programs.engine.request.request",
     "tensorboard": "programs.study.terminal.hook",
     "train": "programs.training",
+    "training_documents": "programs.routers",
     "tree_mean": "ops.exchange.parameter_trees",
 }
 
@@ -106,6 +110,7 @@ __all__ = [
     "streaming_diloco",
     "tensorboard",
     "train",
+    "training_documents",
     "tree_mean",
 ]
 
