@@ -91,7 +91,7 @@ def opened(folder: Path, doing: str, snapshot: int | None = None, path: int | No
     paths = math.prod(modules_among(model.tensors).values())
     if paths == 1 and path is None:
         return model
-    if path is None or not 0 <= path < paths:
+    if path is None or paths == 1 or not 0 <= path < paths:
         expected = f"a path from 0 to {paths - 1}" if paths > 1 else "no path: this model is not made of modules"
         do = "Choose one with --path." if paths > 1 else "Leave out --path."
         raise ConfigError(doing, expected, "none" if path is None else str(path), do)
