@@ -97,8 +97,8 @@ def fragments_in(graph: Template) -> Sequence[Fragment]:
 
 def paths_in(graph: Template) -> PathParts | None:
     """The paths of a program whose model is made of modules."""
-    found: list[PathParts] = [node.keywords["paths"] for node in graph.nodes if node.keywords.get("paths")]
-    return found[0] if found else None
+    named = [node.keywords.get("paths") for node in graph.nodes]
+    return next((paths for paths in named if isinstance(paths, PathParts)), None)
 
 
 def roster_counts(graph: Template, learners: int) -> dict[str, int]:

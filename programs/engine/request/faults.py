@@ -33,6 +33,7 @@ from isthmus.ops.island.contract import LearnerSource
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.engine.recorder.summary import paths_in
 from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.task import AnyTask, OwnTask, StepTask
 from isthmus.programs.user_calls import call
@@ -136,7 +137,7 @@ def path_faults(graph: Template, job: Job, tasks: Collection[Any]) -> Iterator[F
     """Faults of a task whose model is made of modules."""
     if math.prod(job.modules) == 1:
         return
-    if not any(node.keywords.get("paths") for node in graph.nodes):
+    if paths_in(graph) is None:
         expected, found = "dipaco, which trains models made of modules", repr(graph.name)
         yield Fault(
             f"Training {job.task}, which has paths,", expected, found, "Change the program, or leave out paths."
