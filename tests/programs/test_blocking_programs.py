@@ -154,7 +154,8 @@ from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.request import Program
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 for name in SHIPPED:
-    Program(name).build(Job(name, Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
+    layout = (TensorSpec("w", (8, 8), "float32", level=0),)
+    Program(name).build(Job(name, Reference("a:b"), layout, 64, 10_000, 2, modules=(2,)))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
