@@ -241,7 +241,7 @@ def free_running(
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
-    to = None if paths is None else learner.some("fragment", paths.paths, paths.holders)
+    to = None if paths is None else learner.some("fragment", paths.count, paths.holders)
     arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
     published = updates_in(graph, evaluator, outer)
     connect(graph, published, evaluate["update"], Latest("fragment"))

@@ -64,4 +64,4 @@ def _parts(job: Job, cut: Cut | None) -> PathParts:
 def build(job: Job, **settings: Any) -> Graph:
     """The graph; ConfigError, with every fault, for settings out of range, and for a task without modules."""
     parts = _parts(job, settings.get("fragments"))
-    return free_running(NAME, job, parts if parts.paths > 1 else None, **settings)
+    return free_running(NAME, job, parts if parts.count > 1 else None, **settings)

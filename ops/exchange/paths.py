@@ -48,7 +48,7 @@ class PathParts:
 
     def __post_init__(self) -> None:
         whole, own_of, holders = list[Fragment](), list[int](), list[tuple[int, ...]]()
-        choices = list(product(*map(range, self.modules)))
+        chosen = choices(self.modules)
         for fragment, level in zip(self.own, self.levels, strict=True):
             for module in range(1 if level is None else self.modules[level]):
                 units = fragment.units
@@ -56,20 +56,20 @@ class PathParts:
                     units = tuple(replace(unit, tensor=module_name(level, module, unit.tensor)) for unit in units)
                 whole.append(Fragment(len(whole), units))
                 own_of.append(fragment.index)
-                having = [path for path, chosen in enumerate(choices) if level is None or chosen[level] == module]
+                having = [path for path, each in enumerate(chosen) if level is None or each[level] == module]
                 holders.append(tuple(having))
         object.__setattr__(self, "whole", tuple(whole))
         object.__setattr__(self, "own_of", tuple(own_of))
         object.__setattr__(self, "holders", tuple(holders))
 
     @property
-    def paths(self) -> int:
+    def count(self) -> int:
         """The number of paths."""
         return math.prod(self.modules)
 
     def path_of(self, slot: int) -> int:
         """The path that a slot trains, in all its lives."""
-        return slot % self.paths
+        return slot % self.count
 
     def has(self, slot: int, fragment: int) -> bool:
         """Whether a slot's path has a fragment of the whole."""
@@ -78,6 +78,11 @@ class PathParts:
     def numbers(self, path: int) -> tuple[int, ...]:
         """The fragments of the whole that a path has, in the order of its own."""
         return tuple(number for number, having in enumerate(self.holders) if path in having)
+
+
+def choices(modules: Iterable[int]) -> list[tuple[int, ...]]:
+    """The module of each level that each path has, the last level's fastest; levels of one module change nothing."""
+    return list(product(*map(range, modules)))
 
 
 def module_name(level: int, module: int, tensor: str) -> str:
@@ -100,7 +105,7 @@ def modules_among(names: Iterable[str]) -> dict[int, int]:
 def of_path(tensors: Mapping[str, Value], path: int) -> dict[str, Value]:
     """What a path has of tensors with names of the whole, by its plain ones; IndexError if there is no such path."""
     counts = modules_among(tensors)
-    chosen = dict(zip(counts, list(product(*map(range, counts.values())))[path], strict=True))
+    chosen = dict(zip(counts, choices(counts.values())[path], strict=True))
     own: dict[str, Value] = {}
     for name, tensor in tensors.items():
         found = _MODULE.fullmatch(name)

@@ -83,7 +83,7 @@ class Evaluate:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
         self._of_paths: list[PathEvaluating] = []
         if self._paths is not None:
-            self._of_paths = path_evaluations(self._task, context.seed, self._paths.paths)
+            self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
         self._evaluation = self._of_paths[0] if self._of_paths else evaluation_of(self._task, context.seed)
         if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
             frozen_leaves.check(self._frozen, self._evaluation)

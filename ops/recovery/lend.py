@@ -33,15 +33,15 @@ class _Deal:
 class Lend:
     """Wants and offers of learners of `role` in; requests and loans out.
 
-    Learners whose slots are equal modulo `paths` lend to each other: others train another model.
+    Learners whose slots are equal modulo `period` lend to each other: others train another model.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("loan",)
     collects: ClassVar[tuple[str, ...]] = ("moments",)
     schemas: ClassVar[dict[str, Any]] = {"moments": Moments}
 
-    def __init__(self, *, role: str, paths: int = 1) -> None:
-        self._role, self._paths = role, paths
+    def __init__(self, *, role: str, period: int = 1) -> None:
+        self._role, self._period = role, period
         self._announced: dict[int, Moments] = {}
         self._deal: _Deal | None = None
         self._declined: set[tuple[Life, Life]] = set()
@@ -95,7 +95,7 @@ class Lend:
         announced = sorted(self._announced.items())
         lenders = [(slot, each["incarnation"]) for slot, each in announced if each["lends"]]
         for borrower in [(slot, each["incarnation"]) for slot, each in announced if each["lacks"]]:
-            alike = [each for each in lenders if (each[0] - borrower[0]) % self._paths == 0]
+            alike = [each for each in lenders if (each[0] - borrower[0]) % self._period == 0]
             able = [each for each in alike if (borrower, each) not in self._declined]
             if able:
                 lender = min(able, key=lambda each: (self._lent[each[0]], each))

@@ -108,7 +108,7 @@ class Fleet:
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
-        self._paths = cast.paths
+        self._period = cast.period
         self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
         for learner in [each for each in self.replicas if each.role == LEARNER]:
             for each in self.gang(learner)[1:]:
@@ -277,19 +277,20 @@ class Fleet:
         """Admit a machine, new or back again, with learners in the slots that it had, or the next free ones; returns
         these.
 
-        Once every slot was taken, those of machines that no longer take part are free again, the longest free first. Of
-        several paths, the next slot is one of the path with the fewest learners.
+        Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
+        Where not all learners train alike (`RunRoles.period`), the next slot is of the kind with the fewest.
         """
         slots = self.left_by(name)[:islands]
         known = {replica.slot for replica in self.replicas if replica.role == LEARNER}
         free = [Replica(LEARNER, slot) for slot in range(self.slots_max.get(LEARNER, 0)) if slot not in known]
         free += [each for each in self.retired if self._is_free(each) and each not in slots]
-        hands = [0] * self._paths
-        for slot in {slot for slot in known if not self.is_retired(Replica(LEARNER, slot))} | {s.slot for s in slots}:
-            hands[slot % self._paths] += 1
+        hands = [0] * self._period
+        there = {slot for slot in known if not self.is_retired(Replica(LEARNER, slot))}
+        for slot in there | {each.slot for each in slots}:
+            hands[slot % self._period] += 1
         while free and len(slots) < islands:
-            taken = min(free, key=lambda each: hands[each.slot % self._paths])
-            hands[taken.slot % self._paths] += 1
+            taken = min(free, key=lambda each: hands[each.slot % self._period])
+            hands[taken.slot % self._period] += 1
             free.remove(taken)
             slots.append(taken)
         for replica in slots:

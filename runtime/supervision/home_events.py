@@ -61,7 +61,7 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
     end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
     together. Once the run is over, hosts have `exit_seconds` to end by themselves. `hello_times`: the processes of a
-    role have so many times the usual time for their first heartbeat. `paths`: learners in slots that are equal modulo
+    role have so many times the usual time for their first heartbeat. `period`: learners in slots that are equal modulo
     it train alike, and others do not.
     """
 
@@ -73,7 +73,7 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[str, tuple[str, str]] = {}
     exit_seconds: float = EXIT_SECONDS
     hello_times: dict[str, int] = {}
-    paths: int = 1
+    period: int = 1
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

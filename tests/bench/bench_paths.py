@@ -35,9 +35,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from kept_cells import KeptCells
 
 from isthmus.ops import transformer
-from isthmus.ops.data.documents import Documents
 from isthmus.ops.data.routing import losses_along, paths_by_loss
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.exchange.paths import PathParts
@@ -77,7 +77,7 @@ def models(folder: Path, parts: PathParts | None) -> list[dict[str, Any]]:
     if parts is None:
         return [_joined((name.partition("[")[0], name, value) for name, value in sorted(tensors.items(), key=_row))]
     found = []
-    for path in range(parts.paths):
+    for path in range(parts.count):
         units = [
             (own.tensor, unit.name)
             for p, number in enumerate(parts.numbers(path))
@@ -146,7 +146,7 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
     corpus = sharded_corpus([parts], router, PATHS)
     documents = [(corpus.held_out[shard], shard) for shard in range(PATHS)]
     shards = np.array([shard for held_out, shard in documents for _ in range(len(held_out))])
-    ids = [_ids(held_out, index) for held_out, _ in documents for index in range(len(held_out))]
+    ids = [np.asarray(held_out[index]) for held_out, _ in documents for index in range(len(held_out))]
     enough = np.array([len(each) > BEGIN for each in ids])
     ids, shards = [each for each, is_long in zip(ids, enough, strict=True) if is_long], shards[enough]
 
@@ -172,10 +172,6 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
     return told(losses(Program("decoupled-diloco"), task, PATHS), shards)
 
 
-def _ids(documents: Documents, index: int) -> npt.NDArray[Any]:
-    return np.asarray(documents[index])
-
-
 def _alone(task: Any, shard: int) -> Any:
     """The task of a dense model on one shard."""
     return replace(task, paths=(), levels={}, evaluation=2, batch=lambda at: task.batch(replace(at, slot=shard)))
@@ -191,9 +187,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--kept", type=Path)
     asked = parser.parse_args()
-    kept: dict[str, dict[str, float]] = {}
-    if asked.kept is not None and asked.kept.exists():
-        kept = json.loads(asked.kept.read_text())
+    kept = KeptCells(asked.kept)
     cases, seeds = asked.case or list(CASES), range(asked.first, asked.first + asked.seeds)
     with tempfile.TemporaryDirectory() as scratch:
         parts = asked.parts
@@ -205,10 +199,8 @@ def main() -> None:
             for name in cases:
                 key = f"{name}, {asked.steps} steps, seed {seed}"
                 if key not in kept:
-                    kept[key] = run(worlds, name, seed, asked.steps, parts, Path(scratch))
+                    kept.keep(key, run(worlds, name, seed, asked.steps, parts, Path(scratch)))
                     print(f"{key}: {json.dumps(kept[key])}", flush=True)
-                    if asked.kept is not None:
-                        asked.kept.write_text(json.dumps(kept, indent=1))
         worlds.close()
     print(f"{'case':22} by shard  by first 64 bytes  every 64 bytes ({len(seeds)} seeds)")
     for name in cases:

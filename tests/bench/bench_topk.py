@@ -15,7 +15,6 @@ call goes on.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 from bench_joined import replaced
+from kept_cells import KeptCells
 
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.kernels.buffers import Float32
@@ -113,9 +113,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--kept", type=Path)
     asked = parser.parse_args()
-    kept: dict[str, dict[str, float]] = {}
-    if asked.kept is not None and asked.kept.exists():
-        kept = json.loads(asked.kept.read_text())
+    kept = KeptCells(asked.kept)
     cases = asked.case or list(CASES)
     with tempfile.TemporaryDirectory() as folder:
         worlds = Worlds(Path(folder))
@@ -123,10 +121,8 @@ def main() -> None:
             for name in cases:
                 key = f"{name}, {asked.steps} steps, seed {seed}"
                 if key not in kept:
-                    kept[key] = run(worlds, seed, asked.steps, name)
+                    kept.keep(key, run(worlds, seed, asked.steps, name))
                     print(f"{key}: {kept[key]['loss']:.3f}, {kept[key]['fewer']:.1f} times fewer bytes", flush=True)
-                    if asked.kept is not None:
-                        asked.kept.write_text(json.dumps(kept, indent=1))
         worlds.close()
     print(f"{'case':20} fewer bytes  loss ({asked.seeds} seeds, {asked.steps // INTERVAL} sweeps at H = {INTERVAL})")
     for name in cases:

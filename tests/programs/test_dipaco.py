@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from isthmus import At, Program, load
-from isthmus.ops.exchange.paths import path_parts
+from isthmus.ops.exchange.paths import PathParts, path_parts
 from isthmus.ops.island.contract import path_evaluations
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.programs.engine.recorder.summary import paths_in
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
@@ -35,6 +36,12 @@ def _task(*modules: int) -> Any:
 def _run(world: Worlds, *modules: int, learners: int = 4, steps: int = 96, faults: Any = (), **settings: Any) -> Any:
     program = Program(NAME, **{**FLOAT, **settings})
     return world.run(program, task=_task(*modules), learners=learners, steps=steps, jitter=0.0, faults=faults)
+
+
+def _parts(*modules: int) -> PathParts:
+    parts = paths_in(prepare(Program(NAME, **FLOAT), _task(*modules)).graph)
+    assert parts is not None
+    return parts
 
 
 def _voters(result: WorldResult) -> dict[int, set[int]]:
@@ -67,7 +74,7 @@ def test_paths_train_and_nothing_waits(world: Worlds, formats: dict[str, Any]) -
     assert result.summary["tokens_lost"] == result.summary["tokens_pending"] == 0
     assert result.summary["tokens_merged"] > 0.75 * result.summary["tokens_total"]
     assert result.eval_loss < 0.75 * result.summary["eval_loss_initial"]
-    parts = prepare(Program(NAME, **FLOAT), _task(2, 2)).graph.nodes[1].keywords["paths"]
+    parts = _parts(2, 2)
     assert _voters(result) == {p: {slot for slot in range(4) if parts.has(slot, p)} for p in range(len(parts.whole))}
     names = {unit.tensor for part in parts.whole for unit in part.units}
     assert set(final_model(result.folder)) == names
@@ -85,7 +92,7 @@ def test_a_learner_receives_and_holds_its_path_alone(world: Worlds, monkeypatch:
 
     monkeypatch.setattr(InnerStep, "_adopt_all", noted)
     _run(world, 2, 2)
-    parts = prepare(Program(NAME, **FLOAT), _task(2, 2)).graph.nodes[1].keywords["paths"]
+    parts = _parts(2, 2)
     assert received == {slot: set(parts.numbers(slot)) for slot in range(4)}
     assert set(held.values()) == {sum(part.size for part in parts.own)}
 
@@ -147,8 +154,9 @@ def test_more_paths_than_slots_are_refused() -> None:
 def test_a_task_without_paths_and_a_program_without_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected a task that says how many modules each level has, found none"):
         prepare(Program(NAME), ADAM)
-    with pytest.raises(ConfigError, match="expected dipaco, which trains models made of modules, found 'diloco'"):
-        prepare(Program("diloco"), _task(2, 2))
+    for name in ("diloco", "decoupled-diloco"):
+        with pytest.raises(ConfigError, match=f"expected dipaco, which trains models made of modules, found '{name}'"):
+            prepare(Program(name), _task(2, 2))
 
 
 @pytest.mark.parametrize(

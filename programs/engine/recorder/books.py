@@ -437,7 +437,7 @@ class Books(BooksMemory, kw_only=True):
             **self._by_shards(),
         }
         if self.paths is not None:
-            status |= {"paths": self.paths.paths, "holders": [list(each) for each in self.paths.holders]}
+            status |= {"paths": self.paths.count, "holders": [list(each) for each in self.paths.holders]}
         if self._live is not None:
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self.sizes))

@@ -241,7 +241,7 @@ def _add_keep(graph: Graph, role: Role, keeping: KeptStatePorts, record: Node) -
 def _add_lend(graph: Graph, role: Role, moments: Port, loan: Port) -> None:
     """Have the replicas of a node lend their moments to one that begins anew."""
     paths = paths_in(graph.freeze())
-    lending = partial(Lend, role=moments.node.role, paths=1 if paths is None else paths.paths)
+    lending = partial(Lend, role=moments.node.role, period=1 if paths is None else paths.count)
     lend = role.node(LEND, lending, fires=AnyOf("moments"))
     connect(graph, moments, lend["moments"], Latest())
     graph.edge(lend["loan"], loan, Latest("slot"), to=graph.role_of(loan.node.role).at("slot"))

@@ -144,7 +144,7 @@ class Spec:
             elastic=self.elastic,
             edges=dict(self.edges),
             exit_seconds=EXIT_SECONDS if self.script is None else LOOP_EXIT_SECONDS,
-            paths=math.prod(self.job.modules),
+            period=math.prod(self.job.modules),
             hello_times={} if self.script is None else dict.fromkeys(self.computing, LOOP_HELLO_TIMES),
         )
 

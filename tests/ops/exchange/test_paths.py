@@ -23,7 +23,7 @@ SHARED = 256 * 8 + 8
 @pytest.mark.parametrize("modules", [(2, 2), (1, 4), (3, 2), (2, 1)])
 def test_every_path_is_a_whole_model_and_the_whole_has_each_module_once(modules: tuple[int, int], cut: object) -> None:
     parts = path_parts(LAYOUT, modules, cut)  # type: ignore[arg-type]
-    assert parts.paths == math.prod(modules)
+    assert parts.count == math.prod(modules)
     assert sum(part.size for part in parts.own) == SHARED + 4 * 128
     assert sum(part.size for part in parts.whole) == SHARED + 256 * sum(modules)
     for path, chosen in enumerate(product(*map(range, modules))):

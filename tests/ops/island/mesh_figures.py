@@ -141,7 +141,7 @@ def codes_agree(learner: Learner, fragment: Fragment, anchor: np.ndarray[Any, An
     return is_same and bool(np.allclose(found.norms, norms(gradient, fragment), rtol=1e-6, atol=0.0))
 
 
-def averaged(task: LanguageTask, devices: int) -> list[float]:
+def averaged(task: Any, devices: int) -> list[float]:
     """The losses of a learner that steps along its own gradients."""
     learner = GradientLearner(task, 0, task.batch(At(0, 0, 0)), IslandDevices(("cpu",), devices))
     losses = []

@@ -18,7 +18,6 @@ from isthmus.ops import transformer
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes
-from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.optimizer import adamw, muon
@@ -26,6 +25,7 @@ from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.model_config import ModelConfig, Routing
 from isthmus.runtime.host.contract import IslandDevices
 from tests.ops.bodies import Spec
+from tests.ops.island import mesh_figures
 from tests.ops.island.mesh_figures import COMPILED, arrays, bytes_on, codes_agree, note_compilation, part_bytes
 
 STEPS: Final = 20
@@ -127,14 +127,7 @@ def losses_on(mesh: str, optimizer: str, config: ModelConfig = CONFIG) -> list[f
 
 def averaged(mesh: str) -> list[float]:
     """The losses of a learner that steps along its own gradients."""
-    task = StagedTask("adamw", MESHES[mesh])
-    learner = GradientLearner(task, 0, task.batch(At(0, 0, 0)), IslandDevices(("cpu",), DEVICES.get(mesh, 4)))
-    losses = []
-    for n in range(3):
-        told, gradient = learner.gradient(task.batch(At(0, 0, n)))
-        learner.apply(gradient, 0.5)
-        losses.append(told["loss"])
-    return losses
+    return mesh_figures.averaged(StagedTask("adamw", MESHES[mesh]), DEVICES.get(mesh, 4))
 
 
 EXPERTS: Final = replace(CONFIG, routing=Routing(4))

@@ -108,7 +108,7 @@ def test_what_an_earlier_life_says_late_counts_for_nothing() -> None:
 
 def test_only_learners_of_one_path_lend_to_each_other() -> None:
     node = Lender((0, 1), (1, 1), (2, 1), (3, 1))
-    node.lend = Lend(role="learner", paths=2)
+    node.lend = Lend(role="learner", period=2)
     node.lend.open(node.context)
     assert node.fire(told(0), told(2), told(3, lacks=True)) == []
     assert node.fire(told(1)) == [(1, 1, [3, 1], None, 0)]

@@ -383,8 +383,8 @@ def test_a_machine_whose_way_leads_through_a_bucket_is_lost_after_three_minutes(
     assert [beat for beat, (_, is_lost) in enumerate(lost, 1) if is_lost] == [LOST_BEATS]
 
 
-def test_of_several_paths_a_machine_that_joins_gets_a_slot_of_the_one_with_the_fewest_learners() -> None:
-    cast = RunRoles(roles={"learner": 4, "syncer": 1}, slots_max={"learner": 11}, least={"learner": 1}, paths=4)
+def test_a_machine_that_joins_gets_a_slot_of_those_that_train_alike_and_are_fewest() -> None:
+    cast = RunRoles(roles={"learner": 4, "syncer": 1}, slots_max={"learner": 11}, least={"learner": 1}, period=4)
     here = fleet(cast)
     here.take_away("beta", "left")
     assert here.join("gamma", 1) == [Replica("learner", 5)]
