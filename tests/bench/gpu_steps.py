@@ -1,6 +1,6 @@
 """The steps that are measured on a GPU, one after another, each bounded in time and each by itself.
 
-    tests/bench/on_a_gpu.sh [--minutes 10] [--out DIR] [--wheels DIR] [--data DIR] [--tiny] [--long]
+    tests/bench/on_a_gpu.sh [--minutes 10] [--out DIR] [--wheels DIR] [--data DIR] [--tiny] [--long] [--only STEP]...
     tests/bench/on_a_gpu.sh --fetch-wheels DIR [--python 3.12] [--without NAME,...]
 
 A step is a process that writes lines of JSON as it measures. Each line is in DIR/gpu.jsonl at once, and DIR/gpu.json
@@ -9,8 +9,9 @@ after every step. A step gets a share of the time that is left, what it does not
 one has the rest. One that fails, or runs past its time, is recorded, and the next begins: whatever it has started is
 killed before, since this process adopts what daemons leave behind.
 
-The order is that of `STEPS`. With --long it is one step alone, that of the 26 million parameters, which takes
-DIR/long.state up again. Another call with the same DIR adds to it; figures of another card or tree are refused.
+The order is that of `SHARES`; steps that are chosen with --only have equal parts of the time. With --long it is one
+step alone, that of the 26 million parameters, which takes DIR/long.state up again. Another call with the same DIR adds
+to it; figures of another card or tree are refused.
 
 --tiny does the same with small models on a CPU. Exit status 0 if every step was done, 1 if not, 2 with one message if
 the machine, the wheels or the text do not suffice, and nothing was started.
@@ -43,10 +44,10 @@ from gpu_machine import RefusedError
 
 HERE: Final = Path(__file__).resolve().parent
 SHARES: Final[Mapping[str, float]] = {"learner": 0.4, "memory": 0.15, "exchange": 0.15, "kill": 0.6, "line": 1.0}
-"""Of the time that is left when a step begins. Of ten minutes: 240 s for two processes that compile gpt-124m at the
-same time and five pairs of 9 s (a bare loop alone took 60 s on a machine that had just begun, and a run did not train
-within 80 s more); memory took 12 s on an H200, the exchange 26 s; 180 s for a run of two learners, of which one is
-killed, twice (90 s were too few to begin); and what is left for the line, of whose cells each took 50 to 75 s."""
+"""Of the time that is left when a step begins. Of ten minutes: 240 s for a run that compiles gpt-124m and five pairs of
+9 s (110 s on one core, on a machine that had just begun; the bare loop has the same programs); memory took 12 s on an
+H200, the exchange 26 s; 180 s for a run of two learners, of which one is killed, twice; and what is left for the line,
+of whose cells each took 50 to 75 s."""
 LONG: Final = "long"
 SECONDS_MIN: Final = 15.0
 """A step that would have less is not begun: it starts Python and jax."""
@@ -97,10 +98,11 @@ class Bench(NamedTuple):
 def carry_out(bench: Bench, steps: Sequence[str]) -> bool:
     """Every step; whether all were done."""
     is_whole = True
-    for step in steps:
+    for number, step in enumerate(steps):
         left = bench.until - time.monotonic() - RESERVE_SECONDS
         # Small steps are over soon, unless the machine is busy.
-        seconds = left * (1.0 if bench.is_tiny else SHARES.get(step, 1.0))
+        share = SHARES.get(step, 1.0) if len(steps) == len(SHARES) else 1 / (len(steps) - number)
+        seconds = left * (1.0 if bench.is_tiny else share)
         if seconds < SECONDS_MIN:
             bench.write(step, event="left out", state="not reached", error=f"{max(seconds, 0):.0f} s were left for it")
             is_whole = False
@@ -221,6 +223,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--data", type=Path, metavar="DIR", help="text; Python's standard library if absent")
     options.add_argument("--tiny", action="store_true", help="small models, on a CPU")
     options.add_argument("--long", action="store_true", help="26 million parameters, and nothing else")
+    options.add_argument("--only", choices=SHARES, action="append", help="this step; may be repeated")
     options.add_argument("--fetch-wheels", type=Path, metavar="DIR", help="make a folder of wheels, by a network")
     options.add_argument("--python", default="3.12", metavar="X.Y", help="for which --fetch-wheels is; 3.12 if absent")
     options.add_argument("--megabytes-max", type=float, default=gpu_machine.WHEELS_MEGABYTES_MAX, metavar="N")
@@ -292,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         bench = opened(asked, scratch, began)
         adopt_descendants()
-        is_whole = carry_out(bench, (LONG,) if asked.long else tuple(SHARES))
+        is_whole = carry_out(bench, (LONG,) if asked.long else tuple(asked.only or SHARES))
         print(gpu_figures.table(gpu_figures.read(bench.folder / gpu_figures.JSON)))
         print(f"{bench.folder / gpu_figures.JSON} and {gpu_figures.PAGE}, in {time.monotonic() - began:.0f} s")
     except RefusedError as error:

@@ -99,10 +99,11 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
     replica = leader(member.replica)
     if replica.role not in (LEARNER, EVALUATOR) or replica.role not in run_spec.computing:
         return None
-    if replica.role == EVALUATOR and is_on_cpu:
-        set_environment({"JAX_PLATFORMS": "cpu"})
-        return None
     accelerators = environment.find()
+    if replica.role == EVALUATOR and is_on_cpu:
+        is_alone = accelerators is None or platform_of(run_spec.here.kinds) == "cpu"
+        set_environment({"JAX_PLATFORMS": "cpu"} if is_alone else environment.beside_accelerators(os.environ))
+        return None
     if accelerators is None:
         set_environment(environment.without_accelerators())
     total = 0 if accelerators is None else len(accelerators.ids)
@@ -117,6 +118,8 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
         if islands.platform == "tpu":
             set_environment(environment.of_this_life(os.environ, size))
         set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
+        if accelerators is not None and islands.platform == accelerators.platform:
+            set_environment(environment.compiling(len(islands.ids), os.environ))
         gang = (
             GangOfProcesses(member, size, run_spec.here.address)
             if size > 1 and not run_spec.is_elastic(replica.slot)

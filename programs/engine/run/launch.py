@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
-from isthmus.programs.engine.islands.environment import gpus, script_environment
+from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.host.own_process import environment
@@ -385,7 +385,9 @@ class Launcher:
         """The variables by which a script's process sees the GPUs of its island; an evaluator's those of the first."""
         island = replica.slot % max(self._learners, 1) if replica.role == LEARNER else 0
         has_evaluator = len(self._computing) > 1
-        return script_environment(gpus(), island, self._learners, has_evaluator=has_evaluator, environment=os.environ)
+        there = gpus()
+        own = script_environment(there, island, self._learners, has_evaluator=has_evaluator, environment=os.environ)
+        return own if there is None else {**own, **compiling(max(self._learners, 1), os.environ)}
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:

@@ -12,6 +12,8 @@ from isthmus.programs.engine.islands.environment import (
     MEMORY,
     Accelerators,
     Islands,
+    beside_accelerators,
+    compiling,
     evaluator_environment,
     gpus,
     islands_of,
@@ -25,6 +27,7 @@ from isthmus.programs.engine.islands.environment import (
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
+from isthmus.runtime.system.processes import ONE_THREAD
 
 GPUS = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
 H100 = ("NVIDIA H100", "H100")
@@ -186,3 +189,12 @@ def test_processes_of_a_script_see_the_gpus_of_their_island(tmp_path: Path) -> N
     assert [each.get("XLA_CLIENT_MEM_FRACTION") for each in seen(6)] == ["0.45"] * 6
     assert [each.get("XLA_CLIENT_MEM_FRACTION") for each in seen(4, has_evaluator=True)] == ["0.45", None, None, None]
     assert script_environment(None, 0, 2, has_evaluator=False, environment={}) == {}
+
+
+def test_xla_compiles_on_the_cores_of_a_machine_whose_learners_have_accelerators() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert compiling(1, ONE_THREAD) == {"NPROC": str(cores)}
+    assert compiling(cores + 1, {"NPROC": "1"}) == {"NPROC": "1"}
+    assert compiling(1, {"NPROC": "5"}) == {}
+    assert beside_accelerators(ONE_THREAD) == {"JAX_PLATFORMS": "cpu", "NPROC": str(cores), "XLA_FLAGS": None}
+    assert beside_accelerators({"NPROC": "3", "XLA_FLAGS": "--xla_a=b"}) == {"JAX_PLATFORMS": "cpu"}
