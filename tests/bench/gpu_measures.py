@@ -162,6 +162,8 @@ def kill(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     given = [item for key, value in settings(asked).items() for item in options_of(key, value)]
     given += ["--set", "program.push=int4"]
+    if not asked.tiny:  # The run would wait for minutes at its end: gpt-124m is evaluated slowly on a CPU.
+        given += ["--set", "run.evaluate_on=island"]
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as there,
         training(Path(there, "run"), *given, learners=2, ready_seconds=READY_SECONDS_MAX) as run,
