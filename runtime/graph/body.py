@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
@@ -164,6 +165,11 @@ def _collected(where: str, collects: Any, names: list[str]) -> tuple[str, ...]:
     return tuple(collects)
 
 
+@lru_cache(maxsize=256)  # Builders make the same classes nodes again and again; more are none.
+def _signature(body: type) -> inspect.Signature:
+    return inspect.signature(body)
+
+
 def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Raise GraphError if `body` does not take the arguments of its node."""
     if not inspect.isclass(body):
@@ -175,12 +181,13 @@ def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, 
                 "Write a class with __init__ and __call__.",
             )
         return
+    signature = _signature(body)
     try:
-        inspect.signature(body).bind(*arguments, **keywords)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise GraphError(
             where,
-            f"the arguments of {body.__qualname__}{inspect.signature(body)}",
+            f"the arguments of {body.__qualname__}{signature}",
             str(error),
             f"Give the body what it takes: partial({body.__qualname__}, ...).",
         ) from None

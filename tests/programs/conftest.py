@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
 from tests.programs.engine.run.process_run import Run
+
+# A runner makes the commands of an app anew at each call, which takes longer than most refusals.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 from isthmus.runtime.ids import Member
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
-STRANGER = KeyPair.make()
+STRANGER = KeyPair.draw()
 """Whom nobody admits."""
 
 
 @cache
 def pair_of(machine: str) -> KeyPair:
     """The key of a machine."""
-    return KeyPair.make()
+    return KeyPair.draw()
 
 
 def machine_of(member: Member) -> str:

@@ -23,7 +23,8 @@ from tests.patience import PATIENCE
 from tests.procfs import has_ipv6
 
 LOOPBACK = "tcp://127.0.0.1:*"
-ALPHA, BETA, GAMMA, STRANGER = (KeyPair.make() for _ in range(4))
+ALPHA, BETA, GAMMA = (KeyPair.draw() for _ in range(3))
+STRANGER = KeyPair.make()  # It is told in a command.
 
 
 class Place:

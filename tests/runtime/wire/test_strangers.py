@@ -51,7 +51,7 @@ def context() -> Iterator[Any]:
 
 KINDS: dict[str, tuple[Keyring | None, str | None, set[str]]] = {
     "no keys": (None, None, {"keyless", "cut"}),
-    "a wrong server key": (ring_of(LEARNERS[1]), KeyPair.make().public, {"mistaken"}),
+    "a wrong server key": (ring_of(LEARNERS[1]), KeyPair.draw().public, {"mistaken"}),
     "an unadmitted key": (Keyring(STRANGER), None, {"unadmitted"}),
 }
 """What strangers show: their keys, the key of the machine that they expect, and how they are counted."""

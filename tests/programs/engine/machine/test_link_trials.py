@@ -25,7 +25,7 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.patience import PATIENCE
 
-PAIRS = {name: KeyPair.make() for name in ("alpha", "beta", "gamma", "owner")}
+PAIRS = {name: KeyPair.draw() for name in ("alpha", "beta", "gamma", "owner")}
 
 
 class Running:
