@@ -221,8 +221,6 @@ def task(
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
-    from isthmus.ops import transformer
-    from isthmus.ops.island.optimizer import adamw, muon
     from isthmus.ops.model_config import ModelConfig
 
     config = ModelConfig(
@@ -238,18 +236,14 @@ def task(
         checkpoint=checkpoint,
         microbatches=microbatches,
     )
-    kind = adamw if optimizer == "adamw" else partial(muon, is_hidden=transformer.is_hidden)
+    rate = rate_default(optimizer, width, sequences) if lr is None else lr
+    init, loss = _functions(config)
     return Task(
-        partial(transformer.init, config),
-        partial(transformer.balanced_loss if experts else transformer.loss, config),
+        init,
+        loss,
         read.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
-        optimizer=kind(
-            peak=rate_default(optimizer, width, sequences) if lr is None else lr,
-            warmup=warmup,
-            weight_decay=weight_decay,
-            clip=clip,
-        ),
+        optimizer=_optimizer(optimizer, rate, warmup, weight_decay, clip),
         evaluation=read.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
@@ -257,6 +251,25 @@ def task(
         paths=tuple(paths),
         levels={f"layers/{layer}/**": layer * len(paths) // layers for layer in range(layers)} if paths else {},
     )
+
+
+# The same functions for the same settings: by them jax finds what it has traced and compiled in this process.
+@lru_cache(maxsize=4)
+def _functions(config: ModelConfig) -> tuple[Any, Any]:
+    """Parameters of a key, and the loss of parameters and batch."""
+    from isthmus.ops import transformer
+
+    loss = transformer.loss if config.routing is None else transformer.balanced_loss
+    return partial(transformer.init, config), partial(loss, config)
+
+
+@lru_cache(maxsize=4)
+def _optimizer(name: str, peak: float, warmup: float, weight_decay: float, clip: float) -> Any:
+    from isthmus.ops import transformer
+    from isthmus.ops.island.optimizer import adamw, muon
+
+    kind = adamw if name == "adamw" else partial(muon, is_hidden=transformer.is_hidden)
+    return kind(peak=peak, warmup=warmup, weight_decay=weight_decay, clip=clip)
 
 
 def _routing(experts: int, chosen: int, slack: float, balance: float) -> Routing | None:

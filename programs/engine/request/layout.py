@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ import optax
 from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL, is_merged
-from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.exchange.parameter_trees import Rules, named_leaves
 from isthmus.ops.island.functions import functions_of
 from isthmus.ops.island.recipe import Leaf, Now, abstract_key, trained_part, with_part, with_scalars
 from isthmus.programs.engine.request.batch_checks import check_data
@@ -86,18 +86,29 @@ def check_loss(task: Task, batch: Any) -> None:
         raise ConfigError(f"Running {name}", "one scalar of a floating dtype", result, do)
     if faults := list(_metric_faults(name, {"loss": value, **metrics})):
         raise ConfigError.of(faults)
-    call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, _gradient(task), params, batch))
+    gradient = _kept(_gradient, task.loss, task.rules)
+    call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, gradient, params, batch))
     _check_optimizer(task.optimizer, trained_part(params, task.rules))
 
 
-def _gradient(task: Task) -> Callable[[Any, Any], Any]:
+def _kept(make: Any, *of: Any) -> Any:
+    """The function that `make` made of the same before: jax finds what it traced by the function, so that a task of
+    which another run is prepared is not traced again."""
+    try:
+        return make(*of)
+    except TypeError:  # A loss or an optimizer that has no hash.
+        return make.__wrapped__(*of)
+
+
+@lru_cache(maxsize=4)
+def _gradient(loss: Callable[[Any, Any], Any], rules: Rules[Any]) -> Callable[[Any, Any], Any]:
     """(parameters, batch) -> the gradient of what is trained of them, and the loss's scalars."""
 
     def gradient(params: Any, batch: Any) -> Any:
         def objective(part: Any) -> Any:
-            return with_scalars(task.loss, with_part(params, part), batch)
+            return with_scalars(loss, with_part(params, part), batch)
 
-        return jax.grad(objective, has_aux=True)(trained_part(params, task.rules))
+        return jax.grad(objective, has_aux=True)(trained_part(params, rules))
 
     return gradient
 
@@ -110,17 +121,25 @@ def _has_scalars(result: Any) -> bool:
 def _check_optimizer(pair: Any, params: Any) -> None:
     optimizer = optax.with_extra_args_support(pair)
     state = call("task.optimizer.init", pair.init, partial(jax.eval_shape, optimizer.init, params))
-
-    def step(grads: Any, state: Any, params: Any, progress: jax.Array) -> Any:
-        updates, state = optimizer.update(grads, state, params, progress=progress)
-        return optax.apply_updates(params, updates), state
-
+    step = _kept(_update, pair)
     run = partial(jax.eval_shape, step, params, state, params, np.zeros((), np.float32))
     updated, after = call("task.optimizer.update", pair.update, run)
     for what, here, there in (("parameters", params, updated), ("optimizer state", state, after)):
         if changed := _changed(here, there):
             do = "Use a transformation that leaves shapes and dtypes as they are."
             raise ConfigError("Running task.optimizer.update", f"{what} of the same form", changed, do)
+
+
+@lru_cache(maxsize=4)
+def _update(pair: Any) -> Callable[..., Any]:
+    """(gradients, state, parameters, progress) -> the parameters and the state after an update by this optimizer."""
+    optimizer = optax.with_extra_args_support(pair)
+
+    def step(grads: Any, state: Any, params: Any, progress: jax.Array) -> Any:
+        updates, state = optimizer.update(grads, state, params, progress=progress)
+        return optax.apply_updates(params, updates), state
+
+    return step
 
 
 def check_step(task: StepTask, batch: Any) -> None:
@@ -231,7 +250,7 @@ def warnings(task: JaxTask, seed: int) -> tuple[Fault, ...]:
 def without_gradient(task: Task, seed: int) -> list[str]:
     """The names of the parameters whose gradient is zero for every batch."""
     params = jax.eval_shape(task.init, abstract_key())
-    gradient = _gradient(task)
+    gradient = _kept(_gradient, task.loss, task.rules)
     traced = jax.make_jaxpr(lambda *arguments: gradient(*arguments)[0])(params, first_batch(task, seed)).jaxpr
     equations = {variable: equation for equation in traced.eqns for variable in equation.outvars}
     outputs = zip(named_leaves(trained_part(params, task.rules)), traced.outvars, strict=True)
