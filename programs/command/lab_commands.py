@@ -209,8 +209,8 @@ def goodput(
 
 @simulate_commands.command()
 def speeds(
-    learners: Annotated[int, typer.Option("--learners", metavar="N")] = 4,
-    slower: Annotated[float, typer.Option("--slower", metavar="X", help="Speed of the slower half.")] = 0.68,
+    learners: Annotated[int, typer.Option("--learners", metavar="N")] = 8,
+    slower: Annotated[float, typer.Option("--slower", metavar="X", help="Speed of the slower half.")] = 0.847,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, on average.")] = 100,
     seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
     page: Page = None,

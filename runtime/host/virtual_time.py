@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from isthmus.runtime.clock import Clock, Duration, Instant
 
@@ -129,7 +129,21 @@ class InlineExecutor:
         self._is_closed = True
 
 
-def jittered(duration: Duration, jitter: float, seed: int) -> Callable[[], Duration]:
-    """Durations drawn uniformly from duration x [1 - jitter, 1 + jitter], the same for the same seed."""
+Spread: TypeAlias = Callable[[random.Random, float], float]
+"""(generator, jitter) -> the factor of a duration, 1 on average."""
+
+
+def evenly(rng: random.Random, jitter: float) -> float:
+    """Uniform in [1 - jitter, 1 + jitter]."""
+    return 1.0 + jitter * (2.0 * rng.random() - 1.0)
+
+
+def normally(rng: random.Random, jitter: float) -> float:
+    """Normal around 1 with the standard deviation `jitter`, and no less than a twentieth."""
+    return max(0.05, rng.gauss(1.0, jitter))
+
+
+def jittered(duration: Duration, jitter: float, seed: int, spread: Spread = evenly) -> Callable[[], Duration]:
+    """Durations around this one, the same for the same seed."""
     rng = random.Random(seed)
-    return lambda: Duration(round(duration * (1.0 + jitter * (2.0 * rng.random() - 1.0))))
+    return lambda: Duration(round(duration * spread(rng, jitter)))

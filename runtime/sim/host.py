@@ -36,7 +36,7 @@ from isthmus.runtime.host.own_process import (
     phase,
     suspended,
 )
-from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
+from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import fields as fields_of
@@ -161,6 +161,7 @@ class UniverseSetting:
     resolve: Callable[[Reference], Any]
     duration: DurationOf
     jitter: float
+    spread: Spread
     meets: Callable[[Replica, Replica], Meeting]
     checkers: Sequence[Witness]
     trace: Trace | None
@@ -221,7 +222,7 @@ class Life:
             on_peer_lost=lambda peer, reason: self._connected(peer),
             holds_strangers=True,
         )
-        took = durations(self.plan, member.replica, setting.duration, setting.jitter, setting.seed)
+        took = durations(self.plan, member.replica, setting.duration, setting.jitter, setting.seed, setting.spread)
         self.host = Host(
             self.plan,
             member,

@@ -24,7 +24,7 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
-from isthmus.runtime.host.virtual_time import VirtualClock
+from isthmus.runtime.host.virtual_time import Spread, VirtualClock, evenly
 from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Member, Replica, follower, leader
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
@@ -82,12 +82,12 @@ class Observer(Witness, Protocol):
 class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
 
-    `duration(replica, node)` is the time of a firing before `jitter` (a share); `place(replica)` the machine of each;
-    processes boot for half to three halves of `boot_seconds`; `least` is the smallest number of replicas of a role with
-    which the run can go on, `processes` those of the island of each learner, `elastic` how many of them may train
-    without the others, `owners` whose the machines are, where they are not their own. `error` is what a body raised,
-    `outcome` how the run ended, once its last process has; `incidents` those of all hosts; `requests`: 'stop' and
-    'end', once a home has got it; `is_stopped`: a requested stop was confirmed.
+    `duration(replica, node)` is the time of a firing before `jitter`, a share that `spread` draws around;
+    `place(replica)` the machine of each; processes boot for half to three halves of `boot_seconds`; `least` is the
+    smallest number of replicas of a role with which the run can go on, `processes` those of the island of each learner,
+    `elastic` how many of them may train without the others, `owners` whose the machines are, where they are not their
+    own. `error` is what a body raised, `outcome` how the run ended, once its last process has; `incidents` those of all
+    hosts; `requests`: 'stop' and 'end', once a home has got it; `is_stopped`: a requested stop was confirmed.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Universe:
         resolve: Callable[[Reference], Any],
         duration: DurationOf = a_millisecond,
         jitter: float = 0.0,
+        spread: Spread = evenly,
         climate: Climate = Climate(),  # noqa: B008
         faults: Iterable[Fault] = (),
         checkers: Sequence[Observer] = (),
@@ -147,6 +148,7 @@ class Universe:
             resolve=resolve,
             duration=duration,
             jitter=jitter,
+            spread=spread,
             meets=meets,
             checkers=self._checkers,
             trace=trace,

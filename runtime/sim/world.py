@@ -17,7 +17,7 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
+from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock, evenly, jittered
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.writing import Tape, joined
 
@@ -118,11 +118,11 @@ class World:
 
 
 def durations(
-    plan: Plan, replica: Replica, duration: DurationOf, jitter: float, seed: int
+    plan: Plan, replica: Replica, duration: DurationOf, jitter: float, seed: int, spread: Spread = evenly
 ) -> Callable[[int], Duration]:
     """Each node draws from a stream of its own, so that one node's firings do not move another's."""
     streams = {}
     for node in plan.nodes:
         own = zlib.crc32(f"{seed} {replica} {node.name}".encode())
-        streams[node.index] = jittered(duration(replica, node.name), jitter, own)
+        streams[node.index] = jittered(duration(replica, node.name), jitter, own, spread)
     return lambda node: streams[node]()

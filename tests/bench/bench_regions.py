@@ -1,12 +1,12 @@
 """Four regions on slow links: `python tests/bench/bench_regions.py [--steps N] [--json]`.
 
-The plan `links/four_regions.toml` (sockets throttled by the proxy of `isthmus chaos`) under decoupled-diloco in bf16 both
-ways, as it is; then data-parallel on the same links for fewer steps, with half of the model, whose float32 gradients are
-as many bytes as those of the whole in bf16. For each: seconds from the first inner step to the end, for each step of a
-learner; of data-parallel also the quartiles of single steps, because its steps are multiplied: the factor is what it
-would take for the tokens that decoupled-diloco trained, over what that took. Beside it, what the bytes of the ring alone
-take on the slowest link, if every chunk crossed both of its links at once and no step lost a moment: no implementation
-is faster than that.
+The plan `links/four_regions.toml` (sockets throttled by the proxy of `isthmus chaos`) under decoupled-diloco in bf16
+both ways, as it is; then data-parallel on the same links for fewer steps, with half of the model, whose float32
+gradients are as many bytes as those of the whole in bf16. For each: seconds from the first inner step to the end, for
+each step of a learner; of data-parallel also the quartiles of single steps, because its steps are multiplied: the
+factor is what it would take for the tokens that decoupled-diloco trained, over what that took. Beside it, what the
+bytes of the ring alone take on the slowest link, if every chunk crossed both of its links at once and no step lost a
+moment: no implementation is faster than that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 ones.
 
 Decides the terms of each program and how a run of a day is simulated. The terms are *calibrated* to the published cells
-(arXiv 2604.21428, where a chip is interrupted once a year), so agreement with those is no prediction; the tests compare
-the model with whole runs of the real cores.
+(arXiv 2604.21428, where a chip is interrupted once a year), so agreement with those is no prediction; other published
+cells are held out. The tests compare the model with whole runs of the real cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from random import Random
 from statistics import fmean, stdev
-from typing import Final, NamedTuple, final
+from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
@@ -161,6 +161,16 @@ PUBLISHED: Final = {
     (DECOUPLED, 8): (0.98, 0.96, 0.94, 0.88),
 }
 """Goodput at each of PUBLISHED_CHIPS, simulated by the authors of Decoupled DiLoCo (arXiv 2604.21428)."""
+HELD_OUT_CHIPS: Final = 2_400_000
+HELD_OUT_LEARNERS: Final = 16
+"""Their simulation covers these, too. No term of the model was chosen by them, and we have no figures of theirs."""
+Standing: TypeAlias = Literal["calibrated", "held out", "held out, new"]
+
+
+_CALIBRATED_LEARNERS: Final = [learners for program, learners in PUBLISHED if program == DECOUPLED]
+_CALIBRATED: Final = {
+    (TERMS[program], chips / learners) for program, learners in PUBLISHED for chips in PUBLISHED_CHIPS
+}
 
 
 @final
@@ -181,6 +191,22 @@ class Cell:
         """The goodput that was published for this cell, if one was."""
         row = PUBLISHED.get((self.program, self.learners))
         return dict(zip(PUBLISHED_CHIPS, row, strict=True)).get(self.chips) if row else None
+
+    @property
+    def standing(self) -> Standing | None:
+        """What the published figure of this cell was for the terms of the model; None if none was published.
+
+        M learners on N chips behave as one on N / M, so a cell that was held out is only new where no calibrated cell
+        has the same terms and as many chips a learner.
+        """
+        if self.published is not None:
+            return "calibrated"
+        if self.chips not in (*PUBLISHED_CHIPS, HELD_OUT_CHIPS) or (
+            self.program == DECOUPLED and self.learners not in (*_CALIBRATED_LEARNERS, HELD_OUT_LEARNERS)
+        ):
+            return None
+        is_known = (TERMS[self.program], self.chips / self.learners) in _CALIBRATED
+        return "held out" if is_known else "held out, new"
 
     @property
     def difference(self) -> float | None:
@@ -254,8 +280,8 @@ CALIBRATED: Final = (
 
 
 def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
-    """The result, with a row for each cell; in its data `published` and `difference` are None if nothing was published,
-    and `calibrated` are the terms of each program."""
+    """The result, with a row for each cell; in its data `published` and `difference` are None where the terms were not
+    set by a published figure, `standing` says what that was for, and `calibrated` are the terms of each program."""
     names_of_lines = dict.fromkeys(map(_name, cells))
     lines = [
         ChartLine(
@@ -266,13 +292,16 @@ def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
         for name in names_of_lines
     ]
     drawing = draw_lines(lines, "Goodput by number of chips", scaled, percent, low=0.0, high=1.0)
-    objects = [asdict(cell) | {"published": cell.published, "difference": cell.difference} for cell in cells]
+    objects = [
+        asdict(cell) | {name: getattr(cell, name) for name in ("published", "difference", "standing")} for cell in cells
+    ]
     columns = ("program", "chips", "goodput", "deviation", "published", "difference", "uptime")
     rows = [
         (
             _name(cell),
             scaled(cell.chips),
-            *map(percent, (cell.goodput, cell.goodput_deviation, cell.published)),
+            *map(percent, (cell.goodput, cell.goodput_deviation)),
+            percent(cell.published) if cell.published is not None else cell.standing or UNKNOWN,
             UNKNOWN if cell.difference is None else f"{100 * cell.difference:+.1f} points",
             percent(cell.uptime),
         )
@@ -296,10 +325,17 @@ def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
 
 def _summary(cells: Sequence[Cell]) -> list[str]:
     off = [abs(cell.difference) for cell in cells if cell.difference is not None]
-    if not off:
-        return ["None of these cells was published."]
-    mean, most = 100 * sum(off) / len(off), 100 * max(off)
-    return [f"{len(off)} cells were published: mean absolute difference {mean:.1f} points, largest {most:.1f}."]
+    held_out = [cell.standing for cell in cells if cell.standing not in (None, "calibrated")]
+    said = []
+    if off:
+        mean, most = 100 * sum(off) / len(off), 100 * max(off)
+        said.append(f"{len(off)} cells set the terms: mean absolute difference {mean:.1f} points, largest {most:.1f}.")
+    if held_out:
+        said.append(
+            f"{len(held_out)} cells were published, too, and held out: {held_out.count('held out, new')} are new, the "
+            "others have as many chips a learner as a cell that set the terms (M learners on N chips are one on N / M)."
+        )
+    return said or ["None of these cells was published."]
 
 
 def _name(cell: Cell) -> str:

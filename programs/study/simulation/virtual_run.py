@@ -34,18 +34,19 @@ SECONDS_MAX: Final = 3600.0
 @final
 @dataclass(frozen=True, slots=True)
 class VirtualPace:
-    """Durations in virtual time: an inner step takes `step_ms` / `speeds[slot]` (default 1), any other firing a
-    fiftieth of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
+    """Durations in virtual time: an inner step takes `step_ms` / `speeds[slot]` (default 1), any other firing the
+    `parts`-th part of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
 
     speeds: tuple[float, ...] = ()
     step_ms: float = 10.0
     delay_ms: float = 1.0
     jitter: float = 0.05
+    parts: int = 50
 
     def duration(self, replica: Replica, node: str) -> Duration:
         """The duration of a firing, before jitter."""
         if node != "inner-step":
-            return milliseconds(self.step_ms / 50)
+            return milliseconds(self.step_ms / self.parts)
         return milliseconds(self.step_ms / (self.speeds[replica.slot] if replica.slot < len(self.speeds) else 1.0))
 
 

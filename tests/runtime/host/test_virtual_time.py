@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import fmean, stdev
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
+from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered, normally
 
 LATE = Instant(seconds(100))
 
@@ -171,3 +173,12 @@ def test_jitter_spreads_evenly_and_differs_between_seeds() -> None:
     assert min(drawn) < milliseconds(8.05)
     assert max(drawn) > milliseconds(11.95)
     assert {jittered(milliseconds(10), 0.0, seed)() for seed in range(5)} == {milliseconds(10)}
+
+
+def test_normal_jitter_has_its_deviation_and_no_duration_is_nothing() -> None:
+    draw = jittered(milliseconds(10), 0.1, 7, normally)
+    drawn = [draw() / milliseconds(10) for _ in range(4000)]
+    assert fmean(drawn) == pytest.approx(1.0, abs=0.01)
+    assert stdev(drawn) == pytest.approx(0.1, abs=0.01)
+    wild = jittered(milliseconds(10), 5.0, 7, normally)
+    assert min(wild() for _ in range(100)) == milliseconds(10) / 20

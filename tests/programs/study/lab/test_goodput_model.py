@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import inf
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
 from isthmus.programs.study.lab.goodput import (
+    DATA_PARALLEL,
     DECOUPLED,
+    ELASTIC,
     PUBLISHED,
     PUBLISHED_CHIPS,
     TERMS,
+    Cell,
     FailureTerms,
     Work,
     cells,
@@ -73,6 +77,15 @@ def test_every_published_cell_is_met_and_learners_keep_a_run_up() -> None:
     assert sum(off) / len(off) <= 0.012
     assert all(cell.uptime >= 0.99 for cell in found if cell.learners >= 4)
     assert all(0 <= cell.goodput <= 1 for cell in found)
+    standings = Counter(cell.standing for cell in found)
+    assert standings == {"calibrated": 20, "held out": 7, "held out, new": 3}
+    new = [(cell.program, cell.learners, cell.chips) for cell in found if cell.standing == "held out, new"]
+    assert new == [(DATA_PARALLEL, 1, 2_400_000), (ELASTIC, 1, 2_400_000), (DECOUPLED, 16, 150_000)]
+
+
+def test_a_cell_that_nobody_published_has_no_standing() -> None:
+    assert Cell(DECOUPLED, 3, 150_000, 0.9, None, 1.0).standing is None
+    assert Cell(ELASTIC, 1, 160_000, 0.9, None, 1.0).standing is None
 
 
 def test_one_of_m_learners_is_one_with_an_mth_of_the_chips() -> None:

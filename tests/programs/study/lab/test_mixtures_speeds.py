@@ -15,13 +15,15 @@ from isthmus.programs.command.main import app
 @pytest.mark.slow
 def test_lock_step_waits_for_the_slower_and_grace_keeps_their_work(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    told = json.loads(command("--slower", "0.5", "--steps", "60", "--json", "--page", str(page)).stdout)
-    lock_step, alone, grace = told["cases"]
-    assert lock_step["goodput"] == pytest.approx(0.75, abs=0.04)
-    assert min(alone["goodput"], grace["goodput"]) >= 0.99
+    told = json.loads(command("--steps", "60", "--json", "--page", str(page)).stdout)
+    lock_step, overlapped, alone, grace = told["cases"]
+    assert lock_step["goodput"] == pytest.approx(lock_step["published"], abs=0.02)
+    assert overlapped["goodput"] == pytest.approx((1 + 1.18) / 2 / 1.18, abs=0.01)
+    assert overlapped["published"] is None
+    assert min(alone["goodput"], grace["goodput"]) >= 0.995
     assert alone["goodput_merged"] < 0.6 < 0.95 < grace["goodput_merged"]
     assert grace["seconds"] < lock_step["seconds"]
-    assert page.read_text().count("<circle") == 6
+    assert page.read_text().count("<circle") == 7
 
 
 def test_numbers_out_of_range_are_refused_together() -> None:
