@@ -24,7 +24,7 @@ from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.merge import Anchor, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.settings import Setting, checked, settings_of
@@ -119,6 +119,14 @@ def free_running(
         Literal["count", "refuse"],
         Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
     ] = "count",
+    anchor: Annotated[
+        Anchor,
+        Setting(
+            "What an outer gradient is relative to: the version that its learner adopted, or the syncer's newest, as "
+            "published.",
+            resumes=True,
+        ),
+    ] = "adopted",
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
@@ -134,6 +142,13 @@ def free_running(
             resumes=True,
         ),
     ] = 0.0,
+    carry: Annotated[
+        bool,
+        Setting(
+            "A learner keeps what it trained between its answer and the update, and sends it with its next answer.",
+            resumes=True,
+        ),
+    ] = False,
     bounded: Bounded = True,
     weight_share_max: Annotated[
         float,
@@ -183,6 +198,7 @@ def free_running(
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
             alpha=alpha,
+            carries=carry,
             push=push,
             tells_links=AUTO in (push, update, interval, overlap),
             paths=paths,
@@ -225,6 +241,7 @@ def free_running(
             momentum=momentum,
             share_max=weight_share_max,
             opposed=opposed,
+            anchor=anchor,
         ),
         fires=votes,
     )
@@ -236,6 +253,8 @@ def free_running(
     )
 
     rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
+    if anchor == "syncer":
+        graph.edge(outer["state"], merging["published"], Latest("fragment"))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)

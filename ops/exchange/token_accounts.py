@@ -197,7 +197,9 @@ class FragmentLedger:
         a ........ c ........ t ........ x
           merged    refused    overlapped        without an answer, all that is not merged is refused: left out
 
-    so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. A slow update may be
+    so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. Where the learner
+    carries over what it trained since t (since a, where it has not answered), that stays pending, and in its next
+    answer, which begins there: nothing is overlapped, and nothing refused for want of an answer. A slow update may be
     adopted after the answer to the next round has left: that answer is booked as refused, and moved to merged when the
     clock of a following update has it. A shard that comes back may begin with an older version than the learner held:
     what the clock of the new epoch no longer has was undone, and is moved from merged to lost.
@@ -213,6 +215,7 @@ class FragmentLedger:
     refused: int = field(default=0, init=False)
     lost: int = field(default=0, init=False)
     _answered: int | None = field(default=None, init=False, repr=False)
+    _answered_steps: int = field(default=0, init=False, repr=False)
     _unsettled: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
     """Ranges of tokens booked as refused whose answer may yet be merged, by a round open at the adoption; ascending."""
     _merged_last: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
@@ -239,19 +242,26 @@ class FragmentLedger:
                 f"answering up to token {position}: expected {self.begin} (adoption) to {self.odometer.tokens} "
                 f"(trained), and no step back from {self._answered}."
             )
-        self._answered = position
+        self._answered, self._answered_steps = position, self.odometer.steps
 
-    def adopted(self, version: Version, clock: Clock | None) -> None:
+    def adopted(self, version: Version, clock: Clock | None, *, carries: bool = False) -> None:
         """Close the accounts at the adoption of `version`, made now, and open new ones.
 
-        `clock` is this slot's entry in the update; that of another incarnation counts as none. Raises ValueError for a
-        version older than the base, or a clock beyond what was trained.
+        `clock` is this slot's entry in the update; that of another incarnation counts as none. With `carries` the new
+        accounts begin at the last answer, whose position was that of its moment. Raises ValueError for a version older
+        than the base, or a clock beyond what was trained, or, with `carries`, answered.
         """
         if tuple(version) < tuple(self.base):
             raise ValueError(f"adopting version {version}: expected {self.base} or newer, which the learner holds.")
         if version[0] > self.base[0]:
             self._book_undone(clock)
+        kept = self.begin if self._answered is None else self._answered
+        if carries and clock is not None and clock[0] == self.incarnation and clock[1] > kept:
+            expected = f"at most token {kept}, which was answered"
+            raise ValueError(f"reading the clock: expected {expected}, found {clock[1]} merged.")
         merged_up_to, position = self._book_merged(clock), self.odometer.tokens
+        if carries:
+            position = kept
         if self._answered is None:
             self.refused += position - merged_up_to
         else:
@@ -259,7 +269,10 @@ class FragmentLedger:
             self._unsettled = [*self._unsettled, (merged_up_to, answered)][-UNSETTLED_COUNT_MAX:]
             self.refused += answered - merged_up_to
             self.overlapped += position - answered
+        steps = self._steps_begin if self._answered is None else self._answered_steps
         self._reopen(version)
+        if carries:
+            self.begin, self._steps_begin = kept, steps
 
     def died(self, clock: Clock | None = None) -> None:
         """Close the accounts for good: pending tokens are lost, except those that `clock` reports as merged."""

@@ -83,7 +83,8 @@ class Feed:
 class HeldFragment:
     """A learner's state of one fragment: the version that it adopted last, with its clock, and the ledger since then.
 
-    `answered` is the round of its last answer and the number of steps before it, until something else is adopted.
+    `answered` is the round of its last answer and the number of steps before it, until something else is adopted, and
+    `sent` its values at that answer, where a learner carries over what it trains from there.
     """
 
     ledger: FragmentLedger
@@ -91,6 +92,7 @@ class HeldFragment:
     clock: list[list[int]]
     positions: list[list[int]]
     answered: tuple[int, int] | None = None
+    sent: Any = None
 
 
 @final
@@ -99,7 +101,8 @@ class Answers:
 
     `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one. `begun_from` makes the
     first version of a fragment from the values of the task's `init`. `own_of`: which own fragment one of a message is,
-    or is like, where it is not this learner's; `numbers`: those of its own in messages. As its own without them.
+    or is like, where it is not this learner's; `numbers`: those of its own in messages. As its own without them. With
+    `carries` the values at each answer are kept.
     """
 
     def __init__(
@@ -116,7 +119,9 @@ class Answers:
         begun_from: Callable[[int, Any], Any] = lambda p, values: values,
         own_of: Mapping[int, int] | None = None,
         numbers: Sequence[int] | None = None,
+        carries: bool = False,
     ) -> None:
+        self._carries = carries
         self._slot, self._incarnation, self._learner, self._push = slot, incarnation, learner, push
         self._coding = learner if isinstance(learner, Coding) else None
         self._held, self._odometer, self._feed = held, odometer, feed
@@ -181,8 +186,10 @@ class Answers:
         if self._coding is not None and push in self._coding.codes:
             capture = self._capture(request, held, None)
             capture["coded"] = self._coding.code(p, held.anchor, push)
+            held.sent = self._learner.extract(p) if self._carries else None
         else:
             capture = self._capture(request, held, self._learner.extract(p))
+            held.sent = capture["values"] if self._carries else None
         self.given += 1
         self.payload_bytes += FORMATS[push].payload(self._sizes[p])
         held.ledger.answered(self._odometer.tokens)

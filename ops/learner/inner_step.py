@@ -35,6 +35,7 @@ from isthmus.ops.exchange.messages import (
     Round,
     StepReport,
     Update,
+    Vector,
     is_withdrawn,
 )
 from isthmus.ops.exchange.paths import PathParts
@@ -52,6 +53,7 @@ from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.first_version import begun_from
 from isthmus.ops.learner.follow import Follow
+from isthmus.ops.learner.fragment_send import outer_gradient
 from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.ops.learner.recovery import Inheritance, Lending
 
@@ -70,12 +72,12 @@ class InnerStep:
 
     `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
-    no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `tells_links`,
-    `progress` includes the goodput of its links. Its local leaves are lent to others on `moments`, and those of others
-    arrive on `loan`. Where its host is to leave, it gives last answers if it `answers_last`. `frozen`: the digests of
-    leaves that are not trained; a learner that makes others refuses to open. `paths`: of a model made of modules, of
-    whose `fragments` a learner has those of its path. It counts these by themselves; messages name them as the whole
-    model does.
+    no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `carries` what was
+    trained since the last answer survives whole, and is in the next one. With `tells_links`, `progress` includes the
+    goodput of its links. Its local leaves are lent to others on `moments`, and those of others arrive on `loan`. Where
+    its host is to leave, it gives last answers if it `answers_last`. `frozen`: the digests of leaves that are not
+    trained; a learner that makes others refuses to open. `paths`: of a model made of modules, of whose `fragments` a
+    learner has those of its path. It counts these by themselves; messages name them as the whole model does.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -98,6 +100,7 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         alpha: float = 0.0,
+        carries: bool = False,
         push: Format | Literal["auto"] = "float32",
         tells_links: bool = False,
         answers_last: bool = True,
@@ -112,6 +115,7 @@ class InnerStep:
         self._report_every = report_every
         self._budget = tokens
         self._alpha = alpha
+        self._carries = carries
         self._push = push
         self._tells_links = tells_links
         self._answers_last = answers_last and bool(fragments)
@@ -173,6 +177,7 @@ class InnerStep:
             begun_from=lambda p, values: begun_from(context.folder, self._parts[p], values),
             own_of=dict(enumerate(paths.own_of)) if paths is not None else self._own_of,
             numbers=self._numbers,
+            carries=self._carries,
         )
         elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(
@@ -344,6 +349,7 @@ class InnerStep:
         held = self._held[p]
         # No share of the zeros before a first version may survive, nor of values that are not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
+        values = update["values"]
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
             self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
@@ -353,11 +359,15 @@ class InnerStep:
             # The duration of a shard's absence is not a round trip. Before `adopted`, which replaces the base.
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
+            # After the last version no answer would have it, and the values of a sick learner are worth nothing.
+            carries = self._carries and not self._sick and update["kind"] != "final"
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
-            held.ledger.adopted(version, clock_of(update["clock"], self._slot))
+            held.ledger.adopted(version, clock_of(update["clock"], self._slot), carries=carries)
+            if carries and held.ledger.steps:
+                values = self._carried(p, held, values)
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
-            held.positions = update["positions"]
-        adopt(p, update["values"])
+            held.positions, held.sent = update["positions"], None
+        adopt(p, values)
         self._inheritance.overtaken(p)
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
@@ -365,6 +375,14 @@ class InnerStep:
         if update["kind"] == "final" and self._evaluation is not None:
             self._evaluation.adopted_final(p)
         self._move_on()  # To the final phase, where this was the last version.
+
+    def _carried(self, p: int, held: HeldFragment, values: Vector) -> Vector:
+        """New values of a fragment, float32[n], plus what this learner trained since its last answer, or since the last
+        adoption where it has not answered."""
+        now = np.asarray(self._learner.extract(p), np.float32)
+        if held.sent is None:
+            return values - outer_gradient(held.anchor, now, self._fragments[p])
+        return values + (now - np.asarray(held.sent, np.float32))
 
     def _move_on(self) -> None:
         """Step, once all fragments are adopted and the next batch is known; at the end, stop."""

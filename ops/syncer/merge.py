@@ -2,8 +2,9 @@
 
 Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
 finite, whose norms do not match their values, that are out of proportion, or that would take the model beyond float32;
-it shortens those that are merely long, weighs the rest by tokens * (tokens / steps), merges in slot order, and books
-the result. The quorum decided which answers came into the round; outer-step applies the merged gradient.
+it shortens those that are merely long, takes them from its own present fragment where that is their anchor, weighs the
+rest by tokens * (tokens / steps), merges in slot order, and books the result. The quorum decided which answers came
+into the round; outer-step applies the merged gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,19 @@ from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Begun, Gradient, Merging, ReachedPositions, Round
-from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
+from isthmus.ops.exchange.messages import (
+    MERGES_KEPT,
+    Answer,
+    Begun,
+    Gradient,
+    Merging,
+    ReachedPositions,
+    Round,
+    ShardState,
+    Version,
+    passed_on,
+)
+from isthmus.ops.exchange.token_accounts import STALE_INTERVALS, AtMost, FragmentAccount, StepTokens, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
@@ -140,6 +152,34 @@ class Extent:
         return (theta, velocity) if max(velocity, ahead, theta) <= VALUE_MAX else None
 
 
+Anchor: TypeAlias = Literal["adopted", "syncer"]
+"""What an outer gradient is relative to: the version that the learner adopted, or the shard's newest one."""
+BASES_KEPT: Final = STALE_INTERVALS + 1
+"""Published versions of a fragment that are kept: the newest, and one for each interval that an answer may be old."""
+
+
+class PublishedVersions:
+    """The values of the last BASES_KEPT published versions of one fragment."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, int], Float32] = {}
+
+    def add(self, version: Version, values: Float32) -> None:
+        """Keep a version, the newest, or one that is published again; the oldest goes."""
+        self._values[version[0], version[1]] = values
+        for oldest in sorted(self._values)[:-BASES_KEPT]:
+            del self._values[oldest]
+
+    def has(self, version: Version) -> bool:
+        """Whether the values of a version are kept."""
+        return (version[0], version[1]) in self._values
+
+    def distance(self, base: Version) -> Float32 | None:
+        """The newest version minus a kept one, float32[n]; None where that is the newest."""
+        newest = max(self._values)
+        return None if (base[0], base[1]) == newest else self._values[newest] - self._values[base[0], base[1]]
+
+
 class Merge:
     """A round and its answers in, Gradient out.
 
@@ -148,10 +188,14 @@ class Merge:
     the answers are those of so many regions, for learners; in a region, fragments may begin as `begun` says, without an
     answer. `share_max` is the largest share of a merge of who has none of its own (`exchange.influence`); `opposed`:
     what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
+
+    With the `anchor` 'syncer' (arXiv 2604.21428) an outer gradient is relative to this shard's newest version, B_v -
+    theta: to an answer on an older base b, which is B_b - theta, the distance B_v - B_b is added, before the merge. The
+    versions come from outer-step (`published`). Answers on an older base than BASES_KEPT has are refused as stale.
     """
 
     outputs = ("gradient", "reached")
-    collects = ("answer", "begun")
+    collects = ("answer", "begun", "published")
 
     @staticmethod
     def schemas(
@@ -173,8 +217,11 @@ class Merge:
         of_regions: int = 0,
         share_max: float = 1.0,
         opposed: Literal["tell", "refuse"] = "tell",
+        anchor: Anchor = "adopted",
     ) -> None:
         self._fragments = fragments
+        self._published: dict[int, PublishedVersions] | None = {} if anchor == "syncer" else None
+        """By fragment, where the anchor is the shard's own version."""
         self._of_regions = of_regions
         self._method, self._is_bounding = method, bounded
         self._share_max, self._refuses_opposed = share_max, opposed == "refuse"
@@ -205,6 +252,7 @@ class Merge:
         answer: Mapping[Any, Answer],
         decision: Mapping[str, Any] | None = None,
         begun: Mapping[Any, Begun] | None = None,
+        published: Mapping[Any, ShardState] | None = None,
     ) -> dict[str, Gradient | ReachedPositions]:
         """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
 
@@ -212,6 +260,8 @@ class Merge:
         """
         for item in (begun or {}).values():
             self._begin_as(item, round["interval"])
+        for state in (published or {}).values():  # Before the answers: one may be on the version before.
+            self._keep(state)
         merging_record = self._record(round, decision or {})
         # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
@@ -227,6 +277,8 @@ class Merge:
                 merging_record["refused"].append([vote["slot"], refusal])
         # Shortened first: an answer that is too long may stay within float32 once it is shortened.
         bounded = self._bounded(round, accepted, merging_record)
+        # Then moved: bounds compare what learners trained, and what leaves float32 is the sum.
+        bounded = [self._from_newest(vote) for vote in bounded]
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
         return self._emitted({**merged, "lives": lives})
 
@@ -253,6 +305,37 @@ class Merge:
                 vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
             bounded.append(vote)
         return bounded
+
+    def _keep(self, state: ShardState) -> None:
+        """Keep a published version, where answers may be on it."""
+        if self._published is not None:
+            versions = self._published.setdefault(state["fragment"], PublishedVersions())
+            versions.add(state["version"], cast(Float32, state["values"]))
+
+    def _from_newest(self, vote: Answer) -> Answer:
+        """An answer as an outer gradient from the newest version, where that is the anchor; float32 if it moves.
+
+        Coded units have the lengths that their learner measured, before the distance is added.
+        """
+        if self._published is None or vote["base"] is None:
+            return vote
+        distance = self._published[vote["fragment"]].distance(vote["base"])
+        if distance is None:
+            return vote
+        fragment, values = self._fragments[vote["fragment"]], self._values(vote)
+        moved = self._decoded(values, vote["norms"], fragment) + distance
+        norms = self._merging.unit_norms(moved, fragment).astype(np.float32)
+        plain: Answer = passed_on(Answer, {**vote, "format": "float32"}, gradient=moved, norms=norms)
+        return plain
+
+    def _decoded(self, values: Values, norms: Float32, fragment: Fragment) -> Float32:
+        """The values themselves, float32[n]; those of codes, with these norms by unit."""
+        if not isinstance(values, self._coding.Coded):
+            return cast(Float32, values)
+        lengths = self._merging.unit_norms(values, fragment)
+        ratios = np.divide(norms, lengths, out=np.ones_like(lengths), where=lengths > 0).astype(np.float32)
+        decoded: Float32 = self._coding.add(np.zeros(fragment.size, np.float32), values, fragment)
+        return np.multiply(decoded, np.repeat(ratios, np.diff(fragment.offsets)), dtype=np.float32)
 
     def _values(self, vote: Answer) -> Values:
         """The values of an answer, in the form that kernels take."""
@@ -453,6 +536,8 @@ class Merge:
             checked = [[vote["slot"], *former] for former in vote.get("former", ())]
         if not all(self._are_tokens_of(slot, steps, end - begin) for slot, _, begin, end, steps in checked):
             refusal = refusal or "inconsistent"
+        if self._published is not None and not self._published[round["fragment"]].has(vote["base"]):
+            refusal = refusal or "stale"
         if refusal is None:  # Last: it reads every value.
             refusal = self._unsound(vote)
         return refusal

@@ -43,6 +43,7 @@ class CompareOptions:
     seeds: int
     margin: float | None
     speeds: str | None
+    delay_ms: float | None
     folder: Path | None
 
 
@@ -81,7 +82,7 @@ def _plan(options: CompareOptions) -> ComparisonPlan:
         )
     pacing = None
     with collecting(faults):
-        pacing = None if options.speeds is None else _pacing(options.speeds)
+        pacing = _pacing(options.speeds, options.delay_ms)
     named = options.programs or ([sections.program_reference] if sections.program_reference else PROGRAMS)
     wanted = ComparisonRequest(
         programs=tuple(map(reference.absolute, named)),
@@ -94,9 +95,15 @@ def _plan(options: CompareOptions) -> ComparisonPlan:
     return plan(wanted, faults)
 
 
-def _pacing(speeds: str) -> Pacing:
+def _pacing(speeds: str | None, delay_ms: float | None) -> Pacing | None:
+    """The pacing of virtual time; None in real time. Its ranges are checked by the plan."""
+    if speeds is None and delay_ms is not None:
+        raise ConfigError("Reading --delay", "--speeds with it", "no --speeds", "Add --speeds 1: real links delay.")
+    if speeds is None:
+        return None
     try:
-        return Pacing(tuple(float(each) for each in speeds.split(",")))
+        numbers = tuple(float(each) for each in speeds.split(","))
     except ValueError:
         do = "Write for example --speeds 1,1,0.8,0.6."
         raise ConfigError("Reading --speeds", "numbers, divided by commas", repr(speeds), do) from None
+    return Pacing(numbers) if delay_ms is None else Pacing(numbers, delay_ms=delay_ms)

@@ -219,6 +219,16 @@ def compare(
             rich_help_panel=options.WHERE,
         ),
     ] = None,
+    delay_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--delay",
+            metavar="MS",
+            help="In virtual time: what a transfer between hosts takes, where a step takes 10. Default: 1.",
+            show_default=False,
+            rich_help_panel=options.WHERE,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -241,7 +251,7 @@ def compare(
     from isthmus.programs.command.comparing import CompareOptions
     from isthmus.programs.command.comparing import compare as comparing
 
-    comparison = CompareOptions(requested, programs or [], sweep or [], seeds, margin, speeds, folder)
+    comparison = CompareOptions(requested, programs or [], sweep or [], seeds, margin, speeds, delay_ms, folder)
     if not comparing(comparison, as_json=as_json):
         raise typer.Exit(FAILED)
 

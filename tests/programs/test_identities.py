@@ -86,6 +86,26 @@ def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> N
 
 
 @pytest.mark.long
+def test_either_anchor_is_the_same_where_no_answer_is_late(world: Worlds) -> None:
+    with recorded() as adopted:
+        _run(world, "decoupled-diloco", **OUTER)
+    with recorded() as published:
+        _run(world, "decoupled-diloco", anchor="syncer", **OUTER)
+    assert len(adopted.updates[0]) > 2
+    assert adopted.updates == published.updates
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("push", ["float32", "int4"])
+def test_what_is_carried_over_is_merged_and_nothing_is_overwritten(world: Worlds, push: str) -> None:
+    """At equal speeds every token comes into the model."""
+    figures = [_run(world, "decoupled-diloco", carry=carry, push=push, **OUTER).summary for carry in (False, True)]
+    overwritten = [summary["tokens_overlapped"] for summary in figures]
+    assert overwritten[0] > 0 == overwritten[1]
+    assert figures[0]["merged_share"] < figures[1]["merged_share"] == 1.0
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
     """What the test above compares is not the same whatever happens."""

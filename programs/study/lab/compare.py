@@ -173,7 +173,9 @@ def _differing(kept: ComparisonPlan, plan: ComparisonPlan) -> Iterator[tuple[str
 
 
 def _paced(plan: ComparisonPlan) -> str:
-    return "in real time" if plan.pacing is None else f"at virtual speeds {','.join(map(str, plan.pacing.speeds))}"
+    if plan.pacing is None:
+        return "in real time"
+    return f"at virtual speeds {','.join(map(str, plan.pacing.speeds))} with a delay of {plan.pacing.delay_ms:g} ms"
 
 
 def _only(one: Variant, other: Variant) -> str:
@@ -401,6 +403,9 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         if not 0 < speed < float("inf"):
             do = "Write for example --speeds 1,1,0.8,0.6: by slot, 1 takes 10 virtual ms a step."
             yield Fault("Reading --speeds", "numbers above 0", str(speed), do)
+    if wanted.pacing is not None and not 0 <= wanted.pacing.delay_ms < float("inf"):
+        do = "Write for example --delay 30: a round trip of 6 steps."
+        yield Fault("Reading --delay", "milliseconds of at least 0", str(wanted.pacing.delay_ms), do)
 
 
 def _unknown(wanted: ComparisonRequest, schemas: Sequence[Schema]) -> Iterator[Fault]:

@@ -171,7 +171,8 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     step_ms = rng.choice((20.0, 100.0, 400.0))
     steps = rng.choice((24, 32, 40))
     formats = trial.formats_of(random.Random(f"isthmus {seed} formats"))
-    chosen = Program(program, **trial.settings(rng), **formats)
+    options = trial.options_of(random.Random(f"isthmus {seed} options"))
+    chosen = Program(program, **trial.settings(rng), **formats, **options)
     climate = Climate(
         latency=rng.choice((0.0002, 0.005, 0.04)), jitter=rng.choice((0.0, 0.002, 0.03)), gbits=rng.choice((0.001, 1.0))
     )

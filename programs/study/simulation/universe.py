@@ -51,6 +51,8 @@ from isthmus.runtime.sim.universe import Universe, digest, machine_of
 from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]
+OPTION_SHARE: Final = 0.25
+"""Share of runs with an option on."""
 BRIEF_SECONDS: Final = 3.0
 """Limit of a fault where no host may be given up: a silent host is after 20 s, and faults follow one another."""
 
@@ -59,13 +61,15 @@ BRIEF_SECONDS: Final = 3.0
 class Trial:
     """The conditions of a program in the search.
 
-    `settings(rng)` draws the program's settings; each of its `formats` is coded in one run of four. Hosts of the
+    `settings(rng)` draws the program's settings; each of its `formats` is coded in one run of four, and each of its
+    `options` has its second value instead of the default. Hosts of the
     `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max`: seconds that a fault may last; `joins`:
     machines may join; `crashes`: lives may end again and again; `task(learners)`: what is trained.
     """
 
     settings: Callable[[random.Random], Settings]
     formats: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
     spared: tuple[str, ...] = ()
     lasts_max: float = 25.0
     joins: bool = True
@@ -76,6 +80,10 @@ class Trial:
         """The formats that are not float32."""
         drawn = {name: rng.choice(("float32",) * 9 + CODED) for name in self.formats}
         return {name: each for name, each in drawn.items() if each in CODED}
+
+    def options_of(self, rng: random.Random) -> Settings:
+        """The options that are not at their defaults."""
+        return {name: other for name, other in self.options if rng.random() < OPTION_SHARE}
 
     def spares(self, host: str) -> bool:
         """Whether a host may not end."""
@@ -105,9 +113,10 @@ def _streaming(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
 
 
+FREE_RUNNING: Final = (("anchor", "syncer"), ("carry", True))
 TRIALS: Final[Mapping[str, Trial]] = {
-    "decoupled-diloco": Trial(_decoupled, formats=("push", "update")),
-    "dipaco": Trial(_dipaco, formats=("push", "update"), task=toy_task.of_paths),
+    "decoupled-diloco": Trial(_decoupled, formats=("push", "update"), options=FREE_RUNNING),
+    "dipaco": Trial(_dipaco, formats=("push", "update"), options=FREE_RUNNING, task=toy_task.of_paths),
     "streaming-diloco": Trial(_streaming, formats=("push", "update")),
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The learners have the state, but only the syncer knows their step.

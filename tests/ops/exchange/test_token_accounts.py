@@ -183,6 +183,45 @@ def test_adoption_closes_the_books(answered: int | None, clock: Clock | None, ex
     assert (books.base, books.begin, books.steps, books.tokens) == ((1, 1), 50, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("answered", "clock", "expected", "begin"),
+    [
+        (None, None, {"pending": 50}, 0),
+        (40, None, {"refused": 40, "pending": 10}, 40),
+        (40, (1, 40), {"merged": 40, "pending": 10}, 40),
+        (40, (1, 30), {"merged": 30, "refused": 10, "pending": 10}, 40),
+        (40, (2, 45), {"refused": 40, "pending": 10}, 40),
+        (50, (1, 50), {"merged": 50}, 50),
+    ],
+)
+def test_what_is_carried_over_stays_pending(
+    answered: int | None, clock: Clock | None, expected: dict[str, int], begin: int
+) -> None:
+    books = ledger()
+    train(books, answered or 0, steps=4)
+    if answered is not None:
+        books.answered(answered)
+    train(books, 50 - (answered or 0), steps=5)
+    books.adopted((1, 1), clock, carries=True)
+    assert fates(books) == expected
+    steps = 9 if answered is None else 5
+    assert (books.base, books.begin, books.steps, books.tokens) == ((1, 1), begin, steps, 50 - begin)
+    books.answered(50)
+    books.adopted((1, 2), (1, 50), carries=True)
+    assert fates(books)["merged"] >= 50 - begin
+    assert books.tokens == 0
+
+
+def test_an_answer_that_is_merged_late_is_booked_beside_what_was_carried_over() -> None:
+    books = ledger(20)
+    books.answered(20)
+    train(books, 3)
+    books.adopted((1, 1), None, carries=True)
+    assert fates(books) == {"refused": 20, "pending": 3}
+    books.adopted((1, 2), (1, 20), carries=True)
+    assert fates(books) == {"merged": 20, "pending": 3}
+
+
 def test_of_several_answers_the_last_counts() -> None:
     books = ledger(20)
     books.answered(20)
@@ -271,6 +310,10 @@ def test_a_returning_life_counts_its_own_tokens() -> None:
     [
         (lambda books: books.adopted((0, 9), None), r"expected \(1, 0\) or newer"),
         (lambda books: books.adopted((1, 1), (1, 51)), "expected at most token 50, found 51 merged"),
+        (
+            lambda books: books.adopted((1, 1), (1, 9), carries=True),
+            "at most token 0, which was answered, found 9 merged",
+        ),
         (lambda books: books.answered(51), r"expected 0 \(adoption\) to 50 \(trained\)"),
         (lambda books: (books.answered(40), books.answered(39)), "no step back from 40"),
     ],
@@ -285,7 +328,7 @@ def test_impossible_events_change_nothing(action: object, message: str) -> None:
 @st.composite
 def ledger_walks(draw: st.DrawFn) -> list[tuple[str, int]]:
     kinds = st.sampled_from(
-        ["train", "train", "answer", "adopt", "adopt with clock", "adopt foreign clock", "adopt new epoch"]
+        ["train", "train", "answer", "adopt", "adopt with clock", "adopt foreign clock", "adopt new epoch", "carry"]
     )
     return draw(st.lists(st.tuples(kinds, st.integers(0, 30)), max_size=40))
 
@@ -312,18 +355,23 @@ def test_the_ledger_agrees_with_marking_every_token(walk: list[tuple[str, int]])
             books.answered(last_answer)
         else:
             version += 1
+            kept = len(marks)
             if kind == "adopt with clock":
                 clock = max(clock, len(marks) - amount)
+            if kind == "carry":
+                kept = begin if last_answer is None else last_answer
+                clock = min(max(clock, kept - amount), kept)
             if kind == "adopt new epoch":
                 clock, epoch = max(0, clock - amount), epoch + 1
                 marks = ["lost" if mark == "merged" and at >= clock else mark for at, mark in enumerate(marks)]
-            has_clock = kind in ("adopt with clock", "adopt new epoch")
-            books.adopted((epoch, version), (7, clock) if has_clock else None if kind == "adopt" else (6, 10**6))
+            has_clock = kind in ("adopt with clock", "adopt new epoch", "carry")
+            entry = (7, clock) if has_clock else None if kind == "adopt" else (6, 10**6)
+            books.adopted((epoch, version), entry, carries=kind == "carry")
             known = clock if has_clock else 0
             for tokens in former:
                 if known - 1 in tokens:
                     marks[tokens.start : known] = ["merged"] * (known - tokens.start)
-            for token in range(begin, len(marks)):
+            for token in range(begin, kept):
                 if token < known:
                     marks[token] = "merged"
                 elif last_answer is not None and token >= last_answer:
@@ -334,6 +382,6 @@ def test_the_ledger_agrees_with_marking_every_token(walk: list[tuple[str, int]])
             former = [tokens for tokens in former if tokens.start >= known]
             if last_answer is not None:
                 former = [*former, range(merged_up_to, max(merged_up_to, last_answer))][-4:]
-            begin, last_answer = len(marks), None
+            begin, last_answer = kept, None
         counts = Counter(marks)
         assert books.account() == [counts[fate] for fate in FATES]

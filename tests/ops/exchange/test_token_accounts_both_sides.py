@@ -33,7 +33,8 @@ class World:
 
     SLOT = 5
 
-    def __init__(self) -> None:
+    def __init__(self, *, carries: bool = False) -> None:
+        self.carries = carries
         self.shard = FragmentAccount((1, 0), interval=3)
         self.learner = FragmentLedger(incarnation=1, base=(1, 0), odometer=Odometer())
         self.merges: Counter[tuple[int, int]] = Counter()
@@ -81,7 +82,7 @@ class World:
 
     def adopt(self, update: Update) -> None:
         if update.version >= self.learner.base:
-            self.learner.adopted(update.version, clock_of(update.clock, self.SLOT))
+            self.learner.adopted(update.version, clock_of(update.clock, self.SLOT), carries=self.carries)
 
     def die(self) -> None:
         """The slot's next life numbers its tokens from the start of its own."""
@@ -108,9 +109,9 @@ wild = st.lists(
 
 
 @settings(max_examples=examples(300))
-@given(wild)
-def test_no_token_is_merged_twice_whatever_is_lost_late_or_repeated(walk: list[tuple[str, int]]) -> None:
-    world = World()
+@given(wild, st.booleans())
+def test_no_token_is_merged_twice_whatever_is_lost_late_or_repeated(walk: list[tuple[str, int]], carries: bool) -> None:
+    world = World(carries=carries)
     for action, number in walk:
         pick = number % max(1, len(world.answers if action in ("receive", "duplicate") else world.updates))
         if action == "train":
@@ -138,11 +139,14 @@ def test_no_token_is_merged_twice_whatever_is_lost_late_or_repeated(walk: list[t
             st.sampled_from(["train", "train", "answer", "receive", "lose", "close", "adopt"]), st.integers(0, 9)
         ),
         max_size=80,
-    )
+    ),
+    st.booleans(),
 )
-def test_the_learner_knows_what_was_merged_when_updates_arrive_in_order(walk: list[tuple[str, int]]) -> None:
+def test_the_learner_knows_what_was_merged_when_updates_arrive_in_order(
+    walk: list[tuple[str, int]], carries: bool
+) -> None:
     """Answers may be lost or late, updates slow; a vote counts in its own round only."""
-    world = World()
+    world = World(carries=carries)
     for action, number in walk:
         if action == "train":
             world.train(number)
@@ -162,6 +166,7 @@ def test_the_learner_knows_what_was_merged_when_updates_arrive_in_order(walk: li
         world.adopt(update)
     world.check()
     assert world.learner.merged == sum(world.merges.values())
+    assert not (carries and world.learner.overlapped)
 
 
 def test_a_learner_that_missed_its_own_broadcast_is_not_merged_twice() -> None:

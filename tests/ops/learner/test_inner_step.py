@@ -275,6 +275,43 @@ def test_an_answer_holds_what_was_trained_since_adoption() -> None:
     assert not np.array_equal(np.asarray(capture["values"]), capture["anchor"])
 
 
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_what_was_trained_since_the_answer_is_carried_over_and_in_the_next(has_answered: bool) -> None:
+    task = SmallTask()
+    body, parts, context = opened(task, carries=True)
+    watch(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    drive(body, batch=batch(task, 0))
+    pulled = {KEY: pull(0, 7)} if has_answered else None
+    yielded, _ = drive(body, pull=pulled, batch=batch(task, 1))
+    before = np.asarray(yielded[0][1]["values"]) if has_answered else np.full(parts[0].size, 0.5, np.float32)
+    drive(body, batch=batch(task, 2))
+    trained = np.asarray(body._learner.extract(0)) - before
+    assert np.any(trained)
+    published = np.linspace(-1, 1, parts[0].size).astype(np.float32)
+    clock = [(0, 1, 8)] if has_answered else []
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, published, clock=clock)}, pull={KEY: pull(0, 8)})
+    capture = yielded[0][1]
+    np.testing.assert_array_equal(np.asarray(capture["values"]), published + trained)
+    np.testing.assert_array_equal(capture["anchor"], published)
+    begin = 8 if has_answered else 0
+    assert (capture["begin"], capture["end"], capture["steps"], capture["base"]) == (begin, 24, 3 - begin // 8, [1, 1])
+    context.at += 10**9
+    _, emitted = drive(body, batch=batch(task, 3))
+    assert reports(emitted)[-1]["accounts"][0] == [begin, 0, 0, 0, 32 - begin]
+
+
+def test_nothing_is_carried_over_to_the_last_version() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task, carries=True)
+    watch(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    drive(body, batch=batch(task, 0))
+    _, emitted = drive(body, update={KEY: update(parts[0], 1, 2.0, kind="final")})
+    np.testing.assert_array_equal(np.asarray(body._learner.extract(0)), np.full(parts[0].size, 2.0))
+    assert reports(emitted)[-1]["accounts"][0] == [0, 0, 8, 0, 0]
+
+
 @pytest.mark.parametrize("members", [[(1, 1)], [(0, 2)], []])
 def test_a_pull_for_others_or_for_another_life_is_not_answered(members: Any) -> None:
     task = SmallTask()

@@ -1,0 +1,127 @@
+"""What the options of the outer loop change: the anchor, late answers, what is carried over, alpha, and work by speed.
+
+    python tests/bench/bench_deviations.py [TABLE ...] [--steps 400] [--seeds 3] [--kept FILE] [--json]
+
+The language model, nano, batches of 2 sequences, H = 24, four learners, in virtual time: an inner step takes 10 ms at
+speed 1. A table is a situation, and its sides differ from the first in one option or two. Printed are, by side, the
+held-out loss in nats a byte, the mean of seeds and of the differences from the first side, paired by seed, with the
+interval of 95 % (Student's t), the merged share of all trained tokens, the learners in a merge, and the staleness. With
+--kept every cell is written to FILE when it ends, and a later call measures the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from kept_cells import KeptCells
+
+from isthmus.programs import language_model
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.study.lab.compare_outcome import difference
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
+
+LEARNERS: Final = 4
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A situation, and the settings of each side; the first is the reference."""
+
+    sides: Mapping[str, Settings]
+    speeds: Sequence[float] = ()
+    delay_ms: float = 1.0
+    program: str = "decoupled-diloco"
+
+
+CARRIED: Final[Mapping[str, Settings]] = {"overwrite": {}, "carry": {"carry": True}}
+DEVIATIONS: Final[Mapping[str, Settings]] = {
+    "as it is": {},
+    "anchor syncer": {"anchor": "syncer"},
+    "late refused": {"late": "refuse"},
+    "anchor syncer, late refused": {"anchor": "syncer", "late": "refuse"},
+    "carry": {"carry": True},
+    "carry, anchor syncer": {"carry": True, "anchor": "syncer"},
+}
+TABLES: Final[Mapping[str, Table]] = {
+    "trip-1": Table(CARRIED, delay_ms=5.0),
+    "trip-6": Table(CARRIED, delay_ms=30.0),
+    "trip-24": Table(CARRIED, delay_ms=120.0),
+    "slower": Table(DEVIATIONS, speeds=(1.0, 1.0, 0.8, 0.6)),
+    "slow": Table(DEVIATIONS, speeds=(1.0, 1.0, 0.5, 0.25)),
+    "alpha": Table({"alpha .5": {"alpha": 0.5}, "alpha 0": {"alpha": 0.0}}, program="streaming-diloco"),
+}
+"""A transfer takes `delay_ms`, so that from an answer to its adoption two of them pass: 1, 6 and 24 steps."""
+
+
+def measured(table: Table, settings: Settings, task: Any, steps: int, seed: int) -> dict[str, float]:
+    """The figures of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        worlds = Worlds(Path(folder))
+        program = Program(table.program, **{"interval": 24, **settings})
+        world = {"learners": LEARNERS, "steps": steps, "speeds": table.speeds, "delay_ms": table.delay_ms}
+        summary = worlds.run(program, task=task, seed=seed, **world).summary
+        worlds.close()
+    return {
+        "loss": float(summary["eval_loss_final"]),
+        "merged": float(summary["merged_share"]),
+        "voters": float(summary["contributors_mean"]),
+        "overlapped": summary["tokens_overlapped"] / summary["tokens_total"],
+        "refused": summary["tokens_refused"] / summary["tokens_total"],
+    }
+
+
+def shown(name: str, of_side: Mapping[int, Mapping[str, float]], reference: Mapping[int, Mapping[str, float]]) -> str:
+    """A row of a table in Markdown."""
+    losses, others = ({seed: cell["loss"] for seed, cell in side.items()} for side in (of_side, reference))
+    mean = {figure: fmean(cell[figure] for cell in of_side.values()) for figure in next(iter(of_side.values()))}
+    paired, minus = difference(losses, others), ""
+    if of_side is not reference and paired is not None:
+        minus = f"{paired.mean:+.3f}"
+        if paired.low is not None and paired.high is not None:
+            minus += f" ({paired.low:+.3f} to {paired.high:+.3f})"
+    shares = " | ".join(f"{mean[figure]:.1%}" for figure in ("merged", "overlapped", "refused"))
+    return f"| {name} | {mean['loss']:.3f} | {minus} | {mean['voters']:.2f} | {shares} |"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; default: all")
+    parser.add_argument("--steps", type=int, default=400, help="of a learner, on average")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kept", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    task, kept = language_model.task(batch=2), KeptCells(asked.kept)
+    names = asked.tables or list(TABLES)
+    for seed in range(asked.seeds):
+        for table in names:
+            for side, settings in TABLES[table].sides.items():
+                cell = f"{table}: {side}, {asked.steps} steps, seed {seed}"
+                if cell not in kept:
+                    kept.keep(cell, measured(TABLES[table], settings, task, asked.steps, seed))
+    if asked.json:
+        print(json.dumps(kept, indent=1))
+        return
+    for table in names:
+        print(f"\n| {table} | loss | minus the first | learners in a merge | merged | overlapped | refused |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        cells = {
+            side: {seed: kept[f"{table}: {side}, {asked.steps} steps, seed {seed}"] for seed in range(asked.seeds)}
+            for side in TABLES[table].sides
+        }
+        reference = next(iter(cells.values()))
+        for side, of_side in cells.items():
+            print(shown(side, of_side, reference))
+
+
+if __name__ == "__main__":
+    main()
