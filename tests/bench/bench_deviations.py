@@ -1,6 +1,6 @@
 """What the options of the outer loop change: the anchor, late answers, what is carried over, alpha, and work by speed.
 
-    python tests/bench/bench_deviations.py [TABLE ...] [--steps 400] [--seeds 3] [--kept FILE] [--json]
+    python tests/bench/bench_deviations.py [TABLE ...] [--steps 240] [--seeds 3] [--kept FILE] [--json]
 
 The language model, nano, batches of 2 sequences, H = 24, four learners, in virtual time: an inner step takes 10 ms at
 speed 1. A table is a situation, and its sides differ from the first in one option or two. Printed are, by side, the
@@ -95,7 +95,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; default: all")
-    parser.add_argument("--steps", type=int, default=400, help="of a learner, on average")
+    parser.add_argument("--steps", type=int, default=240, help="of a learner, on average")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kept", type=Path)
     parser.add_argument("--json", action="store_true")
