@@ -89,6 +89,7 @@ def plan(
         float | None,
         typer.Option("--via-every", metavar="SECONDS", help="Learners reach the home through a store: how often."),
     ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, for the bytes.")] = 1000,
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,6 +118,7 @@ def plan(
         failures_per_year=failures,
         price_per_hour=price,
         via_every=via_every,
+        steps=steps,
     )
     check(wanted)
     _show(plan.sheet(plan.plan_of(wanted, plan.measure(wanted))), page, as_json=as_json)

@@ -28,7 +28,7 @@ from isthmus.ops.exchange.adaptive import (
     WantedSettings,
     best,
 )
-from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, Format
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT, Format
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
@@ -56,7 +56,8 @@ class PlanRequest:
     `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
     share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
     in each direction, None if not given; `islands` are one for each learner, or none; `via_every` is the interval in
-    seconds of learners that reach the home through a store, None where none does.
+    seconds of learners that reach the home through a store, None where none does; bytes are those of `steps` inner
+    steps of each learner.
     """
 
     parameters: float
@@ -76,6 +77,7 @@ class PlanRequest:
     failures_per_year: float = 1.0
     price_per_hour: float | None = None
     via_every: float | None = None
+    steps: int = 1000
 
     @property
     def fragment_values(self) -> float:
@@ -122,6 +124,7 @@ def _demands(of: PlanRequest) -> list[Demand]:
         within("--shards", of.shards, 1, min(max(of.fragments, 1), 1e6), "A shard has a fragment at least."),
         within("--gradient-share", of.gradient_share, 1e-6, 1, "Say in which share of a step gradients may cross."),
         within("--failures-per-year", of.failures_per_year, 0, 1e4, "Say how often a chip fails."),
+        within("--steps", of.steps, 1, 1e9, "Say how many steps of a learner the bytes are of."),
     ]
     for option, value, most in (
         ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
@@ -156,8 +159,10 @@ class LinkLoad:
     """The load of links under one program.
 
     Mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard in the busier
-    direction (None without a syncer); the smallest link of a learner on which no step waits, None if steps wait on
-    every one; at the given link, the mean wait of a step, and the interval.
+    direction (None without a syncer), with what it sends to recorder and evaluator; the smallest link of a learner on
+    which no step waits, None if steps wait on every one; at the given link, the mean wait of a step, and the interval.
+    `utilisation_bits`: at each of UTILISATIONS, the smallest link of a learner on which it steps for that share of the
+    time, None if it does on none, 0 if it does on every one.
     """
 
     program: str
@@ -168,6 +173,11 @@ class LinkLoad:
     smallest_bits: float | None
     wait_seconds: float | None
     interval: float | None
+    utilisation_bits: tuple[float | None, ...] = ()
+
+
+UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Shares of the time in steps, as in Table 4 of Streaming DiLoCo (arXiv 2501.18512)."""
 
 
 def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
@@ -180,7 +190,8 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
         data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
 
     with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
-    step. A peak is that of the largest fragment. The smallest link without a wait brings the largest fragment to the
+    step. A shard takes M pushes of its fragments, and sends M updates and what `home_bits` says. A peak is that of the
+    largest fragment. The smallest link without a wait brings the largest fragment to the
     syncer and back, and leaves time for its merge, within tau steps, and is no smaller than the means; latency is left
     out. Below it, or where shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is
     lengthened until everything fits.
@@ -198,16 +209,17 @@ def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
     bits = 2 * (of.learners - 1) / of.learners * of.parameters * FORMATS[of.gradients].bits
     mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
     wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
-    return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None)
+    least = tuple(bits / (room + allowed) for allowed in _waits(of))
+    return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None, least)
 
 
 def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     up, down = _means(of)
-    wait = None
-    if of.link_bits is not None:
-        ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
-        wait = ways / of.interval + _busy(of, merge_seconds) * of.step_seconds
-    return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval))
+    ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.interval
+    merge = _busy(of, merge_seconds) * of.step_seconds
+    wait = None if of.link_bits is None else ways / of.link_bits + merge
+    least = tuple(ways / (allowed - merge) if allowed > merge else None for allowed in _waits(of))
+    return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval), least)
 
 
 def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
@@ -220,12 +232,23 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     if program == "decoupled-diloco":
         slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
         wait, interval = 0.0, of.interval * max(1.0, slower)
-        return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval)
-    late = None
+        always = tuple(0.0 for _ in UTILISATIONS)
+        return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval, always)
+    late, least = None, list[float | None]()
+    for share, allowed in zip(UTILISATIONS, _waits(of), strict=True):
+        patience = room + allowed * of.interval / of.fragments
+        suffices = patience > 0 and busy <= 1 / share
+        least.append(max(there_and_back / patience, max(up, down) * share) if suffices else None)
     if of.link_bits is not None:
         late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
         late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
-    return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, late, float(of.interval))
+    peak, interval = LARGEST * max(up, down), float(of.interval)
+    return LinkLoad(program, up, down, peak, _shard(of), smallest, late, interval, tuple(least))
+
+
+def _waits(of: PlanRequest) -> Iterator[float]:
+    """Seconds for which a step may wait, at each of UTILISATIONS."""
+    return (of.step_seconds * (1 / share - 1) for share in UTILISATIONS)
 
 
 def _busy(of: PlanRequest, merge_seconds: float) -> float:
@@ -234,7 +257,44 @@ def _busy(of: PlanRequest, merge_seconds: float) -> float:
 
 
 def _shard(of: PlanRequest) -> float:
-    return max(_means(of)) * of.learners / of.shards
+    up, down = _means(of)
+    home = of.parameters * home_bits(of.update) / (of.interval * of.step_seconds)
+    return max(up * of.learners, down * of.learners + home) / of.shards
+
+
+def home_bits(update: str) -> float:
+    """Bits of a value that a shard sends to evaluator and recorder with each version.
+
+    Whole versions go twice to the evaluator, which evaluates one and holds one, and once to the recorder, with the
+    outer momentum. Coded ones go once to each of the two; the recorder also takes what the codes leave out, and the
+    momentum, in STATE_FORMAT. A run of so few sweeps that it has no momentum sends less.
+    """
+    bits = FORMATS[update].bits
+    return 4 * bits if update == "float32" else 2 * bits + 2 * FORMATS[STATE_FORMAT].bits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SentBytes:
+    """Bytes that all hosts send in `steps` steps: those of learners and shards among themselves, and those to recorder
+    and evaluator (None where these depend on how often a run evaluates, or takes a snapshot of its learners)."""
+
+    working: float
+    home: float | None
+
+
+def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
+    """The bytes under one program, from its first version, which crosses whole, to its last: each fragment is merged
+    once more at the end, and the recorder takes the final model whole."""
+    if links.interval is None:
+        return SentBytes(links.up_bits / 8 * of.step_seconds * of.learners * of.steps, None)
+    sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
+    a_sweep = of.learners * (FORMATS[of.push].bits + FORMATS[of.update].bits)
+    working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
+    if links.program != "decoupled-diloco":
+        return SentBytes(working, None)
+    first = home_bits(of.update) + (0.0 if of.update == "float32" else 2 * (whole - FORMATS[of.update].bits))
+    return SentBytes(working, of.parameters / 8 * (sweeps * home_bits(of.update) + first + whole))
 
 
 def _means(of: PlanRequest) -> tuple[float, float]:
@@ -402,11 +462,12 @@ _TOGETHER: Final = "diloco", "streaming-diloco"
 class Outlook:
     """The prediction for one program.
 
-    Its links; the seconds of a step with its wait, at the given link; expected goodput and uptime at the failure rate,
-    None if the chips are unknown; and the cost of 1000 steps that count.
+    Its links; the bytes it sends; the seconds of a step with its wait, at the given link; expected goodput and uptime
+    at the failure rate, None if the chips are unknown; and the cost of 1000 steps that count.
     """
 
     links: LinkLoad
+    sent: SentBytes
     step_seconds: float | None
     goodput: float | None
     uptime: float | None
@@ -463,7 +524,7 @@ def _outlook(of: PlanRequest, links: LinkLoad, cost_per_hour: float | None) -> O
         cost = (
             cost_per_hour / 3600 * 1000 * (step or of.step_seconds) / (1.0 if goodput is None else max(goodput, 1e-9))
         )
-    return Outlook(links, step, goodput, uptime, cost)
+    return Outlook(links, sent_of(of, links), step, goodput, uptime, cost)
 
 
 def _goodput(of: PlanRequest, program: str) -> tuple[float, float]:
@@ -518,6 +579,8 @@ def sheet(plan: RunPlan) -> Sheet:
         lead,
         [
             PageSection("Links", [table(columns, rows, _DISPENSABLE)], [_LEGEND], _drawing(plan)),
+            PageSection("Compute utilisation", [_utilisation_table(plan)], [_UTILISATION]),
+            PageSection(f"Bytes of {wanted.steps} steps", [_bytes_table(plan)], [_BYTES]),
             PageSection("Formats and intervals", [_pairs_table(plan)], list(_pairs_legend(plan))),
             PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
         ],
@@ -526,6 +589,8 @@ def sheet(plan: RunPlan) -> Sheet:
             "programs": [
                 {
                     **asdict(each.links),
+                    "sent_bytes": each.sent.working,
+                    "home_bytes": each.sent.home,
                     **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
                     "cost_per_1000_steps": each.cost,
                 }
@@ -535,11 +600,38 @@ def sheet(plan: RunPlan) -> Sheet:
             "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
             "memory_bytes": plan.memory,
             "islands": list(_islands(plan)),
+            "utilisations": UTILISATIONS,
             "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
             "cost_per_hour": plan.cost_per_hour,
             "bucket": None if plan.bucket is None else plan.bucket._asdict(),
         },
     )
+
+
+def _utilisation_table(plan: RunPlan) -> Any:
+    rows = [
+        (each.links.program, *("any" if bits == 0 else scaled(bits, "bit/s") for bits in each.links.utilisation_bits))
+        for each in plan.outlooks
+    ]
+    return table(("program", *map(percent, UTILISATIONS)), rows)
+
+
+_UTILISATION = (
+    "The smallest link of a learner on which it steps for this share of the time, without failures; -: on none. "
+    "decoupled-diloco does not wait on any link: where its link carries less than its mean, H is lengthened instead."
+)
+
+
+def _bytes_table(plan: RunPlan) -> Any:
+    rows = [(each.links.program, size(each.sent.working), size(each.sent.home)) for each in plan.outlooks]
+    return table(("program", "learners and shards", "recorder and evaluator"), rows)
+
+
+_BYTES = (
+    "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
+    "copies that recorder and evaluator keep, with an outer momentum; -: it depends on how often a run evaluates, or "
+    "takes a snapshot of its learners."
+)
 
 
 def _pairs_table(plan: RunPlan) -> Any:

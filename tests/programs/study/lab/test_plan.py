@@ -12,7 +12,13 @@ from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.formats import FORMATS, MEASURED
 from isthmus.programs.command.main import app
+from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.study.lab.plan import (
+    UTILISATIONS,
     LinkLoad,
     PlannedPair,
     PlanRequest,
@@ -21,7 +27,16 @@ from isthmus.programs.study.lab.plan import (
     memory_of,
     overlap_left,
     pairs_of,
+    sent_of,
 )
+from isthmus.programs.study.simulation import toy_task
+from isthmus.programs.study.simulation.virtual_run import VirtualPace
+from isthmus.runtime.clock import milliseconds
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import TensorSpec
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.world import World
+from isthmus.runtime.supervision.flows import RunFlows
 
 SMALL = PlanRequest(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""
@@ -35,7 +50,10 @@ def of(wanted: PlanRequest, program: str, merge_seconds: float = 0.0) -> LinkLoa
 def test_means_and_peaks_by_hand() -> None:
     assert of(SMALL, "decoupled-diloco").up_bits == of(SMALL, "diloco").down_bits == 2400 * 32 / 24
     assert of(SMALL, "decoupled-diloco").peak_bits == pytest.approx(4 / 3 * 3200)
-    assert of(SMALL, "decoupled-diloco").shard_bits == 4 * 3200
+    assert of(SMALL, "decoupled-diloco").shard_bits == 4 * 3200 + 4 * 3200  # Learners, and the copies of the home.
+    coded = replace(SMALL, push="int4", update="int4")
+    assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + 2 * 4.125 + 2 * 8.125))
+    assert of(replace(coded, push="float32", learners=40), "decoupled-diloco").shard_bits == 40 * 3200
     assert of(SMALL, "data-parallel").up_bits == 2 * 3 / 4 * 2400 * 32
     assert of(SMALL, "diloco").smallest_bits is None
 
@@ -54,6 +72,102 @@ def test_a_link_that_is_too_small_lengthens_the_interval_or_the_step() -> None:
     assert of(slow, "streaming-diloco").wait_seconds == pytest.approx(400 / 3 * 64 / 1600 - 2)
     assert of(slow, "data-parallel").wait_seconds == 3600 * 32 / 1600 - 1
     assert of(slow, "diloco").wait_seconds == 2400 * 64 / 1600 / 24
+
+
+def test_links_by_utilisation_are_those_on_which_steps_wait_so_long() -> None:
+    wanted = replace(SMALL, gradient_share=0.5)
+    for program in ("data-parallel", "diloco", "streaming-diloco"):
+        for share, bits in zip(UTILISATIONS, of(wanted, program, 0.01).utilisation_bits, strict=True):
+            assert bits
+            wait = of(replace(wanted, link_bits=bits), program, 0.01).wait_seconds
+            assert wait == pytest.approx(1 / share - 1)
+    assert set(of(SMALL, "decoupled-diloco").utilisation_bits) == {0.0}
+    assert of(SMALL, "diloco", 1.0).utilisation_bits[1:] == (None,) * 4
+    assert of(SMALL, "streaming-diloco", 30.0).utilisation_bits[0] is None
+
+
+TABLE_4: dict[tuple[float, float, int], dict[str, tuple[float, ...]]] = {
+    (1e9, 0.1, 8): {
+        "data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
+        "diloco": (1.4, 6.2, 13.3, 23.3, 86.8),
+        "streaming-diloco": (1.4, 4.3, 6.2, 9.1, 11.0),
+    },
+    (10e9, 0.8, 16): {
+        "data-parallel": (104.8, 222.3, 222.3, 268.3, 471.5),
+        "diloco": (1.7, 7.5, 16.0, 33.9, 104.8),
+        "streaming-diloco": (1.7, 3.6, 5.2, 6.2, 7.5),
+    },
+    (100e9, 4.9, 36): {
+        "data-parallel": (184.2, 323.8, 390.7, 390.7, 471.5),
+        "diloco": (3.0, 11.0, 23.3, 49.4, 184.2),
+        "streaming-diloco": (1.7, 3.6, 4.3, 5.2, 5.2),
+    },
+}
+"""Gbit/s for a compute utilisation of 50 to 99 %, by parameters, step and fragments of three layers, H = 100: Table 4
+of Streaming DiLoCo (arXiv 2501.18512), with overlap where it streams."""
+
+
+@pytest.mark.parametrize("case", TABLE_4)
+def test_the_published_links_by_utilisation(case: tuple[float, float, int]) -> None:
+    """One step of the published grid is a factor of 1.21. Their all-reduce of two passes a link once, a syncer's answer
+    and update pass it twice in turn."""
+    parameters, step, fragments = case
+    wanted = PlanRequest(
+        parameters, 2, step, interval=100, fragments=fragments, overlap=1, gradient_share=2 / 3, **BF16
+    )
+    ratios = {
+        program: [ours / 1e9 / theirs for ours, theirs in zip(of(wanted, program).utilisation_bits, row, strict=True)]
+        for program, row in TABLE_4[case].items()
+        if None not in of(wanted, program).utilisation_bits
+    }
+    assert all(0.8 < ratio < 1.25 for ratio in ratios["data-parallel"][:4])
+    assert all(1.8 < ratio < 2.7 for ratio in ratios["diloco"][:4])
+    assert all(2.2 < ratio < 5.0 for ratio in ratios["streaming-diloco"])
+
+
+LARGE = toy_task.Toy("LARGE", tuple(TensorSpec(f"layer{i}", (10_000, 4), "float32") for i in range(8)))
+"""Fragments of 160 kB, beside which what is said about them is little."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("decoupled-diloco", {"push": "float32", "update": "float32"}),
+        ("decoupled-diloco", {"push": "int4", "update": "int4", "shards": 2}),
+        ("streaming-diloco", {"push": "int4", "update": "int8", "overlap": 2}),
+        ("data-parallel", {}),
+    ],
+)
+def test_a_run_sends_what_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(toy_task, "LARGE", LARGE, raising=False)
+    steps, values = 240, 8 * 40_000
+    formats = {key: settings[key] for key in ("push", "update") if key in settings}
+    if formats:
+        settings = {"interval": 12, "fragments": 8, "outer_lr": 0.7, "outer_momentum": 0.3, **settings}
+    graph = toy_task.graph_of(Program(name, **settings), learners=4, steps=steps, seed=0, task=LARGE)
+    pace = VirtualPace(step_ms=1000.0)
+    world = World(
+        lower(graph),
+        roster_counts(graph, 4),
+        seed=0,
+        resolve=resolving(tmp_path, resolve, SNAPSHOT_SECONDS_DEFAULT),
+        duration=pace.duration,
+        delay=lambda edge, size: milliseconds(1),
+    )
+    world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=3600.0)
+    assert world.hosts[Replica("recorder", 0)].published["record"]["error"] is None
+    moved = RunFlows.of((replica, host.flows) for replica, host in world.hosts.items()).edges
+    working, home = 0, 0
+    for index, edge in enumerate(graph.edges):
+        is_home = {edge.source.node.role, edge.target.node.role} & {"recorder", "evaluator"}
+        working += 0 if is_home else moved[index].size_bytes if index in moved else 0
+        home += moved[index].size_bytes if is_home and index in moved else 0
+    wanted = PlanRequest(values, 4, 1.0, interval=12, fragments=8, steps=steps, **formats)
+    planned = sent_of(wanted, of(wanted, name))
+    assert working == pytest.approx(planned.working, rel=0.05)
+    assert planned.home is None or home == pytest.approx(planned.home, rel=0.05)
 
 
 def test_pairs_of_formats_and_intervals_by_hand() -> None:
