@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,10 @@ from isthmus.ops.exchange.messages import (
     ReachedPositions,
     Round,
     ShardState,
+    Update,
+    Vector,
     Version,
+    is_withdrawn,
     passed_on,
 )
 from isthmus.ops.exchange.token_accounts import STALE_INTERVALS, AtMost, FragmentAccount, StepTokens, weight
@@ -180,14 +183,25 @@ class PublishedVersions:
         return None if (base[0], base[1]) == newest else self._values[newest] - self._values[base[0], base[1]]
 
 
+class FirstVersion(NamedTuple):
+    """What a fragment begins with in this life: float32[n] values, the version that they are of, None for the first of
+    all, and the work in them, as in Update."""
+
+    values: Vector
+    base: list[int] | None
+    clock: list[list[int]]
+    positions: list[list[int]]
+
+
 class Merge:
     """A round and its answers in, Gradient out.
 
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
     by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`:
     the answers are those of so many regions, for learners; in a region, fragments may begin as `begun` says, without an
-    answer. `share_max` is the largest share of a merge of who has none of its own (`exchange.influence`); `opposed`:
-    what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
+    answer; one that no learner has any more begins again from the `copy` of a host that holds it. `share_max` is the
+    largest share of a merge of who has none of its own (`exchange.influence`); `opposed`: what becomes of one that
+    pulls against all others, merge after merge (`kernels.bounds`).
 
     With the `anchor` 'syncer' (arXiv 2604.21428) an outer gradient is relative to this shard's newest version, B_v -
     theta: to an answer on an older base b, which is B_b - theta, the distance B_v - B_b is added, before the merge. The
@@ -195,7 +209,7 @@ class Merge:
     """
 
     outputs = ("gradient", "reached")
-    collects = ("answer", "begun", "published")
+    collects = ("answer", "begun", "copy", "published")
 
     @staticmethod
     def schemas(
@@ -203,7 +217,7 @@ class Merge:
     ) -> dict[str, Any]:
         """The form of the answers of learners, or of regions."""
         form = schemas.region_answer if of_regions else schemas.answer
-        return {"answer": form(fragments, step_tokens)}
+        return {"answer": form(fragments, step_tokens), "copy": Update}
 
     def __init__(
         self,
@@ -232,6 +246,8 @@ class Merge:
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
         self._extents: dict[int, Extent] = {}
+        self._copies: dict[int, Update] = {}
+        """The newest copy of each fragment that has not begun."""
         self._dissent = DissentCounter()
         self._epoch = self._shard = self._merges = self._votes = 0
 
@@ -253,6 +269,7 @@ class Merge:
         decision: Mapping[str, Any] | None = None,
         begun: Mapping[Any, Begun] | None = None,
         published: Mapping[Any, ShardState] | None = None,
+        copy: Mapping[Any, Update] | None = None,
     ) -> dict[str, Gradient | ReachedPositions]:
         """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
 
@@ -262,6 +279,8 @@ class Merge:
             self._begin_as(item, round["interval"])
         for state in (published or {}).values():  # Before the answers: one may be on the version before.
             self._keep(state)
+        for held in (copy or {}).values():
+            self._take_copy(held)
         merging_record = self._record(round, decision or {})
         # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
@@ -358,20 +377,35 @@ class Merge:
         # A fragment begins once: of a later round of this kind no answer is judged, and no learner accused.
         if p in self._accounts:
             return self._gradient(round, record, None)
-        newest = self._newest(round, answers, record)
-        if newest is None:
+        answer, copy = self._newest(round, answers, record), self._copies.pop(p, None)
+        if answer is not None:
+            record["voters"], record["weights"] = [answer["slot"]], [1.0]
+            newest = FirstVersion(answer["gradient"], answer["base"], answer["clock"], answer["positions"])
+        elif copy is not None and round["kind"] == "recover":
+            newest = FirstVersion(copy["values"], copy["version"], copy["clock"], copy["positions"])
+        else:
             return self._gradient(round, record, None)
-        epoch, count = newest["base"] or (self._epoch, 0)
-        self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest["clock"])
-        self._positions[p] = by_slot(newest["positions"]) if newest["base"] else {}
-        largest = self._coding.largest(newest["gradient"])
+        epoch, count = newest.base or (self._epoch, 0)
+        self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest.clock)
+        self._positions[p] = by_slot(newest.positions) if newest.base else {}
+        largest = self._coding.largest(newest.values)
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
         histories = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
         self._norm_histories[p] = NormHistory(max(histories, key=len, default=()))
-        record["voters"], record["weights"] = [newest["slot"]], [1.0]
-        merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
+        merged = self._merging.Merged(newest.values, np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
+
+    def _take_copy(self, copy: Update) -> None:
+        """Keep a copy of a fragment that has not begun, or forget it: copies are withdrawn."""
+        p, version = copy["fragment"], copy["version"]
+        if is_withdrawn(copy):
+            self._copies.pop(p, None)
+            return
+        known, fits = self._copies.get(p), len(copy["values"]) == self._fragments[p].size
+        is_newer = p not in self._accounts and (known is None or version > known["version"])
+        if is_newer and fits and version[0] < self._epoch and self._is_version(copy["values"]):
+            self._copies[p] = copy
 
     def _begin_as(self, begun: Begun, interval: int) -> None:
         """Begin a fragment as a version that was published without an answer."""
@@ -381,9 +415,9 @@ class Merge:
             self._positions[p] = by_slot(begun["positions"])
             self._extents[p] = Extent(begun["largest"], self._lr, self._momentum)
 
-    def _is_version(self, vote: Answer) -> bool:
-        """Whether an answer's values are finite and not coded."""
-        return vote["gradient"].dtype == np.float32 and self._coding.is_finite(vote["gradient"])
+    def _is_version(self, values: Vector) -> bool:
+        """Whether values are finite and not coded."""
+        return values.dtype == np.float32 and self._coding.is_finite(values)
 
     def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
         """The answer to begin from; an answer that differs from the holders' digest of its version is refused."""
@@ -392,7 +426,7 @@ class Merge:
         for vote in answers:
             epoch, count = vote["base"] or (self._epoch, 0)
             # Before the digest, which takes whole values.
-            if vote["fragment"] != round["fragment"] or not self._is_version(vote):
+            if vote["fragment"] != round["fragment"] or not self._is_version(vote["gradient"]):
                 continue
             # Before the claim is compared: holders can only know the versions of this shard's former lives.
             if vote["base"] is not None and epoch >= self._epoch:

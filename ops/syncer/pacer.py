@@ -188,7 +188,8 @@ class Pacer:
     have made their last merges.
 
     Of a model made of modules (`paths`), the learners of a round are those whose path has its fragment; a fragment that
-    no live learner has rests, and its first version is that of a learner whose model is made of other modules.
+    no live learner has rests, and its first version is that of a learner whose model is made of other modules. A shard
+    that comes back has it from a host that only holds the model: no learner may ever come back that has it.
 
     An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
     unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
@@ -269,6 +270,8 @@ class Pacer:
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
+        self._copies_at: dict[int, int] = {}
+        """When a fragment that no learner holds may be asked for again."""
         self._memory = ShardMemory(is_of_modules=paths is not None)
         self._placing = Placing()
         self._is_stopping = False
@@ -536,11 +539,25 @@ class Pacer:
         if self._tier == "region":
             return self._open_asked([fragment for fragment in unborn if fragment in self._asked])
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
-        if any(holders.values()):
+        orphans = [each for each in unborn if self._paths is not None and not holders[each] and self._is_copied(each)]
+        if any(holders.values()) or orphans:
             if self._awaits_holders():
                 return []
-            return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
+            held = [each for each in unborn if holders[each] or (each in orphans and self._may_ask_again(each))]
+            return [self._open_round(each, "recover", holders[each]) for each in held]
         return self._open_asked(self._memory.fresh(unborn, self._context))
+
+    def _is_copied(self, fragment: int) -> bool:
+        """Whether a host that only holds the model has sent a copy of a fragment to this life of the shard."""
+        return bool(self._memory.known(fragment))
+
+    def _may_ask_again(self, fragment: int) -> bool:
+        """Whether a round without members may open for a fragment: its copy may still be on its way."""
+        now = self._context.now()
+        if now < self._copies_at.get(fragment, now):
+            return False
+        self._copies_at[fragment] = now + RECOVERY_GRACE
+        return True
 
     def _open_asked(self, fresh: Sequence[int]) -> list[Round]:
         """The initial rounds of fragments, as far as there is room in flight."""

@@ -602,8 +602,8 @@ class Graph:
 
         - `state`: an output of the shards; what they go on from. `coded_state`: the same in codes, without the
           published values, which the recorder then has from its updates. `kept`: their input for what is given back.
-        - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, which are
-          given copies when no other host has any. `held`: inputs that are told what is held.
+        - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, and of
+          shards, which are given copies when no other host may have any. `held`: inputs that are told what is held.
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
           included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
         """

@@ -21,7 +21,7 @@ from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.sim.faults import Kill, Pause
+from isthmus.runtime.sim.faults import Cut, Kill, Pause
 from tests.programs.family import ADAM, final_model, recorded
 
 NAME = "dipaco"
@@ -108,6 +108,21 @@ def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Wor
     assert lives == {1, 2}
     assert max(each["time"] for each in own) > 1.5
     assert len({each["epoch"] for each in own}) == 1  # Not begun anew.
+
+
+def test_a_shard_that_comes_back_does_not_wait_for_a_path_that_does_not(world: Worlds) -> None:
+    gone = [Cut("learner-3", seconds=1000.0, at=2.0), Kill("syncer/0", at=3.0)]
+    result = _run(world, 1, 4, steps=400, faults=gone)
+    assert result.summary["books"]["differences"] == []
+    merges = [json.loads(line) for line in (result.folder / "merges.jsonl").read_text().splitlines()]
+    alone = {part for part, holders in enumerate(_parts(1, 4).holders) if holders == (3,)}
+    begun = [each for each in merges if each["kind"] == "recover" and each["version"]]
+    assert {each["fragment"] for each in begun if not each["voters"]} == alone
+    assert {each["fragment"] for each in begun if each["voters"]} == set(range(len(_parts(1, 4).whole))) - alone
+    later = [each for each in merges if each["epoch"] == 2 and each["kind"] == "merge"]
+    assert {slot for each in later for slot in each["voters"]} == {0, 1, 2}
+    whole = {unit.tensor for part in _parts(1, 4).whole for unit in part.units}
+    assert set(final_model(result.folder)) == whole  # With the last version of what only the lost path had.
 
 
 def test_evaluation_batches_are_of_the_path() -> None:

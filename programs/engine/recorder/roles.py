@@ -211,7 +211,8 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
     for port in holding.copies:  # To whom the updates go.
         routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
         some = next((route for route in routes if route.kind == "some"), None)
-        connect(graph, hold["copy"], port, Latest("fragment"), to=some)
+        own = shard.at("fragment") if port.node.role == shard.name else some
+        connect(graph, hold["copy"], port, Latest("fragment"), to=own)
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))
     connect(graph, hold["held"], record["held"], Latest("holder"))
