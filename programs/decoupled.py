@@ -127,6 +127,13 @@ def free_running(
             resumes=True,
         ),
     ] = "adopted",
+    steps_by_speed: Annotated[
+        bool,
+        Setting(
+            "A learner with long steps is asked ahead, by its step, and so answers after fewer steps instead of late.",
+            resumes=True,
+        ),
+    ] = False,
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
@@ -225,6 +232,7 @@ def free_running(
             update=update,
             sizes=[part.size for part in parts],
             paths=paths,
+            by_speed=steps_by_speed,
         ),
         fires=AnyOf("progress", "merged", "control"),
     )

@@ -159,6 +159,14 @@ class PacedRound:
     is_at_edge: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RoundAhead:
+    """The number of a round that is not open yet, and the slots that were asked ahead."""
+
+    number: int
+    slots: frozenset[int]
+
+
 class Pacer:
     """Opens the rounds of one shard: the same Round item on ports `round` (to merge) and `pull` (to the learners).
 
@@ -186,6 +194,11 @@ class Pacer:
     initial round opens only where the global syncer has asked this region for the first version (`first`). On that of
     the regions, regions take the place of learners: a step is a merge of a region, and final rounds open once regions
     have made their last merges.
+
+    With `by_speed` learners with long steps are asked ahead (DyLU, arXiv 2401.09135, has as many steps a learner as its
+    speed allows): the pull of a round leaves for them before it opens, by as many steps of the fastest learner as one
+    of theirs is longer. They answer after fewer steps, and in time. The quorum holds votes of rounds that are not open
+    yet. Where another round opens first, the number of an asked one is void, and that fragment is asked for again.
 
     Of a model made of modules (`paths`), the learners of a round are those whose path has its fragment; a fragment that
     no live learner has rests, and its first version is that of a learner whose model is made of other modules. A shard
@@ -226,6 +239,7 @@ class Pacer:
         tier: Tier = "flat",
         regions: int = 1,
         paths: PathParts | None = None,
+        by_speed: bool = False,
     ) -> None:
         """Set the parameters of the run.
 
@@ -269,6 +283,9 @@ class Pacer:
         """
         self._ended: set[int] = set()
         self._round_last = 0
+        self._by_speed = by_speed
+        self._ahead: dict[int, RoundAhead] = {}
+        """By fragment."""
         self._recovers_at: int | None = None
         self._copies_at: dict[int, int] = {}
         """When a fragment that no learner holds may be asked for again."""
@@ -341,6 +358,7 @@ class Pacer:
         if opened or merged:
             self._context.publish(self.statistics())
         rounds = [(port, item) for item in opened for port in ("round", "pull")]
+        rounds += [("pull", item) for item in self._asked_ahead()]  # After the openings, whose numbers are lower.
         changes, self._changes = self._changes, []
         emitted = [*rounds, *(("place", place) for place in self._places())]
         news = [*self._memory.news(self._context), *self._standing_news()]
@@ -592,6 +610,39 @@ class Pacer:
             opened.append(self._open_round(fragment, "merge", _members(self._having(fragment, answering))))
         return opened
 
+    def _asked_ahead(self) -> list[Round]:
+        """The pulls for learners with long steps, ahead of their rounds."""
+        stepping = self._roster.stepping()
+        if not self._by_speed or self._is_stopping or len(self._born) < len(self._own):
+            return []
+        times = [learner.step_time for learner in stepping if learner.step_time > 0]
+        leads = {each.slot: each.step_time // min(times) - 1 for each in stepping if each.step_time > 0}
+        asked = []
+        for fragment in self._schedule.due(self._clock.count + max(leads.values(), default=0)):
+            if fragment in self._rounds:
+                continue
+            steps = -self._schedule.late_steps(fragment, self._clock.count)
+            early = [each for each in self._having(fragment, stepping) if leads.get(each.slot, 0) >= max(1.0, steps)]
+            slots, before = frozenset(each.slot for each in early), self._ahead.get(fragment)
+            if not slots or (before is not None and slots <= before.slots):
+                continue
+            if before is None:
+                self._round_last += 1
+            number = self._round_last if before is None else before.number
+            self._ahead[fragment] = RoundAhead(number, slots)
+            asked.append(self._round(number, fragment, 1, "merge", _members(early), is_at_edge=False))
+        return asked
+
+    def _next_number(self, fragment: int, kind: Kind) -> int:
+        """The number of a round that opens: of an ordinary one that with which its fragment was asked for, if any."""
+        ahead = self._ahead.pop(fragment, None) if kind == "merge" else None
+        if ahead is None:
+            self._round_last += 1
+        number = self._round_last if ahead is None else ahead.number
+        # Rounds open in the order of their numbers: lower ones are void.
+        self._ahead = {each: other for each, other in self._ahead.items() if other.number > number}
+        return number
+
     def _open_partings(self) -> list[Round]:
         """The rounds of fragments in which learners that leave have work, as far as there is room in flight."""
         opened = []
@@ -659,9 +710,9 @@ class Pacer:
     def _open_round(
         self, fragment: int, kind: Kind, members: list[list[int]], *, leaving: Sequence[LearnerReport] = ()
     ) -> Round:
-        self._round_last += 1
         is_at_edge = kind == "merge" and self._is_at_edge(fragment)
-        item = self._round(self._round_last, fragment, 1, kind, members, is_at_edge=is_at_edge, leaving=leaving)
+        number = self._next_number(fragment, kind)
+        item = self._round(number, fragment, 1, kind, members, is_at_edge=is_at_edge, leaving=leaving)
         is_unusual = is_at_edge or bool(leaving)
         self._rounds[fragment] = PacedRound(item, item, self._context.now(), is_at_edge=is_unusual)
         return item

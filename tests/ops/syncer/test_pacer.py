@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.syncer.terms import EDGE_WAIT
-from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
+from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, leaving, lost, numbers, ready, stepping, told
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
@@ -100,6 +100,50 @@ def test_all_are_waited_for_until_each_has_a_step_time_and_never_again():
     (item,) = shard.fire(stepping(0, 13), stepping(2, 0, step_time=0), merged=[told(item)])
     assert (item["count_min"], item["members"]) == (1, [[0, 1], [1, 1], [2, 1]])
     assert item["grace"] is not None
+
+
+def test_a_learner_with_long_steps_is_asked_ahead_of_the_round_by_its_step():
+    shard = Shard(by_speed=True, learners=3)
+    (item,) = shard.started(stepping(0), stepping(1, step_time=2 * MS), stepping(2, step_time=4 * MS))
+    seen, early = [], []
+    for step in range(1, 7):
+        opened = shard.fire(stepping(0, step), merged=[told(item)] if step == 1 else [])
+        seen += [(step, pull["fragment"], [slot for slot, _ in pull["members"]]) for pull in shard.ahead]
+        early = shard.ahead or early
+    assert seen == [(3, 1, [2]), (5, 1, [1, 2])]
+    assert early[0]["round"] == item["round"] + 1
+    assert numbers(opened) == [(1, "merge", 1, [[0, 1], [1, 1], [2, 1]])]
+    assert opened[0]["round"] == early[0]["round"]
+
+
+def test_none_is_asked_ahead_whose_steps_are_less_than_twice_as_long_and_without_the_option():
+    for shard, step_time in ((Shard(by_speed=True), 2 * MS - 1), (Shard(), 4 * MS)):
+        shard.started(stepping(0), stepping(1, step_time=step_time))
+        for step in range(1, 6):
+            shard.fire(stepping(0, step))
+            assert shard.ahead == []
+
+
+def test_a_round_that_opens_first_makes_the_number_of_one_that_was_asked_for_void():
+    shard = Shard(by_speed=True, learners=3)
+    (item,) = shard.started(stepping(0), stepping(1, step_time=4 * MS), stepping(2))
+    shard.fire(stepping(0, 3), merged=[told(item)])
+    (asked,) = shard.ahead
+    (parting,) = shard.fire(leaving(2, 3, 2))
+    assert (parting["fragment"], parting["round"]) == (2, asked["round"] + 1)
+    (item,) = shard.fire(stepping(0, 6), merged=[told(parting)])
+    assert (item["fragment"], item["round"]) == (1, asked["round"] + 2)
+
+
+def test_a_final_round_is_asked_for_anew():
+    shard = Shard(by_speed=True)
+    (item,) = shard.started(stepping(0), stepping(1, step_time=4 * MS))
+    shard.fire(stepping(0, 3), merged=[told(item)])
+    (asked,) = shard.ahead
+    opened = shard.fire(control=control(stop=True))
+    assert [item["kind"] for item in opened] == ["final"] * 4
+    assert asked["round"] not in [item["round"] for item in opened]
+    assert [item["round"] for item in opened] == sorted(item["round"] for item in opened)
 
 
 def test_the_quorum_is_at_most_the_members():
