@@ -25,6 +25,7 @@ from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import (
     Control,
     LearnerEvaluation,
@@ -378,11 +379,16 @@ class InnerStep:
 
     def _carried(self, p: int, held: HeldFragment, values: Vector) -> Vector:
         """New values of a fragment, float32[n], plus what this learner trained since its last answer, or since the last
-        adoption where it has not answered."""
-        now = np.asarray(self._learner.extract(p), np.float32)
-        if held.sent is None:
-            return values - outer_gradient(held.anchor, now, self._fragments[p])
-        return values + (now - np.asarray(held.sent, np.float32))
+        adoption where it has not answered.
+
+        Units that are means of values are replaced: a difference of two variances may be below zero.
+        """
+        fragment, now = self._fragments[p], np.asarray(self._learner.extract(p), np.float32)
+        trained = -outer_gradient(held.anchor, now, fragment) if held.sent is None else now - np.asarray(held.sent)
+        for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
+            if not RULES[unit.merge].steps:
+                trained[begin:end] = 0.0
+        return values + trained
 
     def _move_on(self) -> None:
         """Step, once all fragments are adopted and the next batch is known; at the end, stop."""

@@ -354,7 +354,8 @@ class Merge:
         lengths = self._merging.unit_norms(values, fragment)
         ratios = np.divide(norms, lengths, out=np.ones_like(lengths), where=lengths > 0).astype(np.float32)
         decoded: Float32 = self._coding.add(np.zeros(fragment.size, np.float32), values, fragment)
-        return np.multiply(decoded, np.repeat(ratios, np.diff(fragment.offsets)), dtype=np.float32)
+        lengthened: Float32 = np.multiply(decoded, np.repeat(ratios, np.diff(fragment.offsets)), dtype=np.float32)
+        return lengthened
 
     def _values(self, vote: Answer) -> Values:
         """The values of an answer, in the form that kernels take."""

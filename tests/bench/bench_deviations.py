@@ -52,6 +52,15 @@ DEVIATIONS: Final[Mapping[str, Settings]] = {
     "carry": {"carry": True},
     "carry, anchor syncer": {"carry": True, "anchor": "syncer"},
 }
+NO_GRACE: Final[Mapping[str, Settings]] = {
+    side: {"grace": False, **DEVIATIONS[side]}
+    for side in ("as it is", "anchor syncer", "late refused", "carry", "carry, anchor syncer")
+}
+MEMORY: Final[Mapping[str, Settings]] = {
+    f"({lr:g}, {momentum:g})": {"interval": 4, "fragments": 4, "outer_lr": lr, "outer_momentum": momentum}
+    for lr, momentum in ((0.4, 0.7), (0.7, 0.3), (0.7, 0.0), (1.0, 0.0))
+}
+"""The same share of steps at which a fragment is due, in 60 sweeps of 240 steps."""
 BY_SPEED: Final[Mapping[str, Settings]] = {
     "as it is": {},
     "by speed": {"steps_by_speed": True},
@@ -65,6 +74,8 @@ TABLES: Final[Mapping[str, Table]] = {
     "trip-24": Table(CARRIED, delay_ms=120.0),
     "slower": Table(DEVIATIONS, speeds=(1.0, 1.0, 0.8, 0.6)),
     "slow": Table(DEVIATIONS, speeds=(1.0, 1.0, 0.5, 0.25)),
+    "no-grace": Table(NO_GRACE, speeds=(1.0, 1.0, 0.8, 0.6)),
+    "memory": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25)),
     "by-speed": Table(BY_SPEED, speeds=(1.0, 1.0, 0.5, 0.25)),
     "alpha": Table({"alpha .5": {"alpha": 0.5}, "alpha 0": {"alpha": 0.0}}, program="streaming-diloco"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -299,6 +299,19 @@ def test_what_was_trained_since_the_answer_is_carried_over_and_in_the_next(has_a
     context.at += 10**9
     _, emitted = drive(body, batch=batch(task, 3))
     assert reports(emitted)[-1]["accounts"][0] == [begin, 0, 0, 0, 32 - begin]
+
+
+def test_means_of_values_are_replaced_where_the_rest_is_carried_over() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task, count=1, carries=True)
+    means = tuple(replace(unit, merge="mean") if unit.tensor == "w" else unit for unit in parts[0].units)
+    body._fragments = (replace(parts[0], units=means),)
+    drive(body, update={KEY: update(parts[0], 0, 0.5)})
+    drive(body, batch=batch(task, 0))
+    drive(body, update={KEY: update(parts[0], 1, 2.0)})
+    values = np.asarray(body._learner.extract(0))
+    for unit, begin, end in zip(parts[0].units, parts[0].offsets, parts[0].offsets[1:], strict=False):
+        assert np.array_equal(values[begin:end], np.full(end - begin, 2.0, np.float32)) == (unit.tensor == "w")
 
 
 def test_nothing_is_carried_over_to_the_last_version() -> None:
