@@ -504,20 +504,22 @@ class MembershipCore:
     def check(self) -> None:
         """Raise InvariantError unless every member has a slot, a deadline and the newest incarnation of its replica."""
         for replica in self._newest:
-            _demand(self._has_slot(replica), f"{replica} is known and has no slot")
+            _demand(self._has_slot(replica), "{} is known and has no slot", replica)
         for replica, host in self._hosts.items():
             newest, rhythm = self._newest.get(replica), host.rhythm
-            _demand(host.member.replica == replica, f"{host.member} is kept as {replica}")
-            _demand(host.member.incarnation == newest, f"{host.member} is live, the newest incarnation is {newest}")
-            _demand(host.phase != "gone", f"{host.member} is live in phase gone")
-            _demand(host.heard_at <= self._now, f"{host.member} was heard at {host.heard_at} ns, after {self._now} ns")
-            figures = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
-            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, figures)
+            _demand(host.member.replica == replica, "{} is kept as {}", host.member, replica)
+            _demand(host.member.incarnation == newest, "{} is live, the newest incarnation is {}", host.member, newest)
+            _demand(host.phase != "gone", "{} is live in phase gone", host.member)
+            _demand(
+                host.heard_at <= self._now, "{} was heard at {} ns, after {} ns", host.member, host.heard_at, self._now
+            )
+            is_rhythm = rhythm.mean >= 0 and rhythm.variance >= 0
+            _demand(is_rhythm, "{} has {} ns, {} ns^2", host.member, rhythm.mean, rhythm.variance)
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
-            _demand(is_armed, f"{host.member} is due at {deadline} ns, the timer is at {self._timer_at} ns")
+            _demand(is_armed, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
         live = len(self._hosts) + self._counts["members removed"]
-        _demand(live == self._counts["members admitted"], f"{live} members live or removed, not as many as admitted")
+        _demand(live == self._counts["members admitted"], "{} members live or removed, not as many as admitted", live)
 
 
 def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
@@ -536,6 +538,6 @@ def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtoc
     return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
-def _demand(holds: bool, broken: str) -> None:
+def _demand(holds: bool, broken: str, *of: object) -> None:
     if not holds:
-        raise InvariantError(f"membership: {broken}")
+        raise InvariantError(f"membership: {broken.format(*of)}")

@@ -540,33 +540,42 @@ class QuorumCore:
             len(self._held) + len(self._late) + sum(1 + len(open_round.votes) for open_round in self._rounds.values())
         )
         counted = self._counts["handles taken"] - self._counts["handles released"]
-        _demand(counted == inside, f"{counted} handles are held by the count, {inside} by the state")
-        _demand(len(self._rounds) <= ROUNDS_MAX, f"{len(self._rounds)} rounds are open, {ROUNDS_MAX} may be")
-        _demand(len(self._ended) <= ENDED_MAX, f"{len(self._ended)} rounds are remembered, {ENDED_MAX} may be")
-        _demand(len(self._live) <= MEMBERS_MAX, f"{len(self._live)} voters are live, {MEMBERS_MAX} may be")
+        _demand(counted == inside, "{} handles are held by the count, {} by the state", counted, inside)
+        _demand(len(self._rounds) <= ROUNDS_MAX, "{} rounds are open, {} may be", len(self._rounds), ROUNDS_MAX)
+        _demand(len(self._ended) <= ENDED_MAX, "{} rounds are remembered, {} may be", len(self._ended), ENDED_MAX)
+        _demand(len(self._live) <= MEMBERS_MAX, "{} voters are live, {} may be", len(self._live), MEMBERS_MAX)
         early = [key for key in self._held.rounds() if key not in self._rounds]
-        _demand(len(early) <= EARLY_MAX, f"{len(early)} keys hold early votes, {EARLY_MAX} may")
+        _demand(len(early) <= EARLY_MAX, "{} keys hold early votes, {} may", len(early), EARLY_MAX)
         for key in self._held.rounds():
             ended, voters = self._ended.get(key), self._held.voters(key)
-            _demand(ended is None or not ended.has_closed, f"votes are held for round {key}, which closed")
-            _demand(bool(voters) and set(voters) <= self._live.keys(), f"round {key} holds votes of {voters}")
+            _demand(ended is None or not ended.has_closed, "votes are held for round {}, which closed", key)
+            _demand(bool(voters) and set(voters) <= self._live.keys(), "round {} holds votes of {}", key, voters)
         gone = self._late.everybody() - self._live.keys()
-        _demand(not gone, f"late votes are kept of {sorted(gone)}, who are not live")
+        _demand(not gone, "late votes are kept of {}, who are not live", sorted(gone))
         for key, open_round in self._rounds.items():
             end = open_round.end()
             is_counted = open_round.census(self._live) == (open_round.live_count, open_round.missing)
             _demand(
                 is_counted,
-                f"round {key} counts {open_round.live_count} live members, and misses {list(open_round.missing)}",
+                "round {} counts {} live members, and misses {}",
+                key,
+                open_round.live_count,
+                list(open_round.missing),
             )
-            _demand(key not in self._ended, f"round {key} is open and ended")
-            _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
-            _demand(bool(open_round.missing), f"round {key} is open, and awaits no vote")
-            _demand((open_round.quorum_at is not None) == open_round.has_quorum(), f"round {key} has a wrong quorum_at")
-            _demand(open_round.timer_at == end, f"round {key} waits until {end}, its timer is at {open_round.timer_at}")
-            _demand((open_round.timer > 0) == (end is not None), f"round {key} has timer {open_round.timer} for {end}")
+            _demand(key not in self._ended, "round {} is open and ended", key)
+            _demand(self._newest is not None and key <= self._newest, "round {} is above the newest", key)
+            _demand(bool(open_round.missing), "round {} is open, and awaits no vote", key)
+            _demand(
+                (open_round.quorum_at is not None) == open_round.has_quorum(), "round {} has a wrong quorum_at", key
+            )
+            _demand(
+                open_round.timer_at == end, "round {} waits until {}, its timer is at {}", key, end, open_round.timer_at
+            )
+            _demand(
+                (open_round.timer > 0) == (end is not None), "round {} has timer {} for {}", key, open_round.timer, end
+            )
             twice = [voter for voter in self._held.voters(key) if voter in open_round.votes]
-            _demand(not twice, f"round {key} both counts and holds votes of {twice}")
+            _demand(not twice, "round {} both counts and holds votes of {}", key, twice)
 
 
 def _check_limits(action: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
@@ -579,6 +588,6 @@ def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtoc
     return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
-def _demand(holds: bool, broken: str) -> None:
+def _demand(holds: bool, broken: str, *of: object) -> None:
     if not holds:
-        raise InvariantError(f"quorum: {broken}")
+        raise InvariantError(f"quorum: {broken.format(*of)}")

@@ -131,7 +131,7 @@ class Scheduler:
         for node in self._nodes.values():
             node.check()
             self._flow.check(node)
-            demand(bool(node.held) or not is_ready(node), f"{node.plan.name}: ready, but not started")
+            demand(bool(node.held) or not is_ready(node), "{}: ready, but not started", node.plan.name)
         self._roster.check()
 
     # -- events --------------------------------------------------------------------------------------------------------

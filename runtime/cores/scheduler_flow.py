@@ -84,9 +84,9 @@ class Flow:
 
     def check(self, node: NodeState) -> None:
         """Raise InvariantError if a node holds an output that could leave, or more than HELD_MAX."""
-        demand(len(node.held) <= HELD_MAX, f"{node.plan.name}: holds more than it may")
+        demand(len(node.held) <= HELD_MAX, "{}: holds more than it may", node.plan.name)
         can_leave = bool(node.held) and self._can_leave(node, node.held[0])
-        demand(not can_leave, f"{node.plan.name}: holds what could leave")
+        demand(not can_leave, "{}: holds what could leave", node.plan.name)
 
     def _emit_in_line(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
         """Queue outputs behind the held ones, and send them as far as there is credit."""

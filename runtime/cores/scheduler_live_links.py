@@ -75,13 +75,13 @@ class NodeState:
         """Raise InvariantError unless counters and contents agree."""
         name = self.plan.name
         for outlet in self.outlets:
-            demand(outlet.starved == sum(not link.credit for link in outlet.links), f"{name}: starved")
+            demand(outlet.starved == sum(not link.credit for link in outlet.links), "{}: starved", name)
         for _, inlet, _ in self.inlets:
             if isinstance(inlet, QueueInlet):
-                demand(inlet.new == sum(bool(link.items) for link in inlet.links), f"{name}: new")
+                demand(inlet.new == sum(bool(link.items) for link in inlet.links), "{}: new", name)
         if self.rounds is not None:
             self.rounds.check()
-        demand(bool(self.held) or not self.is_ending, f"{name}: ending, but holds nothing")
+        demand(bool(self.held) or not self.is_ending, "{}: ending, but holds nothing", name)
 
 
 def is_ready(node: NodeState) -> bool:
@@ -99,10 +99,10 @@ def is_ready(node: NodeState) -> bool:
     return node.is_nudged or _has_sampled(node) if node.is_idle else node.rule(node)
 
 
-def demand(holds: bool, what: str) -> None:
-    """Raise InvariantError with `what`, the condition that failed, unless `holds`."""
+def demand(holds: bool, what: str, *of: object) -> None:
+    """Raise InvariantError with `what`, a format of `of` that says the condition that failed, unless `holds`."""
     if not holds:
-        raise InvariantError(what)
+        raise InvariantError(what.format(*of))
 
 
 def _inlet(kind: str) -> Inlet | None:
@@ -198,15 +198,15 @@ class Roster:
         """Raise InvariantError unless links match the roster, and credit is within its bounds."""
         demand(self.members == {member for of_role in self.live.values() for member in of_role}, "members")
         for route in self.routes.values():
-            demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), f"{route.edge.name}: links")
+            demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), "{}: links", route.edge.name)
             for link in route.links.values():
-                demand(0 <= link.credit <= route.edge.capacity, f"{route.edge.name}: credit out of range")
+                demand(0 <= link.credit <= route.edge.capacity, "{}: credit out of range", route.edge.name)
         for arrival in self.arrivals.values():
             edge, links = arrival.edge, arrival.links.values()
-            demand(set(arrival.links) == set(producers(edge, self.member, self.live)), f"{edge.name}: links")
+            demand(set(arrival.links) == set(producers(edge, self.member, self.live)), "{}: links", edge.name)
             if edge.kind == "queue" and arrival.inlet is not None and not self._nodes[arrival.consumer].is_finished:
                 kept = [len(link.items) + link.credit == edge.capacity for link in links]
-                demand(all(kept), f"{edge.name}: credit and items are not its capacity")
+                demand(all(kept), "{}: credit and items are not its capacity", edge.name)
 
     def _addressed(self, route: OutgoingRoute, number: int) -> list[Link]:
         """The link to replica `number`, if it is live; of a route to some, those to all that `number` stands for.

@@ -401,15 +401,15 @@ class Fleet:
         """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
         machine_of: dict[Replica, str] = {}
         for name, machine in self.machines.items():
-            demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
-            demand(machine.fresh <= set(machine.tracked), f"{name}: fresh, and not tracked")
-            demand(not machine.is_away or not machine.tracked, f"{name} takes no part, and has lives")
+            demand(machine.condemned <= set(machine.tracked), "{}: condemned, and not tracked", name)
+            demand(machine.fresh <= set(machine.tracked), "{}: fresh, and not tracked", name)
+            demand(not machine.is_away or not machine.tracked, "{} takes no part, and has lives", name)
             for replica in machine.tracked:
-                demand(replica not in machine_of, f"{replica} is on {name} and on {machine_of.get(replica)}")
+                demand(replica not in machine_of, "{} is on {} and on {}", replica, name, machine_of.get(replica))
                 machine_of[replica] = name
 
 
-def demand(holds: bool, broken: str) -> None:
-    """Raise InvariantError with `broken` unless `holds`."""
+def demand(holds: bool, broken: str, *of: object) -> None:
+    """Raise InvariantError with `broken`, a format of `of`, unless `holds`. Made only then: most hold."""
     if not holds:
-        raise InvariantError(f"supervision: {broken}")
+        raise InvariantError(f"supervision: {broken.format(*of)}")

@@ -354,14 +354,14 @@ class Home:
         for machine in self.fleet.machines.values():
             for member in machine.members():
                 newest = self._run.newest.get(member.replica)
-                demand(member.incarnation == newest, f"{member} is tracked, and {newest} is its newest number")
+                demand(member.incarnation == newest, "{} is tracked, and {} is its newest number", member, newest)
         for replica, life in self.lives.items():
-            demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
-            demand(self.fleet.machines[life.machine].has(life.member), f"{life.member} is known, and not tracked")
+            demand(life.member.replica == replica, "{} is kept as {}", life.member, replica)
+            demand(self.fleet.machines[life.machine].has(life.member), "{} is known, and not tracked", life.member)
         if self._run.adopt_until is None and not self.is_ending:
             self._check_gangs()
         for replica in self._run.due:
-            demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
+            demand(not self.fleet.is_tracked(replica), "{} lives, and its next life is due", replica)
         for island in self._run.islands:
             island.check()
         self._run.liveness.check()
@@ -374,4 +374,6 @@ class Home:
             condemned = all(each in fleet.of(each).condemned for each in there)
             numbers = {self._run.newest[each] for each in there}
             is_one = len(numbers) <= 1 and len(there) in (0, len(gang))
-            demand(is_one or condemned, f"of {gang[0]} there are {', '.join(map(str, there))}, with lives {numbers}")
+            demand(
+                is_one or condemned, "of {} there are {}, with lives {}", gang[0], ", ".join(map(str, there)), numbers
+            )

@@ -395,15 +395,15 @@ class Station:
     def check(self) -> None:
         """Raise InvariantError unless each life is in one state only, and none is newer than the recorded number."""
         for replica, life in self.lives.items():
-            _demand(life.member.replica == replica, f"{life.member} is kept as {replica}")
-            _demand(not self._is_beginning(replica), f"{life.member} lives, and another life of it begins")
+            _demand(life.member.replica == replica, "{} is kept as {}", life.member, replica)
+            _demand(not self._is_beginning(replica), "{} lives, and another life of it begins", life.member)
             newest = self._newest.get(replica, 0)
-            _demand(life.member.incarnation <= newest, f"{life.member} lives, and {newest} is the newest number")
+            _demand(life.member.incarnation <= newest, "{} lives, and {} is the newest number", life.member, newest)
         for replica, member in self._starting.items():
-            _demand(self._newest.get(replica) == member.incarnation, f"{member} is started and was not noted")
+            _demand(self._newest.get(replica) == member.incarnation, "{} is started and was not noted", member)
         _demand(not self._is_closed or not (self.lives or self._starting), "it is closed, and processes are there")
 
 
-def _demand(holds: bool, broken: str) -> None:
+def _demand(holds: bool, broken: str, *of: object) -> None:
     if not holds:
-        raise InvariantError(f"station: {broken}")
+        raise InvariantError(f"station: {broken.format(*of)}")
