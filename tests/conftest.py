@@ -1,6 +1,7 @@
 """Settings of the whole suite: the same examples on every machine, compiled programs kept between tests, and no test
 that finds the files of users which another one has loaded."""
 
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -104,6 +105,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         _in_one_process.clear()
+
+
+def pytest_collection_finish() -> None:
+    """What is there once all tests are collected stays there: the garbage collector need not walk it again and again,
+    nor look after each few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
