@@ -363,6 +363,9 @@ def _check_new(out: str | Path) -> None:
     if Path(out).exists():
         do = "Name a new file with --out: a run may need the one that is there."
         raise ConfigError(f"Writing the router {out}", "a new file", "one that is there", do)
+    if not Path(out).absolute().parent.is_dir():
+        do = "Name another file with --out, or make the folder."
+        raise ConfigError(f"Writing the router {out}", "a file that can be written", "no folder for it", do)
 
 
 @contextmanager

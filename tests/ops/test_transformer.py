@@ -14,6 +14,7 @@ import pytest
 from isthmus.ops import model_config, transformer
 from isthmus.ops.model_config import ModelConfig, Routing, tensors
 from isthmus.ops.transformer import init, rotate
+from tests.effort import long
 
 # One compilation is faster than the separate operations.
 logits = jax.jit(transformer.logits, static_argnums=0)
@@ -238,7 +239,7 @@ def test_every_integer_dtype_of_tokens_gives_the_same_loss(dtype: type) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("routing", [None, Routing(4)])
-@pytest.mark.parametrize(("stacked", "checkpoint"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("stacked", "checkpoint"), [long(True, False), long(False, True), (True, True)])
 def test_layers_that_are_stacked_or_computed_again_train_alike(
     routing: Routing | None, stacked: bool, checkpoint: bool
 ) -> None:

@@ -20,7 +20,7 @@ from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
 from isthmus.runtime.supervision.flows import RunFlows
-from tests.effort import soaked
+from tests.effort import long, soaked
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 ODD = Path(__file__).with_name("odd_graphs.py")
@@ -143,8 +143,7 @@ def test_bodies_that_hear_of_the_end_are_not_waited_for(run: Run, stop_at: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("stop_at", [None, 1.0])
+@pytest.mark.parametrize(("replicas", "stop_at"), [(1, 1.0), (3, None), long(1, None), long(3, 1.0)])
 def test_edges_of_ones_own_on_progress_take_nothing_away(run: Run, replicas: int, stop_at: float | None) -> None:
     ended = run("watched", tokens=64 * 300, learners=replicas, replicas=replicas, stop_at=stop_at)
     assert ended.seconds <= (stop_at or 300 / replicas * STEP) + SLACK

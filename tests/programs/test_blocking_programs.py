@@ -18,7 +18,7 @@ from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
-from tests.effort import soaked
+from tests.effort import long, soaked
 from tests.patience import PATIENCE
 from tests.programs.family import ADAM, final_model, task
 
@@ -100,7 +100,7 @@ def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learners", [1, 3])
+@pytest.mark.parametrize("learners", [1, long(3)])
 @pytest.mark.parametrize("name", BLOCKING)
 def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int) -> None:
     result = world.run(name, task=ADAM, learners=learners, steps=6)

@@ -4,6 +4,7 @@ ids."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -33,6 +34,7 @@ its author's: a position, of those that are shipped."""
 FORBIDDEN = {"batch", "batches", "text", "ids", "inputs", "targets", "labels", "examples", "x", "y"}
 
 
+@cache
 def graph_of(program: str, *settings: str) -> Template:
     return Options(program=program, sets=[*SETS.get(program, ()), *settings]).request().graph
 

@@ -17,6 +17,7 @@ from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.snapshots.snapshots import FOLDER
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
+from tests.effort import long
 
 WIDTH = 16
 
@@ -46,7 +47,7 @@ def sent(summary: Any) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["decoupled-diloco", "streaming-diloco"])
+@pytest.mark.parametrize("program", ["decoupled-diloco", long("streaming-diloco")])
 def test_bytes_are_those_of_the_adapters(world: Worlds, program: str) -> None:
     """A frozen model of 1,000 times the size adds no byte to what is sent and kept, and is loaded whole."""
     results = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from isthmus.programs.engine.results.changes import settings
 from isthmus.programs.engine.results.why import MergeQuery, table, why
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
+from tests.effort import long
 from tests.programs.family import ADAM, final_model, recorded
 
 OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
@@ -25,7 +27,20 @@ def _run(world: Worlds, program: str = NAME, *, learners: int = 4, steps: int = 
     return world.run(Program(program, **settings), task=ADAM, learners=learners, steps=steps, jitter=0.0)
 
 
-@pytest.mark.parametrize("exchange", [1, 3])
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorldResult, WorldResult]]:
+    """A run of decoupled-diloco and one of two regions: four learners, three fragments, every sixth step."""
+    worlds = Worlds(tmp_path_factory.mktemp("regional"))
+    try:
+        yield (
+            _run(worlds, "decoupled-diloco", fragments=3, interval=6),
+            _run(worlds, fragments=3, interval=6),
+        )
+    finally:
+        worlds.close()
+
+
+@pytest.mark.parametrize("exchange", [1, long(3)])
 def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int) -> None:
     """With a global step of (1, 0), bit for bit: what a region alone gets back from above is what it has."""
     monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
@@ -42,9 +57,8 @@ def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch,
     assert all(np.allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-7) for name in theirs)
 
 
-def test_two_regions_train_and_nothing_waits(world: Worlds) -> None:
-    flat = _run(world, "decoupled-diloco", fragments=3, interval=6)
-    two = _run(world, fragments=3, interval=6)
+def test_two_regions_train_and_nothing_waits(plain: tuple[WorldResult, WorldResult]) -> None:
+    flat, two = plain
     assert (flat.waits, two.waits) == (0, 0)
     assert two.summary["contributors_mean"] == 2.0
     assert two.summary["books"]["differences"] == []
@@ -66,7 +80,7 @@ def test_a_merge_is_told_by_region(world: Worlds) -> None:
     assert "of region 1 int4" in settings({**(facts.asked or {}), "push": [[0, "bf16"], [1, "int4"]]}, facts.by)
 
 
-@pytest.mark.parametrize("regions", [1, 3])
+@pytest.mark.parametrize("regions", [1, long(3)])
 def test_other_numbers_of_regions(world: Worlds, regions: int) -> None:
     result = _run(world, fragments=2, interval=6, regions=regions, learners=3, steps=48)
     assert result.summary["books"]["differences"] == []
@@ -101,9 +115,13 @@ def test_what_only_one_level_has_is_refused_by_name(world: Worlds, settings: dic
         _run(world, **settings)
 
 
-@pytest.mark.parametrize("formats", [{"regions_update": "int4"}, {"regions_update": "auto", "regions_push": "auto"}])
-def test_global_versions_travel_in_codes(world: Worlds, formats: dict[str, str]) -> None:
-    whole = _run(world, fragments=3, interval=6)
+@pytest.mark.parametrize(
+    "formats", [long({"regions_update": "int4"}), {"regions_update": "auto", "regions_push": "auto"}]
+)
+def test_global_versions_travel_in_codes(
+    world: Worlds, plain: tuple[WorldResult, WorldResult], formats: dict[str, str]
+) -> None:
+    _, whole = plain
     coded = _run(world, fragments=3, interval=6, **formats)
     assert coded.waits == 0
     assert coded.summary["books"]["differences"] == []
@@ -112,11 +130,18 @@ def test_global_versions_travel_in_codes(world: Worlds, formats: dict[str, str])
     assert coded.summary["contributors_mean"] == 2.0
 
 
-@pytest.mark.parametrize(("learners", "least"), [(4, 2.0), (8, 4.0)])
-def test_what_crosses_between_regions_is_one_transfer_a_region(world: Worlds, learners: int, least: float) -> None:
+def test_what_crosses_between_regions_is_one_transfer_a_region(plain: tuple[WorldResult, WorldResult]) -> None:
+    check_crossing(*plain, least=2.0)
+
+
+@pytest.mark.long
+def test_with_more_learners_a_region_still_less_crosses(world: Worlds) -> None:
+    flat = _run(world, "decoupled-diloco", learners=8, fragments=3, interval=6)
+    check_crossing(flat, _run(world, learners=8, fragments=3, interval=6), least=4.0)
+
+
+def check_crossing(flat: WorldResult, two: WorldResult, *, least: float) -> None:
     """Answers and versions of the far half of the learners, or of the far region, in the same formats."""
-    flat = _run(world, "decoupled-diloco", learners=learners, fragments=3, interval=6)
-    two = _run(world, learners=learners, fragments=3, interval=6)
     sizes = [{(edge["source"], edge["target"]): edge["bytes"] for edge in run.summary["edges"]} for run in (flat, two)]
     ours = [("fragment-send.answer", "merge.answer"), ("outer-step.update", "inner-step.update")]
     theirs = [("regional-step.answer", "merge.answer"), ("outer-step.update", "regional-step.above")]

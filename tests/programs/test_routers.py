@@ -54,8 +54,12 @@ def test_the_command_tells_what_shards_have_and_writes_the_router(data: Path, ty
     again = typed(data.parent, *words)
     assert again.exit_code == 2
     assert "new file" in again.stderr
-    lines = typed(data.parent, *words[:-1], "other.router").stdout
-    assert told["fingerprint"] in lines
+
+
+def test_the_command_tells_a_reader_what_shards_have(data: Path, typed: Callable[..., Any]) -> None:
+    words = ("route", "parts", "--shards", "3", "--seed", "7", "--by", "random", "--out", "three.router")
+    lines = typed(data.parent, *words).stdout
+    assert opened(data.parent / "three.router").fingerprint in lines
     assert "150 documents" in lines
 
 
@@ -68,7 +72,7 @@ def test_shards_are_read_by_a_router(data: Path) -> None:
 
 
 def test_data_that_moved_is_the_same_data(data: Path) -> None:
-    route([str(data)], shards=3, out=data.parent / "r")
+    route([str(data)], shards=3, out=data.parent / "r", by="source")
     data.rename(data.with_name("moved"))
     assert sharded_corpus([str(data.with_name("moved"))], data.parent / "r", 3).shards == 3
 
@@ -85,7 +89,7 @@ def test_data_that_moved_is_the_same_data(data: Path) -> None:
 def test_a_router_that_does_not_fit_is_refused(
     data: Path, change: Callable[[Path], Any], paths: int, reason: str
 ) -> None:
-    route([str(data)], shards=3, out=data.parent / "r")
+    route([str(data)], shards=3, out=data.parent / "r", by="random")
     change(data)
     with pytest.raises(ConfigError, match=reason):
         sharded_corpus([str(data)], data.parent / "r", paths)

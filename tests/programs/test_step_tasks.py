@@ -61,6 +61,7 @@ def test_programs_that_merge_values_train_it(world: Worlds, program: str, settin
     np.testing.assert_array_equal(model["average"]["head"], TASK.init(jax.random.key(0))["params"]["head"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_with_deaths_goes_on_and_is_the_same_again(world: Worlds) -> None:
     """Of a learner that comes back the local leaves begin anew, and what was merged stays; items cross a wire."""

@@ -26,6 +26,7 @@ from isthmus.ops.data.routing import (
     losses_along,
     paths_by_loss,
 )
+from tests.effort import long
 
 WORDS = (
     ("def self return import for in range not None class", b"    "),
@@ -106,6 +107,7 @@ def test_features_count_hashed_grams_of_one_to_three() -> None:
     assert not np.array_equal(next(routing._features(swapped))[0], both)
 
 
+@pytest.mark.long
 def test_token_ids_are_routed_as_bytes_are() -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 2
@@ -114,7 +116,7 @@ def test_token_ids_are_routed_as_bytes_are() -> None:
     assert purity(by_content(documents, 2, 0, DATA).shards_of(documents), labels) == 1.0
 
 
-@pytest.mark.parametrize("documents", [1, 4])
+@pytest.mark.parametrize("documents", [long(1), 4])
 def test_documents_that_are_all_alike_are_routed(documents: int) -> None:
     ids = np.frombuffer(b"same" * documents, np.uint8)
     alike = gathered([FileDocuments(ids, list(range(4, 4 * documents + 1, 4)), ["x"] * documents)])

@@ -122,7 +122,9 @@ def ended(*silent: int) -> World:
         world.learners[slot].answers_end = False
     for second in range(60):
         world.after(second * SECOND, world.fire, {"control": {("recorder/0", None): control()}})
-    return world.run(60 * SECOND / STEP)
+    while not world.pacers[0].is_finished and world.now < 60 * SECOND:
+        world.run(SECOND / STEP)
+    return world
 
 
 def of_the_end(world: World) -> list[Any]:

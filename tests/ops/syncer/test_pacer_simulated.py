@@ -4,12 +4,21 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import long
 from tests.ops.syncer.pacer_world import SPEEDS, STEP, UNEVEN, World
+
+OTHERS = (SPEEDS, (1.0,) * 4, (1.0,), (0.9, 0.3, 1.0, 0.35, 0.95, 0.7))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN, (1.0,) * 4, (1.0,), (0.9, 0.3, 1.0, 0.35, 0.95, 0.7)])
-@pytest.mark.parametrize("link_steps", [0.0, 0.4, 1.0, 1.4])
+@pytest.mark.parametrize(
+    ("speeds", "link_steps"),
+    [
+        *((UNEVEN, steps) for steps in (0.0, 0.4, 1.0, 1.4)),
+        *((speeds, 0.4) for speeds in OTHERS),
+        *(long(speeds, steps) for speeds in OTHERS for steps in (0.0, 1.0, 1.4)),
+    ],
+)
 def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps):
     world = World(speeds=speeds, link_steps=link_steps).run(60 * 24)
     assert world.pacers[0].interval == 24
@@ -17,7 +26,7 @@ def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fragments", "interval"), [(7, 24), (24, 24), (4, 30), (1, 20), (5, 8)])
+@pytest.mark.parametrize(("fragments", "interval"), [(7, 24), long(24, 24), long(4, 30), (1, 20), (5, 8)])
 def test_the_mean_interval_is_h_whatever_the_layout(fragments, interval):
     world = World(speeds=UNEVEN, fragments=fragments, interval=interval).run(60 * interval)
     assert world.pacers[0].interval == interval
@@ -78,7 +87,7 @@ def test_tau_is_raised_where_long_rounds_keep_others_waiting():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link_steps", [3.0, 8.0])
+@pytest.mark.parametrize("link_steps", [3.0, long(8.0)])
 def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(link_steps):
     world = World(speeds=UNEVEN, link_steps=link_steps).run(240 * 24)
     pacer = world.pacers[0]
@@ -90,7 +99,7 @@ def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(lin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interval", [24, 96])
+@pytest.mark.parametrize("interval", [24, long(96)])
 def test_a_very_slow_learner_is_heard_every_fifth_round_of_each_fragment(interval):
     """At an eighth of the speed it is beyond twice the median, hence beyond most graces."""
     world = World(speeds=(1.0, 1.0, 0.9, 0.129), interval=interval).run(300 * 24)

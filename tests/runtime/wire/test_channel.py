@@ -21,6 +21,7 @@ from isthmus.runtime.items.layout import CHUNK_BYTES
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
+from tests.effort import long
 from tests.procfs import has_ipv6, listening, open_files
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
 from tests.runtime.wire.key_rings import keyed
@@ -101,7 +102,7 @@ class WireEnds(Ends):
 
 
 class TestConformance(ChannelConformance):
-    @pytest.fixture(params=["later", "earlier", "hub", "later-keys", "hub-keys"])
+    @pytest.fixture(params=[long("later"), "earlier", long("hub"), "later-keys", "hub-keys"])
     def ends(self, request: pytest.FixtureRequest, world: World) -> MakeEnds:
         who_dials, _, keys = request.param.partition("-")
         return lambda window_bytes: WireEnds(world, window_bytes, who_dials, has_keys=bool(keys))

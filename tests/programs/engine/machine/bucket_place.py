@@ -176,6 +176,7 @@ class EchoServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)  # Or its thread accepts on, of a socket that is closed.
         self._server.close()
 
     def _accept(self) -> None:

@@ -16,7 +16,7 @@ from tests.programs.engine.machine.bucket_place import Ways
 from tests.runtime.wire.cables import World
 from tests.runtime.wire.test_channel import WireEnds
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 class BucketEnds(WireEnds):

@@ -14,7 +14,7 @@ from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_o
 from isthmus.runtime.sim.faults import DieAll, Fault, MoveHome
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import lives
-from tests.effort import examples, soaked
+from tests.effort import examples, long, soaked
 
 SEED = 3
 
@@ -37,11 +37,13 @@ def passed(outcome: Outcome) -> Outcome:
     return outcome
 
 
-QUICK = ("fragment, write", "manifest, rename", "retention")
+TRIED = ("manifest, rename", "fragment, write", "retention")
+QUICK = TRIED[:1]
+LONG = [long(step) for step in TRIED[1:]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [*QUICK, *(soaked(step) for step in STEPS if step not in QUICK)])
+@pytest.mark.parametrize("step", [*QUICK, *LONG, *(soaked(step) for step in STEPS if step not in TRIED)])
 def test_a_run_goes_on_from_its_snapshot_after_the_death_of_everything_at_each_step_of_one(step: str) -> None:
     outcome = passed(outcome_of(calm(dying(step))))
     assert outcome.outcome == "done"
@@ -50,6 +52,7 @@ def test_a_run_goes_on_from_its_snapshot_after_the_death_of_everything_at_each_s
     assert set(lives.values()) == {2}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_seed_dies_the_same_deaths_byte_for_byte() -> None:
     shape = calm(dying("manifest, rename"), dying("retention", 4.0, keeps_power=True))

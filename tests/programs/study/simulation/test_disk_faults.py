@@ -18,7 +18,7 @@ from isthmus.runtime.sim.machine import Mount, SimulatedFile
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.system import files
 from isthmus.runtime.system import files as store
-from tests.effort import soaked
+from tests.effort import long, soaked
 from tests.programs.study.simulation.test_world import LINEAR
 
 HOME = "home"
@@ -44,7 +44,7 @@ def kept(outcome: Outcome, name: str) -> int:
     return sum(counts[name] for counts in outcome.status["files"].values())
 
 
-@pytest.mark.parametrize("room", [0, 100, 1000])
+@pytest.mark.parametrize("room", [0, long(100), 1000])
 def test_a_disk_that_is_full_for_a_while_costs_nothing(room: int) -> None:
     outcome = survive(FillDisk(HOME, room, 1.5, at=2.0))
     assert (outcome.violation, outcome.missed) == (None, [])
@@ -54,7 +54,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(room: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("share", [0.3, long(1.0)])
 def test_a_disk_that_is_broken_for_a_while_costs_nothing(share: float) -> None:
     outcome = survive(BreakDisk(HOME, share, 1.5, at=2.0))
     assert (outcome.violation, outcome.missed) == (None, [])
@@ -90,7 +90,7 @@ def test_a_model_that_is_never_written_fails_the_run(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, soaked(2), soaked(3)])
+@pytest.mark.parametrize("seed", [0, long(1), soaked(2), soaked(3)])
 @pytest.mark.parametrize("moment", [{"at": 0.3}, {"at": 2.5}, {"at_phase": "final", "later": 0.1}])
 def test_a_machine_loses_power(moment: dict[str, Any], seed: int) -> None:
     outcome = survive(*(Blackout(machine, 1.0, **moment) for machine in (HOME, "learner-1")), seed=seed)

@@ -16,7 +16,7 @@ from isthmus.runtime.sim.faults import Forge, Kill
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Happened, ItemRefused, Misbehaved
-from tests.effort import soaked
+from tests.effort import long, soaked
 from tests.programs.study.simulation.scenarios import Witness, survive
 
 LIAR = "learner/2"
@@ -102,7 +102,7 @@ def test_one_that_goes_on_through_its_lives_is_given_up() -> None:
     [
         Forge(LIAR, "progress", "phase", "final", at_step=4),
         Forge(LIAR, "progress", "totals", tuple((slot, 1, 10**9) for slot in (0, 1, 3)), at_step=4),
-        Forge(LIAR, "progress", "totals", ((7, 1, 10**9),), at_step=4),
+        long(Forge(LIAR, "progress", "totals", ((7, 1, 10**9),), at_step=4)),
         Forge(LIAR, "report", "totals", ((7, 1, 10**9),), at_step=4),
     ],
     ids=["final", "others", "nobody", "report"],
@@ -114,6 +114,7 @@ def test_what_one_learner_says_of_the_run_does_not_end_it(fault: Any) -> None:
     assert trained(outcome) >= 3 * STEPS * 0.9
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nor_does_it_end_one_whose_shard_comes_back() -> None:
     faults = Forge(LIAR, "progress", "totals", ((7, 1, 10**9),), at_step=4), Kill("syncer/0", at_step=12)
@@ -121,6 +122,7 @@ def test_nor_does_it_end_one_whose_shard_comes_back() -> None:
     assert outcome.status["tokens"] >= 4 * STEPS * TOKENS_PER_BATCH
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     witness = Witness()
@@ -143,6 +145,7 @@ def test_flipped_signs_are_refused_where_the_run_asks_for_it() -> None:
     assert {slot for slot, _ in refused} == {2}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [soaked("diloco"), "streaming-diloco"])
 def test_a_program_that_waits_for_everybody_does_not_wait_for_an_answer_that_was_refused(program: str) -> None:

@@ -54,6 +54,7 @@ def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(wor
     assert struck.summary["goodput"] < calm.summary["goodput"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_that_comes_back_alone_ends_the_run_and_says_why(world: Worlds) -> None:
     with pytest.raises(RunError, match="learner 1 died, and data-parallel cannot go on without it"):

@@ -12,7 +12,7 @@ from isthmus.programs.study.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.sim.faults import KillDaemon, Lie
 from isthmus.runtime.sim.lies import ANY, VALUES
 from isthmus.runtime.sim.universe import HOME
-from tests.effort import seeds, soaked
+from tests.effort import long, seeds, soaked
 
 pytestmark = pytest.mark.slow
 
@@ -29,14 +29,14 @@ def outcome(claim: str, value: Any = 0, *more: Any, seed: int = 7, **changed: An
     ("claim", "value"),
     [
         ("end", 0),
-        ("refusals", 0),
+        long("refusals", 0),
         soaked("stamp", 0),
         soaked("quick steps", 0),
         soaked("failures", 0),
         soaked("ends of others", 0),
-        ("report.lives.heartbeat.endpoints", ["x"]),
-        ("report.obeyed.epoch", (1 << 64) - 1),
-        ("report.lives.heartbeat.busy", -1),
+        long("report.lives.heartbeat.endpoints", ["x"]),
+        long("report.obeyed.epoch", (1 << 64) - 1),
+        long("report.lives.heartbeat.busy", -1),
         (ANY, 0),
     ],
 )
@@ -47,6 +47,7 @@ def test_a_machine_that_lies_ends_neither_the_run_nor_a_life_of_another(claim: s
     assert done.outcome == "done"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claim", ["lives", soaked("next lives")])
 def test_after_a_lost_ledger_a_machine_has_the_lives_that_it_may_have_and_no_others(claim: str) -> None:
     dies = KillDaemon(HOME, 1.0, loses_ledger=True, at_step=4)

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
+from tests.effort import long
 from tests.programs.study.simulation import mutants
 from tests.programs.study.simulation.mutants import MUTANTS, SEEDS, outcome, violation_of
 
@@ -92,7 +93,7 @@ def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     ("broken", "shape", "ends", "told"),
     [
         (mutants.stop_forgotten, mutants.NOTED_STOP, "stopped", "after a host was told that it stops"),
-        (mutants.condemned_kept_by_outposts, mutants.HUNG, "done", "was condemned 1"),
+        long(mutants.condemned_kept_by_outposts, mutants.HUNG, "done", "was condemned 1"),
         (mutants.noted_after_the_start, mutants.BEGUN, "done", "is started a second time"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -106,6 +107,7 @@ def test_what_no_seed_catches_is_caught_by_a_scenario(
     assert told in str(outcome_of(shape).violation)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_home_that_acts_before_it_has_begun_replaces_hosts_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
     def replaced(outcome: Outcome) -> list[str]:

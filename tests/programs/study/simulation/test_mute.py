@@ -78,6 +78,7 @@ def test_final_rounds_wait_only_briefly_for_a_learner_whose_data_does_not_come()
     assert outcome.seconds < 20.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_is_reached_again_goes_on() -> None:
     seen = Chronicle()
@@ -98,6 +99,7 @@ def test_where_half_of_all_hosts_hear_none_no_host_is_at_fault() -> None:
     assert seen.of(CutOff) == seen.of(Condemned) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_home_that_hears_no_other_host_fails_once_nobody_trains_any_more() -> None:
     seen = Chronicle()
@@ -109,6 +111,7 @@ def test_a_home_that_hears_no_other_host_fails_once_nobody_trains_any_more() -> 
     assert 60.0 < outcome.seconds < 100.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_home_that_has_no_room_for_a_recorder_fails_once_nobody_trains_any_more() -> None:
     seen = Chronicle()

@@ -35,6 +35,7 @@ def test_a_building_is_cut_off_for_ten_minutes_with_half_the_learners_and_one_of
     assert_exact(outcome)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_building_is_cut_off_for_less_than_anybody_is_given_up_after() -> None:
     inside, outside = ("learner-2", "learner-3", "syncer-1"), ("home", "learner-0", "learner-1", "syncer-0")
@@ -52,6 +53,7 @@ def test_a_slot_is_claimed_twice_while_its_former_process_lives_behind_a_partiti
     assert "learner/0#2" not in outcome.lives
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_shard_is_served_elsewhere_while_its_former_process_lives_behind_a_partition() -> None:
     outcome = survive(Cut("syncer-0", None, 40.0, at=2.0), learners=2, steps=120, step_ms=400.0)

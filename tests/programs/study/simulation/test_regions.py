@@ -9,7 +9,7 @@ from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.seeds import run
 from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.runtime.sim.faults import Cut, Fault, Kill
-from tests.effort import seeds
+from tests.effort import long, seeds
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 PROGRAM = Program("regional-diloco", fragments=2, interval=8, exchange=2)
@@ -69,11 +69,12 @@ MENDED = (166,)  # The learners of a region die under its last merge, which it a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*seeds(100, least=4), *MENDED])
+@pytest.mark.parametrize("seed", [*(long(seed) for seed in seeds(100, least=4)), *MENDED])
 def test_a_seed(seed: int) -> None:
     assert run(seed, "regional-diloco").violation is None
 
 
+@pytest.mark.long
 def test_a_region_that_is_cut_off_for_longer_than_a_machine_is_lost_keeps_its_lives_and_work() -> None:
     witness = Witness()
     wall = [Cut(machine, other, 45.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
@@ -87,6 +88,7 @@ def test_a_region_that_is_cut_off_for_longer_than_a_machine_is_lost_keeps_its_li
     assert lost(outcome) == 0
 
 
+@pytest.mark.long
 def test_a_region_that_is_cut_off_stops_at_its_share_of_the_budget() -> None:
     witness = Witness()
     wall = [Cut(machine, other, 60.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
@@ -96,6 +98,7 @@ def test_a_region_that_is_cut_off_stops_at_its_share_of_the_budget() -> None:
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_syncer_that_dies_while_its_region_is_cut_off_comes_back_with_the_link() -> None:
     """Its learners step on, unmerged; nobody else waits; its next life begins from the global version, and is merged.

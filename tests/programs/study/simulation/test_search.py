@@ -23,7 +23,7 @@ from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.faults import Kill
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
-from tests.effort import soaked
+from tests.effort import long, soaked
 
 
 class _Mistaken(Checker):
@@ -39,7 +39,7 @@ class _LateMistake(Checker):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("checker", "kind"), [(_Mistaken(), "KeyError"), (_LateMistake(), "TypeError")])
+@pytest.mark.parametrize(("checker", "kind"), [long(_Mistaken(), "KeyError"), (_LateMistake(), "TypeError")])
 def test_what_a_checker_raises_by_mistake_is_a_violation_with_its_place(checker: Checker, kind: str) -> None:
     outcome = outcome_of(shape_of(0), checker)
     assert outcome.violation is not None

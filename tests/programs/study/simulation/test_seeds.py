@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_a_wrong_request_is_told_at_once(tmp_path: Path) -> None:
 def test_a_violation_is_told_with_its_story_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    @cache
     def broken(seed: int, program: str) -> Outcome:
         outcome = simulation.run(seed, program)
         outcome.violation = "syncer/0#1, fragment 0: all is lost" if seed == 4 else None

@@ -69,6 +69,7 @@ def test_uneven_learners_are_merged_by_grace(world: Worlds, linear: Task) -> Non
     assert result.summary["contributors_mean"] > 3.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_grace_the_others_are_left_out(world: Worlds, linear: Task) -> None:
     with_grace = world.run("decoupled-diloco", task=linear, learners=4, steps=100, speeds=(1, 1, 0.8, 0.6))
