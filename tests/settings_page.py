@@ -23,6 +23,8 @@ HEAD: Final = """# Settings
 
 Made from the declarations in the code by `python -m tests.settings_page`. How files, `--set` and options are combined
 is in [Configuration](configuration.md). A setting marked with * may have another value in a resumed run.
+
+<!-- all figures: settings -->
 """
 
 

@@ -1,0 +1,187 @@
+"""Figures in the documents have the command that makes them, and the commands that the documents name exist.
+
+A section with figures names a command (a bench, `isthmus`, `make`, a test), or says that it was not measured again, or
+has a mark in a comment, `figures: settings` (limits and defaults, which the code declares), `figures: published` or
+`figures: computed` (by hand, from what stands there); `all figures: ` marks a page. A section with a table from a
+command that runs in virtual time says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from isthmus.ops.exchange.formats import MEASURED_BY
+from isthmus.programs.command.main import app
+from tests.programs.page_blocks import blocks_of
+
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "tests" / "bench"
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "changelog.md")]
+IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
+UNIT = r"(?:%|ms|us|s|MB|GB|kB|times|nats|points)"
+FIGURE = re.compile(rf"(?<![\w./v-])(?:\d*\.\d+(?:[ ]?{UNIT}(?!\w))?|\d+ {UNIT}(?!\w))")
+FIGURES_MAX = 2
+"""Without a command: an example has one or two."""
+MAKER = re.compile(
+    r"\bbench/\w+\.(?:py|sh)|\b(?:bench|soak|gpu)_\w+\.py|\bgap\.py|\bon_a_gpu\.sh|\btests/[\w/*]+\.py|\btest_\w+\.py"
+    r"|(?:`|bin/|\n +)isthmus [a-z]+|\bmake [a-z]+|\bpytest\b|docs/examples/[\w-]+\.(?:py|sh)"
+)
+MARK = re.compile(r"<!-- figures: (?:settings|published|computed) -->")
+PAGE_MARK = re.compile(r"^<!-- all figures: (?:settings|published) -->$", re.MULTILINE)
+LOST = re.compile(r"not\s+measured\s+again")
+VIRTUAL = re.compile(r"isthmus compare [^`]*--speeds|isthmus simulate (?:speeds|borrowed)")
+WORDS = r"((?: +[^\s#;&|<>]+)*)"
+ISTHMUS = re.compile(rf"(?:^[ $]*|[;&|] *|bin/)isthmus{WORDS}", re.MULTILINE)
+SCRIPT = re.compile(rf"(?:^|[\s/.])((?:bench|soak|gpu)_\w+|gap)(?:\.py)?{WORDS}")
+MAKE = re.compile(r"(?:^|[\s;&|])make((?: +[a-z][\w-]*)+)")
+SPAN = re.compile(r"`([^`]+)`")
+
+
+def sections_of(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) from one heading to the next."""
+    lines, first, is_fenced = text.splitlines(), 0, False
+    for number, line in enumerate(lines):
+        is_fenced ^= line.startswith("```")
+        if not is_fenced and re.match(r"#+ ", line) and number:
+            yield first + 1, "\n".join(lines[first:number])
+            first = number
+    yield first + 1, "\n".join(lines[first:])
+
+
+def unfounded(text: str) -> Iterator[int]:
+    """The lines at which sections begin whose figures nothing makes."""
+    if PAGE_MARK.search(text):
+        return
+    for line, section in sections_of(text):
+        prose = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
+        is_founded = MAKER.search(section) or MARK.search(section) or LOST.search(section)
+        if not is_founded and len(FIGURE.findall(prose)) > FIGURES_MAX:
+            yield line
+
+
+def untold(text: str) -> Iterator[int]:
+    """The lines at which sections begin that have a table from virtual time and do not say so."""
+    for line, section in sections_of(text):
+        if re.search(r"^\|", section, re.MULTILINE) and VIRTUAL.search(section) and "irtual time" not in section:
+            yield line
+
+
+def code_of(text: str) -> Iterator[str]:
+    """The blocks of shell of a page, and what stands in back quotes."""
+    yield from (block.text for block in blocks_of(text) if block.language in ("shell", "bash"))
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from (" ".join(span.split()) for span in SPAN.findall(prose))
+
+
+def options_in(words: str) -> list[str]:
+    """The options among the words of a command."""
+    found = re.findall(r"(?<![\w-])--[a-z][\w-]*", words)
+    return [option for option in found if option != "--help"]
+
+
+@cache
+def options_of_script(path: Path) -> frozenset[str]:
+    """The options that a script, or a module beside it that it imports, declares."""
+    tree = ast.parse(path.read_text())
+    declared = {
+        argument.value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+    for each in ast.walk(tree):
+        beside = BENCH / f"{each.module}.py" if isinstance(each, ast.ImportFrom) and each.module else None
+        if beside is not None and beside.exists():
+            declared |= options_of_script(beside)
+    return frozenset(declared)
+
+
+@cache
+def isthmus() -> Any:
+    return typer.main.get_command(app)
+
+
+def wrong_isthmus(words: list[str]) -> Iterator[str]:
+    """What is wrong with the words after `isthmus`: an unknown command, or options that it does not have."""
+    command, path = isthmus(), "isthmus"
+    for word in words:
+        inner = getattr(command, "commands", {})
+        if not inner or not re.fullmatch(r"[a-z][a-z-]*", word):
+            break
+        if word not in inner:
+            yield f"{path} {word}"
+            return
+        command, path = inner[word], f"{path} {word}"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    if not getattr(command, "commands", {}):
+        yield from (f"{path} {option}" for option in options_in(" ".join(words)) if option not in known)
+
+
+def wrong_in(code: str) -> Iterator[str]:
+    """The commands in one piece of code that do not exist, or not with these options."""
+    code = re.sub(r"\\\n\s*", "", code)
+    for found in ISTHMUS.finditer(code):
+        yield from wrong_isthmus(found[1].partition(" -- ")[0].split())
+    for found in SCRIPT.finditer(code) if ".py" in code or "python -m" in code else ():
+        path = BENCH / f"{found[1]}.py"
+        if not path.exists():
+            yield path.name
+            continue
+        yield from (f"{path.name} {option}" for option in options_in(found[2]) if option not in options_of_script(path))
+    if code.startswith("make ") or "\nmake " in code:
+        targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        for found in MAKE.finditer(code):
+            yield from (f"make {target}" for target in found[1].split() if target not in targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_figures_have_a_command_that_makes_them(page: Path) -> None:
+    assert list(unfounded(page.read_text())) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_tables_of_virtual_time_say_so(page: Path) -> None:
+    assert list(untold(page.read_text())) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
+    assert [wrong for code in code_of(page.read_text()) for wrong in wrong_in(code)] == []
+
+
+def test_every_bench_says_how_it_is_called_by_options_that_it_has() -> None:
+    benches = sorted(BENCH.glob("bench_*.py"))
+    assert len(benches) > 40
+    heads = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in benches}
+    assert [path.name for path, head in heads.items() if path.stem not in head] == []
+    assert [wrong for head in heads.values() for code in code_of(head) for wrong in wrong_in(code)] == []
+
+
+def test_what_the_table_of_formats_was_measured_by_exists() -> None:
+    assert list(wrong_in(MEASURED_BY)) == []
+
+
+def test_what_is_missing_is_found() -> None:
+    figures = "1.2 s, 3.4 s, 5 %"
+    page = f"# A\n{figures}\n## B\n{figures} by `bench_x.py`\n## C\n<!-- figures: settings -->\n{figures}\n"
+    assert list(unfounded(page)) == [1]
+    assert list(unfounded(f"<!-- all figures: published -->\n{page}")) == []
+    assert list(unfounded(page.replace("5 %\n", "5 %, not measured\nagain\n", 1))) == []
+    table = "# A\n    isthmus compare --tokens 4 \\\n        --speeds 1\n\n| a |\n"
+    assert list(untold(table)) == [1]
+    assert list(untold(f"{table}| virtual time |\n")) == []
+    assert list(wrong_in("isthmus trane")) == ["isthmus trane"]
+    assert list(wrong_in(".venv/bin/isthmus train --tokns 4 --learners 2")) == ["isthmus train --tokns"]
+    assert list(wrong_in("isthmus simulate speeds --slower 1 --chips 2")) == ["isthmus simulate speeds --chips"]
+    assert list(wrong_in("python tests/bench/bench_regions.py --stepz 4 --json")) == ["bench_regions.py --stepz"]
+    assert list(wrong_in("bench_nothing.py")) == ["bench_nothing.py"]
+    assert list(wrong_in("make quick nonsense")) == ["make nonsense"]
