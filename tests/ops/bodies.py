@@ -26,12 +26,16 @@ class Spec:
     is_stacked: bool = False
 
 
+ADAM = optax.adam(1e-2)
+
+
 @dataclass(frozen=True)
 class SmallTask:
-    """Least squares; `init`, `loss` and `batch` as a Task has them."""
+    """Least squares; `init`, `loss` and `batch` as a Task has them. Two with the same fields are one task, whose
+    functions are compiled once in a process."""
 
     tokens_per_batch: int = 8
-    optimizer: Any = field(default_factory=lambda: optax.adam(1e-2))
+    optimizer: Any = ADAM
     evaluation: int = 2
     factor: float = 1.0
 
@@ -51,9 +55,6 @@ class SmallTask:
 
     def evaluation_batches(self, seed: int, path: int = 0) -> Any:
         return (self.batch(At(seed, 0, position, "evaluation")) for position in range(self.evaluation))
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def fragments_of(task: SmallTask, count: int) -> tuple[Fragment, ...]:
