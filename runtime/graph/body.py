@@ -181,7 +181,8 @@ def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, 
                 "Write a class with __init__ and __call__.",
             )
         return
-    signature = _signature(body)
+    kind: Any = body  # To mypy a class is not hashable.
+    signature = _signature(kind)
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
