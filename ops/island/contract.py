@@ -76,6 +76,15 @@ class Codes(Protocol):
         """(codes, scales, norms per unit, format), as an answer has them."""
 
 
+@runtime_checkable
+class Carrying(Protocol):
+    """A learner that may keep work over an adoption on its devices."""
+
+    def carry(self, fragment: int, values: Vector, since: Any) -> bool:
+        """Replace a fragment by `values` plus itself minus `since`, an `extract` or an anchor of it, but means of
+        values by `values` alone; False, and nothing is done, where that is to be computed on the host."""
+
+
 class LastingLearning(Learning, Protocol):
     """The state of one learner whose local leaves can be read, and replaced by those of another life."""
 
@@ -278,10 +287,11 @@ def sole_learner_of(
     alpha: float,
     island: LearnerDevices | None,
     pushes: Sequence[str] = (),
+    carries: bool = False,
 ) -> SoleLearning:
     """The learner of a task on an island of this process; created in the thread that will call it.
 
-    `pushes`: the formats, other than float32, in which its outer gradients may leave.
+    `pushes`: the formats, other than float32, in which its outer gradients may leave; `carries`: adoptions keep work.
     """
     if isinstance(task, LearnerSource):
         return task.learner(fragments, life=life, alpha=alpha)
@@ -290,7 +300,7 @@ def sole_learner_of(
     lower_priority()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
 
-    return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes)
+    return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes, carries=carries)
 
 
 def led_learner_of(

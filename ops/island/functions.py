@@ -18,7 +18,7 @@ import numpy as np
 
 from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
+from isthmus.ops.exchange.merge_rules import FROZEN, RULES, is_merged
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
@@ -34,7 +34,8 @@ class FragmentFunctions:
 
     `extract(leaves)` reads it; `adopt(leaves, values)` and `replace`, which donate the leaves, write it. `put` turns a
     payload into the values to adopt. `code[push](leaves, anchor, levels)` codes its outer gradient (`device_codes`),
-    from an anchor that was `put`.
+    from an anchor that was `put`. `carry(leaves, values, since)`, None where there is a layout, adopts what the leaves
+    have gained since a payload, too, and donates the leaves.
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class FragmentFunctions:
         self.code: dict[str, jax.stages.Wrapped] = {
             push: jax.jit(partial(_code, fragment, places, push, whole), out_shardings=whole) for push in CODED
         }
+        self.carry: jax.stages.Wrapped | None = None
+        if self._units is None:
+            self.carry = jax.jit(partial(_carry, fragment, places), donate_argnums=donated, out_shardings=leaves)
         self.adopt = self.replace
         if alpha and layout is None:
             adopt = partial(_adopt, fragment, places, alpha)
@@ -193,6 +197,23 @@ def _adopt_units(fragment: Fragment, places: dict[str, int], alpha: float, leave
     return result
 
 
+def _carry(fragment: Fragment, places: dict[str, int], leaves: list[Any], values: Any, since: Any) -> list[Any]:
+    """The touched leaves with values written into them, plus what they have gained since a payload; float32 between.
+
+    Units that are means of values are replaced: a difference of two variances may be below zero.
+    """
+    result = list(leaves)
+    for unit, new, then in zip(fragment.units, _cut(fragment, values), _cut(fragment, since), strict=True):
+        leaf = result[places[unit.tensor]]
+        if RULES[unit.merge].steps:
+            # Of an anchor what the leaf's dtype took away was not trained.
+            rounded = then.astype(leaf.dtype).astype(jnp.float32)
+            new = new + (_rows(unit, leaf).astype(jnp.float32) - rounded)
+        new = new.astype(leaf.dtype)
+        result[places[unit.tensor]] = leaf.at[unit.start : unit.stop].set(new) if unit.is_split else new
+    return result
+
+
 def _code(
     fragment: Fragment,
     places: dict[str, int],
@@ -304,15 +325,17 @@ class Functions:
         for call in self.calls(batch):
             call.function.trace(*call.arguments)
 
-    def compile(self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = ()) -> None:
+    def compile(
+        self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = (), carries: bool = False
+    ) -> None:
         """Compile these functions, or only the step, for arguments of these shapes; nothing is computed."""
-        for call in [each for each in self.calls(batch, codes) if each.is_step or not is_step_alone]:
+        for call in [each for each in self.calls(batch, codes, carries=carries) if each.is_step or not is_step_alone]:
             call.function.lower(*call.arguments).compile()
 
-    def calls(self, batch: Any, codes: Sequence[str] = ()) -> Iterator[DeviceCall]:
+    def calls(self, batch: Any, codes: Sequence[str] = (), *, carries: bool = False) -> Iterator[DeviceCall]:
         """The functions that every learner calls while it steps, for batches like this one.
 
-        `codes`: the formats in which outer gradients are coded on the devices.
+        `codes`: the formats in which outer gradients are coded on the devices; `carries`: adoptions keep work.
         """
         life: Any = words_of(LearnerLife(0, 0, 1))
         merged = self._lying(self.shapes, "merged")
@@ -334,6 +357,8 @@ class Functions:
                 arguments_of_code = leaves, functions.shapes(), levels_of(functions.fragment, push)
                 yield DeviceCall(f"code/{push}/{number}", functions.code[push], arguments_of_code)
             yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
+            if carries and functions.carry is not None:
+                yield DeviceCall(f"carry/{number}", functions.carry, (leaves, functions.shapes(), functions.shapes()))
             if functions.adopt is not functions.replace:
                 yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
 

@@ -90,11 +90,14 @@ class Learner:
         alpha: float = 0.0,
         island: LearnerDevices | None = None,
         pushes: Sequence[str] = (),
+        carries: bool = False,
     ) -> None:
         """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit.
 
-        `pushes`: the formats in which outer gradients may leave; `codes`: those that it codes on its devices.
+        `pushes`: the formats in which outer gradients may leave; `codes`: those that it codes on its devices. With
+        `carries` adoptions keep work, and `carry` is compiled with the rest.
         """
+        self._carries = carries
         compute_in_the_calling_thread()
         self._devices = devices_of(island)
         with _COMPILING:
@@ -127,7 +130,7 @@ class Learner:
         """Compile every function that this learner will call."""
         self._batch = jax.tree.map(_nothing_like, batch)
         with _COMPILING:
-            self._functions.compile(batch, codes=self.codes)
+            self._functions.compile(batch, codes=self.codes, carries=self._carries)
         give_back()
 
     def compile_step(self, batch: Any) -> None:
@@ -206,9 +209,28 @@ class Learner:
         """Replace a fragment by `values`, float32[n], regardless of alpha; None as for `adopt`."""
         self._write(fragment, self._functions.fragments[fragment].replace, values)
 
+    def carry(self, fragment: int, values: Vector, since: Any) -> bool:
+        """Replace a fragment by `values`, float32[n], plus itself minus `since`, on the device.
+
+        `since` is an `extract` or an anchor of it. False, and nothing is done, where the devices are several.
+        """
+        functions = self._functions.fragments[fragment]
+        if functions.carry is None:
+            return False
+        self._put(fragment, functions.carry(self._touched(fragment), functions.put(values), since))
+        return True
+
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
-        touched, units = self._functions.touched[fragment], self._functions.fragments[fragment].put(values)
-        for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], units), strict=True):
+        units = self._functions.fragments[fragment].put(values)
+        self._put(fragment, adopt(self._touched(fragment), units))
+
+    def _touched(self, fragment: int) -> list[Any]:
+        """The leaves that a fragment touches."""
+        return [self._leaves[i] for i in self._functions.touched[fragment]]
+
+    def _put(self, fragment: int, leaves: Sequence[Any]) -> None:
+        """Replace the leaves that a fragment touches."""
+        for i, leaf in zip(self._functions.touched[fragment], leaves, strict=True):
             self._leaves[i] = leaf
 
     def adopt_tree(self, parameters: Any) -> None:

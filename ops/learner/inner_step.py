@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
 
@@ -42,6 +43,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import (
+    Carrying,
     LastingLearning,
     LoopLearning,
     SoleLearning,
@@ -150,7 +152,7 @@ class InnerStep:
         from isthmus.ops.island.functions import functions_of
 
         functions = functions_of(self._task, self._fragments, self._alpha, devices)
-        return functions.calls(first_batch(self._task, seed, slot))
+        return functions.calls(first_batch(self._task, seed, slot), carries=self._carries)
 
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
@@ -212,7 +214,13 @@ class InnerStep:
         if island is not None and island.gang is not None:
             return led_learner_of(self._task, self._fragments, life=life, alpha=self._alpha, island=island, where=where)
         self._sole = sole_learner_of(
-            self._task, self._fragments, life=life, alpha=self._alpha, island=island, pushes=coarser(self._push)
+            self._task,
+            self._fragments,
+            life=life,
+            alpha=self._alpha,
+            island=island,
+            pushes=coarser(self._push),
+            carries=self._carries,
         )
         frozen_leaves.check(self._frozen, self._sole)
         return self._sole
@@ -350,7 +358,6 @@ class InnerStep:
         held = self._held[p]
         # No share of the zeros before a first version may survive, nor of values that are not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
-        values = update["values"]
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
             self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
@@ -365,10 +372,10 @@ class InnerStep:
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
             held.ledger.adopted(version, clock_of(update["clock"], self._slot), carries=carries)
             if carries and held.ledger.steps:
-                values = self._carried(p, held, values)
+                adopt = partial(self._carry, anchor=held.anchor, sent=held.sent)
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions, held.sent = update["positions"], None
-        adopt(p, values)
+        adopt(p, update["values"])
         self._inheritance.overtaken(p)
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
@@ -377,18 +384,20 @@ class InnerStep:
             self._evaluation.adopted_final(p)
         self._move_on()  # To the final phase, where this was the last version.
 
-    def _carried(self, p: int, held: HeldFragment, values: Vector) -> Vector:
-        """New values of a fragment, float32[n], plus what this learner trained since its last answer, or since the last
-        adoption where it has not answered.
+    def _carry(self, p: int, values: Vector, *, anchor: Vector, sent: Any) -> None:
+        """Adopt new values of a fragment, float32[n], and keep what was trained since the last answer, with the values
+        that were `sent`, or since the last adoption where there was none.
 
         Units that are means of values are replaced: a difference of two variances may be below zero.
         """
+        if isinstance(self._learner, Carrying) and self._learner.carry(p, values, anchor if sent is None else sent):
+            return
         fragment, now = self._fragments[p], np.asarray(self._learner.extract(p), np.float32)
-        trained = -outer_gradient(held.anchor, now, fragment) if held.sent is None else now - np.asarray(held.sent)
+        trained = -outer_gradient(anchor, now, fragment) if sent is None else now - np.asarray(sent)
         for unit, begin, end in zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False):
             if not RULES[unit.merge].steps:
                 trained[begin:end] = 0.0
-        return values + trained
+        self._learner.replace(p, values + trained)
 
     def _move_on(self) -> None:
         """Step, once all fragments are adopted and the next batch is known; at the end, stop."""

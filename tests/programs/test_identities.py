@@ -96,10 +96,10 @@ def test_either_anchor_is_the_same_where_no_answer_is_late(world: Worlds) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("push", ["float32", "int4"])
-def test_what_is_carried_over_is_merged_and_nothing_is_overwritten(world: Worlds, push: str) -> None:
+@pytest.mark.parametrize("settings", [{"push": "float32", "fragments": "tensor"}, {"push": "int4"}])
+def test_what_is_carried_over_is_merged_and_nothing_is_overwritten(world: Worlds, settings: Any) -> None:
     """At equal speeds every token comes into the model."""
-    figures = [_run(world, "decoupled-diloco", carry=carry, push=push, **OUTER).summary for carry in (False, True)]
+    figures = [_run(world, "decoupled-diloco", carry=carry, **settings, **OUTER).summary for carry in (False, True)]
     overwritten = [summary["tokens_overlapped"] for summary in figures]
     assert overwritten[0] > 0 == overwritten[1]
     assert figures[0]["merged_share"] < figures[1]["merged_share"] == 1.0

@@ -275,6 +275,14 @@ def test_an_answer_holds_what_was_trained_since_adoption() -> None:
     assert not np.array_equal(np.asarray(capture["values"]), capture["anchor"])
 
 
+@pytest.fixture(params=["device", "host"])
+def carried_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where work is carried over."""
+    if request.param == "host":
+        monkeypatch.setattr(Learner, "carry", lambda *_: False)
+
+
+@pytest.mark.usefixtures("carried_on")
 @pytest.mark.parametrize("has_answered", [True, False])
 def test_what_was_trained_since_the_answer_is_carried_over_and_in_the_next(has_answered: bool) -> None:
     task = SmallTask()
@@ -301,16 +309,20 @@ def test_what_was_trained_since_the_answer_is_carried_over_and_in_the_next(has_a
     assert reports(emitted)[-1]["accounts"][0] == [begin, 0, 0, 0, 32 - begin]
 
 
+@pytest.mark.usefixtures("carried_on")
 def test_means_of_values_are_replaced_where_the_rest_is_carried_over() -> None:
     task = SmallTask()
-    body, parts, _ = opened(task, count=1, carries=True)
-    means = tuple(replace(unit, merge="mean") if unit.tensor == "w" else unit for unit in parts[0].units)
-    body._fragments = (replace(parts[0], units=means),)
-    drive(body, update={KEY: update(parts[0], 0, 0.5)})
+    (part,) = fragments_of(task, 1)
+    part = replace(
+        part, units=tuple(replace(unit, merge="mean" if unit.tensor == "w" else unit.merge) for unit in part.units)
+    )
+    body = InnerStep(task, fragments=(part,), report_every=2, tokens=1000, carries=True)
+    body.open(Context())
+    drive(body, update={KEY: update(part, 0, 0.5)})
     drive(body, batch=batch(task, 0))
-    drive(body, update={KEY: update(parts[0], 1, 2.0)})
+    drive(body, update={KEY: update(part, 1, 2.0)})
     values = np.asarray(body._learner.extract(0))
-    for unit, begin, end in zip(parts[0].units, parts[0].offsets, parts[0].offsets[1:], strict=False):
+    for unit, begin, end in zip(part.units, part.offsets, part.offsets[1:], strict=False):
         assert np.array_equal(values[begin:end], np.full(end - begin, 2.0, np.float32)) == (unit.tensor == "w")
 
 
