@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[int], Run]]:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def begin(tokens: int) -> Run:
-        runs.append(Run(tmp_path, "--loop", "train.py", tokens=tokens))
+        runs.append(Run(tmp_path, "--loop", "train.py", "--set", "run.snapshot_every_seconds=0.5", tokens=tokens))
         return runs[-1]
 
     yield begin

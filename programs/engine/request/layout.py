@@ -69,6 +69,17 @@ def forms(tree: Any) -> list[str]:
     return [f"{name} {form(leaf)}" for name, leaf in named_leaves(tree)]
 
 
+def kept(make: Any, *of: Any) -> Any:
+    """What `make`, which remembers, gave for the same before: another run of a task is prepared without a check, and
+    without a trace, that was made. jax finds what it traced by the function."""
+    try:
+        return make(*of)
+    except TypeError:  # A task, a loss or an optimizer that has no hash.
+        return make.__wrapped__(*of)
+
+
+_KEPT: Final = 4
+"""Tasks, losses and optimizers of which what was checked and traced last is remembered."""
 _STEP: Final = "task.step(state, batch, now)"
 _EVALUATE: Final = "task.evaluate(state, batch)"
 _RESTART: Final = "task.restart(state, key)"
@@ -86,21 +97,12 @@ def check_loss(task: Task, batch: Any) -> None:
         raise ConfigError(f"Running {name}", "one scalar of a floating dtype", result, do)
     if faults := list(_metric_faults(name, {"loss": value, **metrics})):
         raise ConfigError.of(faults)
-    gradient = _kept(_gradient, task.loss, task.rules)
+    gradient = kept(_gradient, task.loss, task.rules)
     call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, gradient, params, batch))
     _check_optimizer(task.optimizer, trained_part(params, task.rules))
 
 
-def _kept(make: Any, *of: Any) -> Any:
-    """The function that `make` made of the same before: jax finds what it traced by the function, so that a task of
-    which another run is prepared is not traced again."""
-    try:
-        return make(*of)
-    except TypeError:  # A loss or an optimizer that has no hash.
-        return make.__wrapped__(*of)
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_KEPT)
 def _gradient(loss: Callable[[Any, Any], Any], rules: Rules[Any]) -> Callable[[Any, Any], Any]:
     """(parameters, batch) -> the gradient of what is trained of them, and the loss's scalars."""
 
@@ -121,7 +123,7 @@ def _has_scalars(result: Any) -> bool:
 def _check_optimizer(pair: Any, params: Any) -> None:
     optimizer = optax.with_extra_args_support(pair)
     state = call("task.optimizer.init", pair.init, partial(jax.eval_shape, optimizer.init, params))
-    step = _kept(_update, pair)
+    step = kept(_update, pair)
     run = partial(jax.eval_shape, step, params, state, params, np.zeros((), np.float32))
     updated, after = call("task.optimizer.update", pair.update, run)
     for what, here, there in (("parameters", params, updated), ("optimizer state", state, after)):
@@ -130,7 +132,7 @@ def _check_optimizer(pair: Any, params: Any) -> None:
             raise ConfigError("Running task.optimizer.update", f"{what} of the same form", changed, do)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_KEPT)
 def _update(pair: Any) -> Callable[..., Any]:
     """(gradients, state, parameters, progress) -> the parameters and the state after an update by this optimizer."""
     optimizer = optax.with_extra_args_support(pair)
@@ -228,6 +230,7 @@ _OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expens
 """It runs once: half of the compile time would go into its speed."""
 
 
+@lru_cache(maxsize=_KEPT)
 def warnings(task: JaxTask, seed: int) -> tuple[Fault, ...]:
     """Oddities of a task that can train."""
     names = without_gradient(task, seed) if isinstance(task, Task) else untouched(task, seed)
@@ -250,7 +253,7 @@ def warnings(task: JaxTask, seed: int) -> tuple[Fault, ...]:
 def without_gradient(task: Task, seed: int) -> list[str]:
     """The names of the parameters whose gradient is zero for every batch."""
     params = jax.eval_shape(task.init, abstract_key())
-    gradient = _kept(_gradient, task.loss, task.rules)
+    gradient = kept(_gradient, task.loss, task.rules)
     traced = jax.make_jaxpr(lambda *arguments: gradient(*arguments)[0])(params, first_batch(task, seed)).jaxpr
     equations = {variable: equation for equation in traced.eqns for variable in equation.outvars}
     outputs = zip(named_leaves(trained_part(params, task.rules)), traced.outvars, strict=True)
@@ -275,6 +278,7 @@ def _is_zero(variable: Any, equations: dict[Any, Any]) -> bool:
     return bool(np.all(np.asarray(variable.val) == 0))
 
 
+@lru_cache(maxsize=_KEPT)
 def check_first_loss(task: JaxTask, seed: int) -> None:
     """ConfigError if the loss of the first parameters on the first batch is not finite."""
     batch = first_batch(task, seed)
@@ -342,6 +346,7 @@ def frozen_digests(task: JaxTask, seed: int, *, computes: bool) -> Digests:
     return call("task.init(key)", task.init, lambda: digests_of(functions_of(task, (), 0.0).frozen_leaves(seed)))  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=_KEPT)
 def layout(task: JaxTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 

@@ -24,9 +24,9 @@ from isthmus.runtime.graph.template import TensorSpec
 def layout_of(task: AnyTask, seed: int) -> tuple[TensorSpec, ...]:
     """The merged leaves of a task's model; ConfigError, with every fault, for a task that cannot train."""
     if not isinstance(task, OwnTask):
-        from isthmus.programs.engine.request.layout import layout
+        from isthmus.programs.engine.request.layout import kept, layout
 
-        return layout(task, seed)
+        return kept(layout, task, seed)  # type: ignore[no-any-return]
     check_data(task, seed)
     return _merged(task, task.leaves(seed))
 
@@ -123,5 +123,5 @@ def first_step_warnings(task: AnyTask, seed: int, *, computes: bool) -> tuple[Fa
     from isthmus.programs.engine.request import layout
 
     if computes:
-        layout.check_first_loss(task, seed)
-    return layout.warnings(task, seed)
+        layout.kept(layout.check_first_loss, task, seed)
+    return layout.kept(layout.warnings, task, seed)  # type: ignore[no-any-return]
