@@ -67,7 +67,7 @@ def test_one_module_a_level_is_decoupled_diloco(world: Worlds) -> None:
     assert two.eval_loss == one.eval_loss
 
 
-@pytest.mark.parametrize("formats", [{}, long({"push": "int1", "update": "int4"}), {"shards": 2, "push": "int2"}])
+@pytest.mark.parametrize("formats", [{}, long({"push": "int1", "update": "int4"}), long({"shards": 2, "push": "int2"})])
 def test_paths_train_and_nothing_waits(world: Worlds, formats: dict[str, Any]) -> None:
     result = _run(world, 2, 2, **formats)
     assert result.waits == 0

@@ -17,7 +17,7 @@ from tests.programs.engine.machine.cluster_place import Machines, accounts_add_u
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.snapshots.s3_server import BUCKET, Way, serving, variables
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 SETTINGS = "--set", "program.interval=240", "--set", "program.overlap=90"
 """A fragment is away for some seconds, and a step takes 40 ms."""
@@ -83,7 +83,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-@pytest.mark.long
 def test_an_island_through_a_folder_is_merged_and_its_sudden_end_costs_what_it_had(place: Place) -> None:
     share = place.folder / "share"
     share.mkdir()
@@ -104,7 +103,6 @@ def test_an_island_through_a_folder_is_merged_and_its_sudden_end_costs_what_it_h
     assert "Traceback" not in machines.lines("alpha")
 
 
-@pytest.mark.long
 def test_an_island_through_s3_is_merged_and_outlives_a_store_that_is_away(place: Place) -> None:
     with serving() as port, closing(Way(port, 0.2)) as way_of_home, closing(Way(port, 0.2)) as way:
         place.environment.update(variables(way_of_home.port))

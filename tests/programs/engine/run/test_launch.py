@@ -21,6 +21,7 @@ from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import started_at
+from tests.effort import long
 from tests.loops import run_until
 from tests.patience import PATIENCE
 
@@ -121,7 +122,7 @@ def test_what_it_refuses_is_started_from_nothing(place: Place, capfd: pytest.Cap
     assert place.launch.cpu_seconds == used
 
 
-@pytest.mark.parametrize("is_reaped", [False, True], ids=["reaped-here", "reaped-by-others"])
+@pytest.mark.parametrize("is_reaped", [False, long(True)], ids=["reaped-here", "reaped-by-others"])
 def test_one_that_dies_is_counted_where_that_can_be(
     place: Place, capfd: pytest.CaptureFixture[str], is_reaped: bool
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_host_that_ends_again_and_again_and_is_needed_fails_the_run(
     assert watched.daemon.lost == Replica("recorder", 0)
 
 
+@pytest.mark.long
 def test_a_learner_that_dies_while_the_run_stops_is_missed_only_if_it_was_the_last(
     supervise: Callable[..., Watched],
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_machine_without_room_is_asked_again(
     assert watched.incidents("learner/1#2") == [Ended(NotStarted("no room"))]
 
 
+@pytest.mark.long
 def test_a_host_of_another_run_is_left_alone(supervise: Callable[..., Watched], tmp_path: Path) -> None:
     watched = supervise()
     watched.wait_for_life("learner/0", 1)
@@ -333,6 +335,7 @@ def test_a_daemon_whose_ledger_is_lost_adopts_the_hosts_that_speak_and_numbers_g
     assert NumbersLost(next_number) in second.incidents("daemon/0#1")
 
 
+@pytest.mark.long
 def test_the_next_daemon_of_a_run_that_was_ended_ends_what_lives(supervise: Callable[..., Watched]) -> None:
     first = supervise()
     pids = [first.wait_for_life(name, 1)["pid"] for name in HOSTS]
@@ -346,6 +349,7 @@ def test_the_next_daemon_of_a_run_that_was_ended_ends_what_lives(supervise: Call
     assert [started_at(pid) for pid in pids] == [None, None, None]
 
 
+@pytest.mark.long
 def test_the_next_daemon_knows_that_the_run_is_to_stop(supervise: Callable[..., Watched]) -> None:
     first = supervise()
     first.wait_for_life("learner/0", 1)
