@@ -19,6 +19,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from isthmus.programs import SHIPPED, dipaco
 from isthmus.programs.engine.recorder.node import TRAINED_SHARE_MIN
 from isthmus.programs.engine.request.new_folder import RUNS
 from isthmus.programs.engine.request.request import Program, Request, prepare
@@ -32,6 +33,8 @@ from isthmus.runtime.system.files import write_bytes
 CONTROL: Final = "alone"
 CONTROL_PROGRAM: Final = "diloco"
 CONTROL_SETTINGS: Final[Mapping[str, Any]] = {"outer_lr": 1.0, "outer_momentum": 0.0}
+PATHS: Final = "paths"
+"""The setting of a task that cuts its model into modules."""
 _SLUG_MAX: Final = 60
 """Letters of a folder's name; file systems take 255."""
 
@@ -263,7 +266,8 @@ def plan(wanted: ComparisonRequest, faults_before: Sequence[Fault] = ()) -> Comp
     """The plan; ConfigError or GraphError with the faults of all variants, and those already `faults_before`.
 
     Keys of section `program.` go to the programs that know them, because a family of programs has no settings in
-    common; a key that none of them knows is refused.
+    common; a key that none of them knows is refused. So does `task.paths`, to those that train modules: the others, and
+    the controls, train the dense model of the same settings.
     """
     faults = [*faults_before, *_sweep_faults(wanted)]
     schemas: dict[str, Schema] = {}
@@ -276,7 +280,7 @@ def plan(wanted: ComparisonRequest, faults_before: Sequence[Fault] = ()) -> Comp
     variants = [
         (program, variant_name(short, chosen), sections)
         for (program, schema), short in zip(schemas.items(), _short(wanted.programs), strict=True)
-        for chosen, sections in _chosen(wanted, schema)
+        for chosen, sections in _chosen(wanted, program, schema)
     ]
     if len(variants) > VARIANTS_MAX:
         do = "Leave out programs, or values of --sweep."
@@ -302,7 +306,8 @@ def _plan(wanted: ComparisonRequest, prepared: Sequence[tuple[str, Request]]) ->
     for _, request in prepared:
         tokens = max(request.run.tokens // request.run.learners, request.task.tokens_mean(1))
         run = msgspec.structs.replace(request.run, learners=1, tokens=tokens)
-        sections = {"run": run.section(), "program": dict(CONTROL_SETTINGS), "task": dict(request.config["task"])}
+        task = {key: value for key, value in request.config["task"].items() if key != PATHS}
+        sections = {"run": run.section(), "program": dict(CONTROL_SETTINGS), "task": task}
         alone = _prepared(CONTROL_PROGRAM, request.config["run"].get("task"), sections)
         same = next((name for name, other in controls.items() if other.config == alone.config), None)
         if same is None:
@@ -354,20 +359,26 @@ def _resolved(request: Request) -> _Sections:
     }
 
 
-def _chosen(wanted: ComparisonRequest, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
+def _chosen(wanted: ComparisonRequest, program: str, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
     """The variants of one program: the chosen values of the sweeps, by key, and the sections."""
-    sweeps = {
-        where: values for where, values in wanted.sweeps.items() if where[0] != "program" or _knows(schema, where)
-    }
+    sweeps = {where: values for where, values in wanted.sweeps.items() if _is_for(program, schema, where)}
     for values in product(*sweeps.values()):
-        sections = {name: dict(wanted.sections.get(name, {})) for name in ("run", "program", "task")}
-        sections["program"] = {
-            key: value for key, value in sections["program"].items() if _knows(schema, ("program", key))
+        sections = {
+            name: {key: value for key, value in of.items() if _is_for(program, schema, (name, key))}
+            for name in ("run", "program", "task")
+            for of in [wanted.sections.get(name, {})]
         }
         chosen = dict(zip(sweeps, values, strict=True))
         for (section, key), value in chosen.items():
             sections[section][key] = value
         yield {".".join(where): value for where, value in chosen.items()}, sections
+
+
+def _is_for(program: str, schema: Schema, where: tuple[str, str]) -> bool:
+    """Whether a key is one for a program."""
+    if where == ("task", PATHS):
+        return program == dipaco.NAME or program not in SHIPPED
+    return where[0] != "program" or _knows(schema, where)
 
 
 def _knows(schema: Schema, where: tuple[str, str]) -> bool:
@@ -386,6 +397,9 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         yield Fault(doing, "each program once", f"{name!r} more than once", "Its settings are compared with --sweep.")
     if wanted.sections.get("run", {}).get(key := "local_batch", "same") != "same":
         yield Fault(f"Reading run.{key}", "batches of one size", "'paced'", _NOT_SWEPT[f"run.{key}"])
+    if "router" in wanted.sections.get("task", {}):
+        do = "Leave it out; tests/bench/bench_paths.py compares with a router."
+        yield Fault("Reading task.router", "one evaluation for all", "documents of a router's shards", do)
     for (section, key), values in wanted.sweeps.items():
         where = f"{section}.{key}"
         if where in _NOT_SWEPT:

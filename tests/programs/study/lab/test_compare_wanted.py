@@ -164,3 +164,12 @@ def _with(made: ComparisonPlan, **changes: Any) -> ComparisonPlan:
 def _resourced(side: Any) -> Any:
     fields = {name: getattr(side, name) for name in side.__struct_fields__}
     return type(side)(**fields | {"fingerprint": "0" * 32})
+
+
+def test_paths_are_for_the_programs_that_train_modules() -> None:
+    sections = {"run": {"learners": 4}, "task": {"paths": [1, 2], "layers": 2}}
+    made = plan(asked(None, "dipaco", "decoupled-diloco", sections=sections))  # type: ignore[arg-type]
+    assert [side.config["task"].get("paths") for side in made.compared] == [[1, 2], []]
+    assert not any(side.config["task"].get("paths") for side in made.variants if not side.control)
+    with pytest.raises(ConfigError, match="one evaluation for all"):
+        plan(asked(None, "dipaco", sections={"task": {"paths": [1, 2], "router": "a.router"}}))  # type: ignore[arg-type]
