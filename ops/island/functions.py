@@ -261,6 +261,7 @@ class Functions:
         self, task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None
     ) -> None:
         self.recipe: Recipe = task.recipe()
+        self._compiled: set[Any] = set()
         leaves = self.recipe.leaves()
         model = self.recipe.shapes()
         state = jax.eval_shape(self.recipe.state_of, model)
@@ -328,9 +329,18 @@ class Functions:
     def compile(
         self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = (), carries: bool = False
     ) -> None:
-        """Compile these functions, or only the step, for arguments of these shapes; nothing is computed."""
+        """Compile these functions, or only the step, for arguments of these shapes; nothing is computed.
+
+        Once for all learners of a process.
+        """
+        leaves, treedef = jax.tree.flatten(batch)
+        shapes = tuple((np.shape(leaf), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
+        request = (treedef, shapes, is_step_alone, tuple(codes), carries)
+        if request in self._compiled:
+            return
         for call in [each for each in self.calls(batch, codes, carries=carries) if each.is_step or not is_step_alone]:
             call.function.lower(*call.arguments).compile()
+        self._compiled.add(request)
 
     def calls(self, batch: Any, codes: Sequence[str] = (), *, carries: bool = False) -> Iterator[DeviceCall]:
         """The functions that every learner calls while it steps, for batches like this one.

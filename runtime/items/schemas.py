@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, get_args, get_origin
 
 import numpy as np
@@ -42,6 +42,14 @@ _Rules: TypeAlias = Mapping[str, Any]
 
 def compiled(schema: Any) -> Check:
     """The check of a schema; ValueError for an invalid one."""
+    try:
+        hash(schema)
+    except TypeError:  # It replaces fields, by a dict.
+        return _compiled(schema)
+    return _shared(schema)
+
+
+def _compiled(schema: Any) -> Check:
     kind, rules = _parted(schema)
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if typing.is_typeddict(kind):
@@ -53,6 +61,10 @@ def compiled(schema: Any) -> Check:
         raise ValueError(f"reading a schema: expected rules among {_known(names)}, found {schema!r}.")
     check: Check = make(inner, rules)
     return check
+
+
+# Hosts of one process, and messages, have most schemas in common.
+_shared: Final = lru_cache(maxsize=1024)(_compiled)
 
 
 def attested(schema: Any) -> tuple[str, ...]:
