@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.sim.faults import Cut, Kill, Pause
-from tests.effort import long
 from tests.programs.family import ADAM, final_model, recorded
 
 NAME = "dipaco"
@@ -67,9 +67,43 @@ def test_one_module_a_level_is_decoupled_diloco(world: Worlds) -> None:
     assert two.eval_loss == one.eval_loss
 
 
-@pytest.mark.parametrize("formats", [{}, long({"push": "int1", "update": "int4"}), long({"shards": 2, "push": "int2"})])
-def test_paths_train_and_nothing_waits(world: Worlds, formats: dict[str, Any]) -> None:
-    result = _run(world, 2, 2, **formats)
+class Trained(NamedTuple):
+    """A run of four paths, and what each slot received and held: numbers of fragments, and sizes of its anchors."""
+
+    result: WorldResult
+    received: dict[int, set[int]]
+    held: dict[int, int]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    received, held = defaultdict[int, set[int]](set), dict[int, int]()
+    adopt = InnerStep._adopt_all
+
+    def noted(self: Any, update: Any) -> None:
+        received[self._slot] |= {item["fragment"] for item in update.values()}
+        adopt(self, update)
+        held[self._slot] = sum(each.anchor.size for each in self._held if each is not None)
+
+    worlds = Worlds(tmp_path_factory.mktemp("paths"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InnerStep, "_adopt_all", noted)
+        result = _run(worlds, 2, 2)
+    yield Trained(result, received, held)
+    worlds.close()
+
+
+def test_paths_train_and_nothing_waits(trained: Trained) -> None:
+    check_paths(trained.result)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("formats", [{"push": "int1", "update": "int4"}, {"shards": 2, "push": "int2"}])
+def test_paths_train_in_codes_and_of_several_shards(world: Worlds, formats: dict[str, Any]) -> None:
+    check_paths(_run(world, 2, 2, **formats))
+
+
+def check_paths(result: WorldResult) -> None:
     assert result.waits == 0
     assert result.summary["books"]["differences"] == []
     assert result.summary["tokens_lost"] == result.summary["tokens_pending"] == 0
@@ -82,20 +116,10 @@ def test_paths_train_and_nothing_waits(world: Worlds, formats: dict[str, Any]) -
     assert {"level0.module1/layer-0", "level1.module0/layer-3", "layer-5"} <= names
 
 
-def test_a_learner_receives_and_holds_its_path_alone(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    received, held = defaultdict(set), dict[int, int]()
-    adopt = InnerStep._adopt_all
-
-    def noted(self: Any, update: Any) -> None:
-        received[self._slot] |= {item["fragment"] for item in update.values()}
-        adopt(self, update)
-        held[self._slot] = sum(each.anchor.size for each in self._held if each is not None)
-
-    monkeypatch.setattr(InnerStep, "_adopt_all", noted)
-    _run(world, 2, 2)
+def test_a_learner_receives_and_holds_its_path_alone(trained: Trained) -> None:
     parts = _parts(2, 2)
-    assert received == {slot: set(parts.numbers(slot)) for slot in range(4)}
-    assert set(held.values()) == {sum(part.size for part in parts.own)}
+    assert trained.received == {slot: set(parts.numbers(slot)) for slot in range(4)}
+    assert set(trained.held.values()) == {sum(part.size for part in parts.own)}
 
 
 def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Worlds) -> None:
@@ -111,6 +135,7 @@ def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Wor
     assert len({each["epoch"] for each in own}) == 1  # Not begun anew.
 
 
+@pytest.mark.long
 def test_a_shard_that_comes_back_does_not_wait_for_a_path_that_does_not(world: Worlds) -> None:
     gone = [Cut("learner-3", seconds=1000.0, at=2.0), Kill("syncer/0", at=3.0)]
     result = _run(world, 1, 4, steps=400, faults=gone)
@@ -223,8 +248,8 @@ def test_paths_train_on_the_shards_of_a_router(tmp_path: Path) -> None:
         language_model(**{**settings, "paths": (2, 2)})
 
 
-def test_a_path_of_a_run_is_a_model_like_any_other(world: Worlds) -> None:
-    result = _run(world, 2, 2, steps=24)
+def test_a_path_of_a_run_is_a_model_like_any_other(world: Worlds, trained: Trained) -> None:
+    result = trained.result
     final = final_model(result.folder)
     for path, (first, second) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
         model = load(result.folder, _task(2, 2), path=path)

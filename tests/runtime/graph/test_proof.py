@@ -12,6 +12,7 @@ from __future__ import annotations
 from random import Random
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from isthmus.runtime.errors import GraphError
@@ -98,6 +99,7 @@ def test_nearly_every_queue_that_is_said_to_fill_up_does() -> None:
     assert seen >= 0.9 * said
 
 
+@pytest.mark.long
 def test_the_random_graphs_have_everything() -> None:
     """Thousands of graphs prove nothing if they are all alike: counts of what 1,000 of them contain."""
     random = Random(1)
