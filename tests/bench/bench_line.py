@@ -93,6 +93,7 @@ class Size:
     interval: int
     learners: tuple[int, ...]
     seeds: int = 1
+    tokens_per_parameter: int = TOKENS_PER_PARAMETER
 
 
 SIZES: Final = {
@@ -163,10 +164,16 @@ class Line:
     def loss_of(self, state: dict[str, Any], *, decoupled: bool, is_last: bool) -> float:
         """Nats per byte on held-out text: of the global model, after the last merge of all, or of the one learner."""
         if not decoupled:
-            return float(self._loss({name: leaf[0] for name, leaf in state["w"].items()}, self._held_out))
+            return self._held_out_loss({name: leaf[0] for name, leaf in state["w"].items()})
         if is_last:
             state = self._outer_step(state, np.ones(int(self.of["P"]), bool))
-        return float(self._loss(state["theta"], self._held_out))
+        return self._held_out_loss(state["theta"])
+
+    def _held_out_loss(self, parameters: Mapping[str, Any]) -> float:
+        """The mean over groups of as many windows."""
+        groups = range(0, len(self._held_out), EVALUATIONS * EVALUATION_BATCH)
+        losses = [float(self._loss(parameters, self._held_out[at : at + groups.step])) for at in groups]
+        return sum(losses) / len(losses)
 
     def _steps(self, state: Any, inputs: Any, text: Any, hyper: Any) -> Any:
         window = np.arange(self.config.context + 1)
@@ -295,9 +302,9 @@ class Bench:
 
     @property
     def steps(self) -> int:
-        """Whole calls of CHUNK steps, that reach 20 tokens a parameter."""
+        """Whole calls of CHUNK steps, that reach the tokens a parameter."""
         tokens = self.size.sequences * self.line.config.context * CHUNK
-        return CHUNK * math.ceil(TOKENS_PER_PARAMETER * self.line.parameters / tokens)
+        return CHUNK * math.ceil(self.size.tokens_per_parameter * self.line.parameters / tokens)
 
     def record(self, cell: Cell, step: int, **figures: Any) -> dict[str, Any]:
         """One line of the file, with null for what is not known."""
@@ -396,14 +403,17 @@ def machine() -> dict[str, Any]:
     return {"device_kind": device.device_kind, "platform": device.platform, "jax": jax.__version__, "python": python}
 
 
-def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
-    """The training text uint8[bytes], the windows of its batches, and those held out uint8[windows, context + 1].
+def read(
+    folder: Path | None, size: Size, *, evaluations: int = EVALUATIONS, is_other_split: bool = False
+) -> tuple[Any, Any, Any]:
+    """The training text uint8[bytes], the windows of its batches, and those held out uint8[windows, context + 1], in
+    so many batches of EVALUATION_BATCH. The other split is that of the files which the first one trains on.
 
     ConfigError for data that is no text, or too little or too much of it, and without the package that splits it.
     """
     try:
         from isthmus.ops.data.batches import At, Windows
-        from isthmus.ops.data.corpus import READING, DataError, find, load
+        from isthmus.ops.data.corpus import READING, DataError, find, held_out_from, load
     except ModuleNotFoundError as error:
         do = f"Run: pip install {error.name}"
         raise ConfigError("Reading the training data", f"the package {error.name}", "none", do) from error
@@ -411,6 +421,10 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
         sources = find(() if folder is None else (str(folder),))
         if tokens := [source.path for source in sources if source.holds_tokens]:
             raise DataError(READING, "text", f"token ids in {tokens[0]}", "Name a folder of text with --data.")
+        if is_other_split:
+            files = [np.fromfile(source.path, np.uint8) for source in sources]
+            begins = zip(sources, files, held_out_from(files), strict=True)
+            sources = tuple(source for source, ids, begin in begins if begin == len(ids))
         corpus = load(sources)
         if len(corpus.train) > TEXT_BYTES_MAX:
             found = f"{len(corpus.train)} bytes"
@@ -420,7 +434,7 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
         remedy = error.remedy.partition(", or make task")[0].removesuffix(".") + "."
         raise ConfigError(error.action, error.expected, error.found, remedy) from error
     evaluation = replace(windows, sequences=EVALUATION_BATCH)
-    held_out = [evaluation.batch(At(0, 0, at, "evaluation"))["tokens"] for at in range(EVALUATIONS)]
+    held_out = [evaluation.batch(At(0, 0, at, "evaluation"))["tokens"] for at in range(evaluations)]
     return np.concatenate(corpus.train.segments), windows, np.concatenate(held_out)
 
 
