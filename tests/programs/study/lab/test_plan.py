@@ -129,6 +129,8 @@ LARGE = toy_task.Toy("LARGE", tuple(TensorSpec(f"layer{i}", (10_000, 4), "float3
 """Fragments of 160 kB, beside which what is said about them is little."""
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
