@@ -1,6 +1,6 @@
 """What the options of the outer loop change: the anchor, late answers, what is carried over, alpha, and work by speed.
 
-    python tests/bench/bench_deviations.py [TABLE ...] [--steps 240] [--seeds 3] [--kept FILE] [--json]
+    python tests/bench/bench_deviations.py [TABLE ...] [--steps 240] [--seeds 3] [--nano] [--kept FILE] [--json]
 
 The language model with one layer of width 32, 29,024 parameters, batches of 2 sequences, H = 24, four learners, in
 virtual time: an inner step takes 10 ms at speed 1. A table is a situation, and its sides differ from the first in one
@@ -29,7 +29,8 @@ from isthmus.programs.study.lab.compare_outcome import difference
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 
 LEARNERS: Final = 4
-MODEL: Final = {"layers": 1, "width": 32, "batch": 2}
+SMALL: Final = {"layers": 1, "width": 32, "batch": 2}
+NANO: Final = {"batch": 2}
 Settings = Mapping[str, Any]
 
 
@@ -69,6 +70,7 @@ BY_SPEED: Final[Mapping[str, Settings]] = {
     "by speed, late refused": {"steps_by_speed": True, "late": "refuse"},
 }
 TABLES: Final[Mapping[str, Table]] = {
+    "near": Table(CARRIED),
     "trip-1": Table(CARRIED, delay_ms=5.0),
     "trip-6": Table(CARRIED, delay_ms=30.0),
     "trip-24": Table(CARRIED, delay_ms=120.0),
@@ -118,10 +120,11 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; default: all")
     parser.add_argument("--steps", type=int, default=240, help="of a learner, on average")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kept", type=Path)
+    parser.add_argument("--nano", action="store_true", help="the model nano, 131,904 parameters")
+    parser.add_argument("--kept", type=Path, help="a file for each model")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    task, kept = language_model.task(**MODEL), KeptCells(asked.kept)
+    task, kept = language_model.task(**(NANO if asked.nano else SMALL)), KeptCells(asked.kept)
     names = asked.tables or list(TABLES)
     for seed in range(asked.seeds):
         for table in names:
