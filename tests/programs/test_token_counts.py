@@ -86,6 +86,7 @@ def test_a_learner_with_one_token_of_sixteen_weighs_accordingly(world: Worlds) -
     assert all(pair == pytest.approx([1 / 257, 256 / 257]) for pair in weights)  # Tokens, times tokens a step.
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_life_that_comes_back_begins_after_the_merged_batches_and_those_left_out(world: Worlds) -> None:
     faults = [Kill("learner/1", at=0.8)]

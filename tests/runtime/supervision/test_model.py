@@ -214,6 +214,6 @@ class Elastic(Gangs):
 Runs.TestCase.settings = settings(max_examples=examples(66, least=10), stateful_step_count=40)
 TestRuns = Runs.TestCase
 Gangs.TestCase.settings = settings(max_examples=examples(33, least=5), stateful_step_count=25)
-TestGangs = pytest.mark.long(Gangs.TestCase)  # `Elastic` has such an island, too.
+TestGangs = pytest.mark.long(Gangs.TestCase)
 Elastic.TestCase.settings = Gangs.TestCase.settings
-TestElastic = pytest.mark.slow(Elastic.TestCase)
+TestElastic = pytest.mark.long(Elastic.TestCase)

@@ -212,6 +212,7 @@ def test_a_mask_that_is_inherited_keeps_none_of_them_away(start: Callable[..., R
     run.finish()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("mask")
 def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
     run = start(learners=1)

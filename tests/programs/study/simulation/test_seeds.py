@@ -67,6 +67,7 @@ def test_a_wrong_request_is_told_at_once(tmp_path: Path) -> None:
     assert wrong.stdout == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_violation_is_told_with_its_story_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
