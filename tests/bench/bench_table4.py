@@ -5,7 +5,7 @@
 Three sizes, 41,632, 131,904 and 381,600 parameters, each by data-parallel and by M = 1, 2 and 4 decoupled learners, on
 20 tokens a parameter of Python's library, with the same global batch, H = 30 and at least 80 sweeps (of every fragment
 of eight), AdamW. The learning rate is the best of GRID with seed 0, for each cell, as published; seeds 1 and 2 have
-that one, times the width of the model. Held-out loss on 4,096 windows. Then, with the rates of 131,904 parameters: 83 tokens a parameter, one seed;
+that one. Held-out loss on 4,096 windows. Then, with the rates of 131,904 parameters: 83 tokens a parameter, one seed;
 and 20 on a second split of the files, one seed.
 
 Each cell stands in the file of --kept as soon as it is there; the same command goes on with the rest, for so many
