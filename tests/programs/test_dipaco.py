@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.sim.faults import Cut, Kill, Pause
+from isthmus.runtime.sim.faults import Cut, Kill, Pause, RefuseStarts
 from tests.programs.family import ADAM, final_model, recorded
 
 NAME = "dipaco"
@@ -136,6 +137,25 @@ def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Wor
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_a_path_that_is_gone_for_a_third_of_a_run_is_merged_again_at_once(world: Worlds) -> None:
+    gone = [RefuseStarts("learner-3", at=1.9), Kill("learner/3", at=2.0)]
+    result = _run(world, 1, 4, steps=2000, faults=gone)
+    assert result.waits == 0
+    assert all(each["stall_seconds"] == 0 for each in result.summary["per_learner"])
+    merges, reports = (
+        [json.loads(line) for line in (result.folder / name).read_text().splitlines()]
+        for name in ("merges.jsonl", "metrics.jsonl")
+    )
+    own = {part: [each["time"] for each in merges if each["fragment"] == part] for part in (6, 10)}
+    away = {max(after - before for before, after in pairwise(times)) for times in own.values()}
+    assert all(0.3 < each / max(own[6]) < 0.45 for each in away)
+    back = min(each["time"] for each in reports if each["learner"] == 3 and each["incarnation"] > 1)
+    again = {part: min(at for at in times if at > 5.0) for part, times in own.items()}
+    a_step = 0.01
+    assert all(at - back < 2 * FLOAT["interval"] * a_step for at in again.values())
+
+
 def test_a_shard_that_comes_back_does_not_wait_for_a_path_that_does_not(world: Worlds) -> None:
     gone = [Cut("learner-3", seconds=1000.0, at=2.0), Kill("syncer/0", at=3.0)]
     result = _run(world, 1, 4, steps=400, faults=gone)
