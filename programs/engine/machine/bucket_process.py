@@ -237,7 +237,7 @@ class PassageRun:
         self.is_heard = self._is_ended_there = False
 
     async def run(self) -> str:
-        """Serve until the passage ends; returns why."""
+        """Serve until the passage ends; returns why. Then `part`; nothing is carried any more."""
         tasks = [asyncio.create_task(each) for each in (self._read(), self._write())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -249,10 +249,9 @@ class PassageRun:
                 carried.close(at_once=True)
             self._carried.clear()
             self._room.set()
-        await self._part()
         return why
 
-    async def _part(self) -> None:
+    async def part(self) -> None:
         """Tell the other end that the passage has ended, so that it does not wait, and remove what is left of it."""
         passage = self.passage
         left = passage.names_left()
@@ -471,10 +470,11 @@ class IslandEnd:
         self._is_ready.set()
         try:
             why = await run.run()
-        finally:
+        finally:  # At once: a connection that comes now is one for the next passage.
             self._is_ready.clear()
             self._run = None
             store.remove([f"{HELLO}{identity.hex()}"])
+        await run.part()
         if run.is_heard:
             self._tell(f"connections through the bucket are made anew: {why}")
         else:
@@ -595,6 +595,7 @@ class HomeEnd:
         self._passages[passage.identity] = run
         try:
             await run.run()
+            await run.part()
         except Exception as error:  # Of one machine's passage: those of the others go on.
             self._tell(f"a passage through the bucket has failed: {type(error).__name__}: {error}")
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -216,7 +217,14 @@ def test_a_hello_that_is_put_there_again_begins_nothing(ways: Ways) -> None:
 def test_a_home_that_knows_the_passage_no_more_is_reached_by_another_one(
     ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    parting = bucket_process.PassageRun.part
+
+    async def slow(run: bucket_process.PassageRun) -> None:  # As with a store that is far.
+        await asyncio.sleep(0.5)
+        await parting(run)
+
     monkeypatch.setattr(bucket_process, "HOME_SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(bucket_process.PassageRun, "part", slow)
     port = ways.island()
     with dialled(port) as daemon:
         assert echoed(daemon, b"\xff1") == b"\xff1"
