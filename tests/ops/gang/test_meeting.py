@@ -154,7 +154,7 @@ def test_a_process_that_comes_for_another_form_is_not_let_in() -> None:
 def test_strangers_that_are_slow_keep_no_process_waiting_and_have_one_deadline_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting, "HELLO_SECONDS", 1.5)
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 5.0)
     monkeypatch.setattr(meeting, "HELLOS_MAX", 2)
     leader = gang_of("learner")
     host, _, port = leader.endpoints[0].rpartition(":")
