@@ -35,7 +35,7 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
         expected = f"a learner for each of {paths} paths at least"
         found = f"{job.learners} learners of at most {job.slots_max}"
         do = "Add learners (run.learners), or take fewer modules: one that nobody trains stays as it began."
-        yield Fault(f"Placing the paths of {job.task}", expected, found, do)
+        yield Fault("Placing the paths of the model", expected, found, do)
         return
     yield from rules(NAME, job, values, _holders_min(job))
     try:

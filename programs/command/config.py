@@ -162,7 +162,7 @@ def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, s
 
 
 def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
-    """The same with paths made absolute from `folder`: those of the data and of files that are references."""
+    """The same with paths made absolute from `folder`: of the data, its router and files that are references."""
     result = dict(values)
     for where in (("run", "program"), ("run", "task")):
         named = result.get(where)
@@ -174,8 +174,9 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
         place = result.get(where)
         if isinstance(place, str) and place and "://" not in place:
             result[where] = type(place)(os.path.abspath(folder / os.path.expanduser(place)))
-    if isinstance(model := result.get(("task", FOLDER)), str):
-        result["task", FOLDER] = type(model)(os.path.abspath(folder / os.path.expanduser(model)))
+    for where in (("task", FOLDER), ("task", "router")):
+        if isinstance(path := result.get(where), str):
+            result[where] = type(path)(os.path.abspath(folder / os.path.expanduser(path)))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / os.path.expanduser(path)) for path in data]

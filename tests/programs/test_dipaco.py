@@ -247,6 +247,17 @@ def test_layers_that_cannot_be_cut_are_refused(settings: dict[str, Any], message
         language_model(**settings)
 
 
+def test_a_router_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of a run names its file in full, as it names the data."""
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"{number} of these texts\n" * 60)
+    monkeypatch.chdir(tmp_path)
+    route(["text"], shards=2, out="by.router")
+    request = prepare(Program(NAME), task_settings={"data": ("text",), "router": "by.router", "paths": (1, 2)})
+    assert request.job.task.text.count(f'router = "{tmp_path}/by.router"') == 1
+
+
 def test_paths_train_on_the_shards_of_a_router(tmp_path: Path) -> None:
     words = {"sea": b"the sea is wide. ", "land": b"a narrow land lies between. "}
     for name, text in words.items():

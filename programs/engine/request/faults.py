@@ -139,12 +139,10 @@ def path_faults(graph: Template, job: Job, tasks: Collection[Any]) -> Iterator[F
         return
     if paths_in(graph) is None:
         expected, found = "dipaco, which trains models made of modules", repr(graph.name)
-        yield Fault(
-            f"Training {job.task}, which has paths,", expected, found, "Change the program, or leave out paths."
-        )
+        yield Fault("Training a task that has paths", expected, found, "Change the program, or leave out paths.")
     if any(isinstance(task, OwnTask) for task in tasks):
         do = "Write the task in jax, or leave out paths."
-        yield Fault(f"Training {job.task}, which has paths,", "a task in jax", "one of another framework", do)
+        yield Fault("Training a task that has paths", "a task in jax", "one of another framework", do)
 
 
 def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:

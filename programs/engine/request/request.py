@@ -639,8 +639,9 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         text, shipped = shipped_task(settings)
         section = Schema.of("task", shipped.task).read(settings)
         section["data"] = tuple(os.path.abspath(path) for path in section["data"])
-        if FOLDER in section:
-            section[FOLDER] = os.path.abspath(section[FOLDER])
+        for path in (FOLDER, "router"):
+            if section.get(path) is not None:
+                section[path] = os.path.abspath(section[path])
         chosen = shipped.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}

@@ -137,9 +137,9 @@ def test_machines_are_killed_where_there_are_several() -> None:
 
 
 def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
-    found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2').in_folder(tmp_path, absolute)
+    found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2\nrouter = "a.router"').in_folder(tmp_path, absolute)
     assert found.run == {"task": f"{tmp_path}/mine.py:task", "seed": 1}
-    assert found.task == {"batch": 2}
+    assert found.task == {"batch": 2, "router": f"{tmp_path}/a.router"}
 
 
 @pytest.mark.parametrize(
