@@ -174,9 +174,10 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
         place = result.get(where)
         if isinstance(place, str) and place and "://" not in place:
             result[where] = type(place)(os.path.abspath(folder / os.path.expanduser(place)))
-    for where in (("task", FOLDER), ("task", "router")):
-        if isinstance(path := result.get(where), str):
-            result[where] = type(path)(os.path.abspath(folder / os.path.expanduser(path)))
+    if isinstance(model := result.get(("task", FOLDER)), str):
+        result["task", FOLDER] = type(model)(os.path.abspath(folder / os.path.expanduser(model)))
+    if type(router := result.get(("task", "router"))) is str:
+        result["task", "router"] = os.path.abspath(folder / os.path.expanduser(router))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / os.path.expanduser(path)) for path in data]

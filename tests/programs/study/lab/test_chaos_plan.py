@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.command.config import absolute
+from isthmus.programs.settings import Text
 from isthmus.programs.study.lab.chaos_plan import (
     FAULTS_MAX,
     ChaosPlan,
@@ -140,6 +141,8 @@ def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
     found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2\nrouter = "a.router"').in_folder(tmp_path, absolute)
     assert found.run == {"task": f"{tmp_path}/mine.py:task", "seed": 1}
     assert found.task == {"batch": 2, "router": f"{tmp_path}/a.router"}
+    handed_on = {("task", "router"): Text(f'"{tmp_path}/a.router"')}
+    assert absolute(handed_on, tmp_path) == handed_on
 
 
 @pytest.mark.parametrize(
