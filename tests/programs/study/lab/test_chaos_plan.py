@@ -138,7 +138,8 @@ def test_machines_are_killed_where_there_are_several() -> None:
 
 
 def test_paths_begin_in_the_folder_of_the_plan(tmp_path: Path) -> None:
-    found = plan('[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2\nrouter = "a.router"').in_folder(tmp_path, absolute)
+    text = '[run]\ntask = "mine.py:task"\nseed = 1\n[task]\nbatch = 2\nrouter = "a.router"'
+    found = plan(text).in_folder(tmp_path, absolute)
     assert found.run == {"task": f"{tmp_path}/mine.py:task", "seed": 1}
     assert found.task == {"batch": 2, "router": f"{tmp_path}/a.router"}
     handed_on = {("task", "router"): Text(f'"{tmp_path}/a.router"')}
