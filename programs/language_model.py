@@ -212,12 +212,13 @@ def task(
     """
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     read: Windows | PathWindows
+    routed_by = ""
     try:
         if router is None:
             read = Windows(_load(find(data), vocabulary, token_dtype), sequences, length=context + 1)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
-            read = PathWindows(ShardedWindows(shards, sequences, length=context + 1))
+            read, routed_by = PathWindows(ShardedWindows(shards, sequences, length=context + 1)), shards.fingerprint
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -249,6 +250,7 @@ def task(
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
         paths=tuple(paths),
+        routed_by=routed_by,
         levels={f"layers/{layer}/**": layer * len(paths) // layers for layer in range(layers)} if paths else {},
     )
 

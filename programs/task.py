@@ -65,7 +65,8 @@ class TaskTerms(ABC):
       that of each path, of a model made of modules.
     - `paths`: how many modules each level of the model has, for programs that train models made of modules (`dipaco`);
       `levels`: path patterns of parameters, and the number of their level. Those of none are shared by all paths. Slot
-      n trains path n modulo their number; of the evaluation split, `at.slot` is the path.
+      n trains path n modulo their number; of the evaluation split, `at.slot` is the path. `routed_by`: a fingerprint of
+      what gives data to paths, if there is one: a run does not go on with another.
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
       for statistics), "local": it never leaves its learner, or "frozen": it is not trained, and every island makes the
@@ -84,6 +85,7 @@ class TaskTerms(ABC):
     stacked: tuple[str, ...] = ()
     paths: tuple[int, ...] = ()
     levels: Mapping[str, int] | Rules[int] = ()
+    routed_by: str = ""
 
     def __post_init__(self) -> None:
         for name in self._rule_fields():

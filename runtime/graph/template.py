@@ -58,7 +58,7 @@ class Job:
     them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
     none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
     be averaged; `frozen`: (name, digest) of the leaves that are not trained; `modules`: of a model made of modules, how
-    many each of its levels has.
+    many each of its levels has; `routed_by`: a fingerprint of what gives data to its paths.
     """
 
     program: str
@@ -75,6 +75,7 @@ class Job:
     has_gradients: bool = True
     frozen: tuple[tuple[str, str], ...] = ()
     modules: tuple[int, ...] = ()
+    routed_by: str = ""
 
     @property
     def steps(self) -> int:

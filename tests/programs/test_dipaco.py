@@ -18,7 +18,10 @@ from isthmus.ops.exchange.paths import PathParts, path_parts
 from isthmus.ops.island.contract import path_evaluations
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.recorder.summary import paths_in
+from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.engine.request.task_checks import check_alike, layout_of
+from isthmus.programs.engine.run.resume import changes
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
@@ -277,6 +280,35 @@ def test_paths_train_on_the_shards_of_a_router(tmp_path: Path) -> None:
         language_model(**{**settings, "paths": ()})
     with pytest.raises(ConfigError, match="router"):
         language_model(**{**settings, "paths": (2, 2)})
+
+
+def test_a_run_does_not_go_on_with_another_router(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(160):
+        (tmp_path / "text" / f"{number}.txt").write_bytes(b"%d " % number + b"the sea is wide. " * 20)
+    text, file, runs = str(tmp_path / "text"), tmp_path / "by.router", list[Any]()
+    for seed in (0, 0, 1):
+        file.unlink(missing_ok=True)
+        route([text], shards=2, out=file, by="random", seed=seed)
+        settings = {"data": (text,), "router": str(file), "paths": (1, 2), "context": 16, "batch": 2}
+        runs.append(prepare(Program(NAME), run={"learners": 2, "tokens": 1000}, task_settings=settings))
+    spec.write(tmp_path, spec.of(runs[0], zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+    begun = spec.load(tmp_path)
+    assert begun.job.routed_by
+    assert changes(begun, runs[1].job, "Resuming") == {}
+    with pytest.raises(ConfigError, match="the documents that each path has"):
+        changes(begun, runs[2].job, "Resuming")
+
+
+def test_tasks_of_a_run_are_cut_alike() -> None:
+    task, other = _task(2, 2), replace(_task(2, 2), paths=(4, 1))
+    tensors = layout_of(task, 0)
+    check_alike(task, tensors, "a.py:task", _task(2, 2), tensors)
+    with pytest.raises(ConfigError, match=r"paths = \[2, 2\], found paths = \[4, 1\]"):
+        check_alike(task, tensors, "b.py:task", other, tensors)
+    level = replace(_task(2, 2), levels={**LEVELS, "layer-1": 1})
+    with pytest.raises(ConfigError, match="'layer-1' in level 0, found .* 'layer-1' in level 1"):
+        check_alike(task, tensors, "c.py:task", level, tensors)
 
 
 def test_a_path_of_a_run_is_a_model_like_any_other(world: Worlds, trained: Trained) -> None:

@@ -704,6 +704,7 @@ def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
         task=parts.subject.reference,
         layout=leveled(task, tensors),
         modules=task.paths,
+        routed_by=task.routed_by,
         tokens_per_batch=mean,
         frozen=frozen,
         settings=MappingProxyType(dict(parts.settings)),

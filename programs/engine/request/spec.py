@@ -226,6 +226,7 @@ def of(
             "has_gradients": job.has_gradients,
             "frozen": [list(each) for each in job.frozen],
             "modules": list(job.modules),
+            "routed_by": job.routed_by,
         },
     }
 

@@ -105,6 +105,8 @@ def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]
     pairs += _of_tasks(job.task.text, wanted.task.text)
     differing = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
     yield from differing
+    if job.routed_by != wanted.routed_by and "task.router" not in dict(differing):
+        yield "the documents that each path has", (job.routed_by or None, wanted.routed_by or None)
     if _sizes(job) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in differing):
         yield "the model, or the tokens of a step", (_sizes(job), _sizes(wanted))
 
