@@ -307,7 +307,7 @@ def test_tasks_of_a_run_are_cut_alike() -> None:
     with pytest.raises(ConfigError, match=r"paths = \[2, 2\], found paths = \[4, 1\]"):
         check_alike(task, tensors, "b.py:task", other, tensors)
     level = replace(_task(2, 2), levels={**LEVELS, "layer-1": 1})
-    with pytest.raises(ConfigError, match="'layer-1' in level 0, found .* 'layer-1' in level 1"):
+    with pytest.raises(ConfigError, match=r"'layer-1' in level 0, found .* 'layer-1' in level 1"):
         check_alike(task, tensors, "c.py:task", level, tensors)
 
 

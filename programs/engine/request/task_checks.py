@@ -81,8 +81,8 @@ def check_frozen_alike(text: str, frozen: Digests, other: Digests) -> None:
 def check_alike(
     task: AnyTask, layout: Sequence[TensorSpec], text: str, other: AnyTask, others: Sequence[TensorSpec]
 ) -> None:
-    """ConfigError unless an `other` task, of this reference, has the layout of the run's, cut into the same modules, and
-    its tokens a batch."""
+    """ConfigError unless an `other` task, of this reference, has the layout of the run's, cut into the same modules,
+    and its tokens a batch."""
     doing = f"Comparing the task {text!r} with the run's"
     here, there = ({each.name: each for each in each_layout} for each_layout in (layout, others))
     for name in sorted({*here, *there}):
@@ -95,9 +95,11 @@ def check_alike(
     )
     if own != its:
         do = "Give all tasks of a run the same paths= and levels=."
-        name = next((name for name in own[1] if own[1][name] != its[1][name]), None)
-        found = f"paths = {its[0]}" if name is None else f"paths = {its[0]}, with {name!r} in level {its[1][name]}"
-        expected = f"paths = {own[0]}" if name is None else f"paths = {own[0]}, with {name!r} in level {own[1][name]}"
+        others_level = [leaf for leaf in own[1] if own[1][leaf] != its[1][leaf]][:1]
+        expected, found = (
+            ", with ".join([f"paths = {paths}", *(f"{leaf!r} in level {levels[leaf]}" for leaf in others_level)])
+            for paths, levels in (own, its)
+        )
         raise ConfigError(doing, expected, found, do)
     tokens = [_tokens(each) for each in (task, other)]
     if tokens[0] != tokens[1]:
