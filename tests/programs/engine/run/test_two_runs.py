@@ -21,7 +21,7 @@ from tests.programs.engine.machine import walled
 from tests.programs.engine.run import process_run
 from tests.programs.engine.run.process_run import Run
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 WALLED = (
     process_run.TASK.replace("import time", "import os, pathlib, sys, time", 1).replace(
