@@ -378,14 +378,17 @@ class Merge:
         # A fragment begins once: of a later round of this kind no answer is judged, and no learner accused.
         if p in self._accounts:
             return self._gradient(round, record, None)
-        answer, copy = self._newest(round, answers, record), self._copies.pop(p, None)
+        answer, copy = self._newest(round, answers, record), self._copies.get(p)
+        newest_held = max(([epoch, count] for epoch, count, *_ in round["known"]), default=[0, 0])
         if answer is not None:
             record["voters"], record["weights"] = [answer["slot"]], [1.0]
             newest = FirstVersion(answer["gradient"], answer["base"], answer["clock"], answer["positions"])
-        elif copy is not None and round["kind"] == "recover":
+        # An older one may come first, of the two holders; the newer one is then on its way.
+        elif copy is not None and round["kind"] == "recover" and copy["version"] >= newest_held:
             newest = FirstVersion(copy["values"], copy["version"], copy["clock"], copy["positions"])
         else:
             return self._gradient(round, record, None)
+        self._copies.pop(p, None)
         epoch, count = newest.base or (self._epoch, 0)
         self._accounts[p] = FragmentAccount((epoch, count), round["interval"], newest.clock)
         self._positions[p] = by_slot(newest.positions) if newest.base else {}

@@ -557,17 +557,15 @@ class Pacer:
         if self._tier == "region":
             return self._open_asked([fragment for fragment in unborn if fragment in self._asked])
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
-        orphans = [each for each in unborn if self._paths is not None and not holders[each] and self._is_copied(each)]
+        # Of these, hosts that only hold the model have sent copies to this life of the shard.
+        copied = [] if self._paths is None else [each for each in unborn if self._memory.known(each)]
+        orphans = [each for each in copied if not holders[each]]
         if any(holders.values()) or orphans:
             if self._awaits_holders():
                 return []
             held = [each for each in unborn if holders[each] or (each in orphans and self._may_ask_again(each))]
             return [self._open_round(each, "recover", holders[each]) for each in held]
         return self._open_asked(self._memory.fresh(unborn, self._context))
-
-    def _is_copied(self, fragment: int) -> bool:
-        """Whether a host that only holds the model has sent a copy of a fragment to this life of the shard."""
-        return bool(self._memory.known(fragment))
 
     def _may_ask_again(self, fragment: int) -> bool:
         """Whether a round without members may open for a fragment: its copy may still be on its way."""

@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.formats import CODED, FORMATS
+from isthmus.ops.exchange.messages import withdrawn
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend, norms
 from isthmus.ops.recovery.hold import digest_of
@@ -307,6 +308,29 @@ def test_a_shard_that_comes_back_refuses_what_is_not_as_it_was_published() -> No
     np.testing.assert_array_equal(emitted["gradient"]["direction"], true["gradient"])
     assert emitted["gradient"]["merging"]["refused"] == [[0, "not as published"], [2, "unknown base"]]
     assert [(port, sender, field) for port, sender, field, *_ in context.refused] == [("answer", (0, 1), "gradient")]
+
+
+def test_what_no_learner_holds_begins_with_the_newest_copy_that_a_holder_has_told_of() -> None:
+    merge = Merge(PARTS, method="average", lr=1.0, momentum=0.0)
+    merge.open(Context("syncer", incarnation=2))
+
+    def copy(value: float, count: int) -> dict[Any, Any]:
+        values = np.full(PARTS[0].size, value, np.float32)
+        held = {**withdrawn(0), "version": [1, count], "values": values, "clock": [[0, 1, 80]], "positions": [[0, 10]]}
+        return {(Replica("recorder", 0), 0): held}
+
+    known = [[1, 6, "", []], [1, 7, "", []]]
+
+    def begun(number: int, **copies: Any) -> Any:
+        return merge(round=pull(0, number, kind="recover", known=known), answer={}, decision=DECISION, **copies)
+
+    assert begun(1)["gradient"]["direction"] is None
+    assert begun(2, copy=copy(6.0, 6))["gradient"]["direction"] is None  # The other holder's is on its way.
+    assert begun(3, copy={("evaluator/0", 0): withdrawn(0)})["gradient"]["direction"] is None
+    gradient = begun(4, copy=copy(7.0, 7))["gradient"]
+    assert set(gradient["direction"]) == {7.0}
+    assert (gradient["version"], gradient["positions"]) == ([1, 7], [[0, 10]])
+    assert gradient["merging"]["voters"] == []
 
 
 def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_momentum() -> None:
