@@ -274,7 +274,7 @@ def plan(wanted: ComparisonRequest, faults_before: Sequence[Fault] = ()) -> Comp
     for name in wanted.programs:
         with collecting(faults):
             schemas[name] = Program(name).schema()
-    faults += _unknown(wanted, list(schemas.values())) if len(schemas) == len(wanted.programs) else []
+    faults += _unknown(wanted, schemas) if len(schemas) == len(wanted.programs) else []
     if faults:
         raise ConfigError.of(faults)
     variants = [
@@ -397,8 +397,8 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         yield Fault(doing, "each program once", f"{name!r} more than once", "Its settings are compared with --sweep.")
     if wanted.sections.get("run", {}).get(key := "local_batch", "same") != "same":
         yield Fault(f"Reading run.{key}", "batches of one size", "'paced'", _NOT_SWEPT[f"run.{key}"])
-    if "router" in wanted.sections.get("task", {}):
-        do = "Leave it out; tests/bench/bench_paths.py compares with a router."
+    if "router" in wanted.sections.get("task", {}) or ("task", "router") in wanted.sweeps:
+        do = "Leave it out: each path would be evaluated on documents of its own, and other sides on all."
         yield Fault("Reading task.router", "one evaluation for all", "documents of a router's shards", do)
     for (section, key), values in wanted.sweeps.items():
         where = f"{section}.{key}"
@@ -422,12 +422,17 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         yield Fault("Reading --delay", "milliseconds of at least 0", str(wanted.pacing.delay_ms), do)
 
 
-def _unknown(wanted: ComparisonRequest, schemas: Sequence[Schema]) -> Iterator[Fault]:
-    """Keys of section `program.` that none of the programs knows."""
+def _unknown(wanted: ComparisonRequest, schemas: Mapping[str, Schema]) -> Iterator[Fault]:
+    """Keys of section `program.` that none of the programs knows, and paths that none of them trains."""
+    where = ("task", PATHS)
+    is_asked = wanted.sections.get("task", {}).get(PATHS) or where in wanted.sweeps
+    if is_asked and not any(_is_for(program, schema, where) for program, schema in schemas.items()):
+        do = f"Add {dipaco.NAME} to the programs, or leave out {PATHS}."
+        yield Fault(f"Reading task.{PATHS}", "a program that trains modules", ", ".join(schemas), do)
     swept = [key for section, key in wanted.sweeps if section == "program"]
     for key in [*wanted.sections.get("program", {}), *swept]:
-        if not any(_knows(schema, ("program", key)) for schema in schemas):
-            settings = {name for schema in schemas for name in schema.keys}
+        if not any(_knows(schema, ("program", key)) for schema in schemas.values()):
+            settings = {name for schema in schemas.values() for name in schema.keys}
             yield Fault(
                 f"Reading program.{key}", "a setting of a program that is compared", repr(key), nearest(key, settings)
             )

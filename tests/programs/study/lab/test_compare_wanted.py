@@ -171,5 +171,10 @@ def test_paths_are_for_the_programs_that_train_modules() -> None:
     made = plan(asked(None, "dipaco", "decoupled-diloco", sections=sections))  # type: ignore[arg-type]
     assert [side.config["task"].get("paths") for side in made.compared] == [[1, 2], []]
     assert not any(side.config["task"].get("paths") for side in made.variants if not side.control)
+    with pytest.raises(ConfigError, match="a program that trains modules, found decoupled-diloco"):
+        plan(asked(None, "decoupled-diloco", sections={"task": {"paths": [1, 2]}}))  # type: ignore[arg-type]
+    sweeps = {("task", "router"): [Text("a.router"), Text("b.router")]}
+    with pytest.raises(ConfigError, match="one evaluation for all"):
+        plan(asked(None, "dipaco", sections=sections, sweeps=sweeps))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one evaluation for all"):
         plan(asked(None, "dipaco", sections={"task": {"paths": [1, 2], "router": "a.router"}}))  # type: ignore[arg-type]
