@@ -348,14 +348,15 @@ class Bench:
             if self.is_over():
                 yield self.record(cell, 0)
                 continue
-            record = self._trained(cell, finished.get(("data-parallel", cell.seed)))
+            record = self.trained(cell, finished.get(("data-parallel", cell.seed)))
             if record["loss"] is not None:
                 finished[cell.name, cell.seed] = record
                 self.kept.records.append(record)
                 self.kept.save()
             yield record
 
-    def _trained(self, cell: Cell, base: dict[str, Any] | None) -> dict[str, Any]:
+    def trained(self, cell: Cell, base: dict[str, Any] | None) -> dict[str, Any]:
+        """The record of one cell; `base`: that of data-parallel with its seed."""
         begun = time.monotonic()
         rows = inputs(cell, self.line.of, self.steps, self.windows)
         state, at, before = self.kept.resume(cell, self.line.begin(cell.seed, cell.learners))

@@ -28,9 +28,10 @@ from typing import Any, Final
 
 from observed import COMMAND
 
-TASK: Final = Path(__file__).parent / "storm" / "islands.py"
+TASK: Final = Path(__file__).parent / "links" / "paced.py"
 PROGRAM: Final = "decoupled-diloco"
-BATCH_TOKENS: Final = 16
+BATCH_TOKENS: Final = 4
+"""Of `small`: ROWS."""
 BARS: Final = {125.0: (0.97, 0.95), 1250.0: (0.90, 0.9)}
 """Faults an hour -> the least share of calm tokens, and of calm participation."""
 WORK_SECONDS_BAR: Final = 3.0
@@ -60,7 +61,7 @@ def storm(asked: argparse.Namespace, an_hour: float, folder: Path) -> dict[str, 
     path = folder / "plan.toml"
     path.write_text(plan(asked, an_hour))
     command = [*COMMAND, "chaos", str(path), PROGRAM, "--json"]
-    environment = {**os.environ, "STORM_STEP_SECONDS": str(asked.step_seconds)}
+    environment = {**os.environ, "PACED_STEP_SECONDS": str(asked.step_seconds)}
     done = subprocess.run(
         [*command, "--run-dir", str(folder / "runs")], env=environment, stdout=subprocess.PIPE, check=False
     )
@@ -84,7 +85,7 @@ def figures(run: dict[str, Any], struck: dict[str, Any], calm: dict[str, Any]) -
     return {
         "faults": len(faults),
         "unproved": len(run["faults"]) - len(faults),
-        "tokens_of_calm": run["goodput"] / run["goodput_undisturbed"],
+        "tokens_of_calm": _rate(struck) / _rate(calm),
         "contributors": struck["contributors_mean"],
         "participation_of_calm": struck["contributors_mean"] / calm["contributors_mean"],
         "work_seconds_learner": _spread(learners),
@@ -98,6 +99,12 @@ def figures(run: dict[str, Any], struck: dict[str, Any], calm: dict[str, Any]) -
         "seconds_calm": run["seconds_undisturbed"],
         "books_differ": len(struck["books"]["differences"]),
     }
+
+
+def _rate(summary: dict[str, Any]) -> float:
+    """Tokens a second that were not lost, from the first step on."""
+    kept: float = summary["tokens_total"] - summary["tokens_lost"]
+    return kept / (summary["wall_seconds"] - summary["start_seconds"])
 
 
 def _spread(seconds: Sequence[float]) -> list[float] | None:

@@ -105,7 +105,7 @@ def trained(bench: Bench, each: Wanted, rate: float) -> dict[str, float]:
     """Train a cell; returns its figures. A rate at which it does not learn has a loss without end."""
     bench.line.of["lr"] = rate / SIZES[each.size].shape["width"]
     learners = int(each.who.partition("=")[2] or 1)
-    record = bench._trained(Cell(each.seed, each.who != "data-parallel", learners), None)
+    record = bench.trained(Cell(each.seed, each.who != "data-parallel", learners), None)
     names = ("tokens", "seconds", "passes")
     loss = math.inf if record["loss"] is None else record["loss"]
     return {"loss": loss, "sweeps": record["sweeps"] or 0.0, **{name: record[name] for name in names}}

@@ -47,7 +47,7 @@ from isthmus.programs.study.lab.chaos_strikes import (
 )
 from isthmus.programs.study.lab.chaos_trial import figures_of
 
-TASK: Final = Path(__file__).parent / "links" / "two_regions.py"
+TASK: Final = Path(__file__).parent / "links" / "paced.py"
 LEARNERS: Final = 4
 FAR: Final = ("learner/1", "learner/3", "region/1")
 VALUES: Final = 132_800
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    os.environ["TWO_REGIONS_STEP_SECONDS"] = str(asked.step_seconds)
+    os.environ["PACED_STEP_SECONDS"] = str(asked.step_seconds)
     rate = rate_of(asked.tokens, asked.interval, asked.step_seconds)
     if not asked.json:
         print(f"the link carries {rate / 1e3:.1f} kB/s ({rate * 8 / 1e3:.0f} kbit/s) in each direction", flush=True)

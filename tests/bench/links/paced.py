@@ -1,9 +1,13 @@
-"""Models whose step takes 50 ms of waiting and little else, so that many learners share few cores, and links, not
-cores, decide how fast a run is: the tasks of the plans beside this file, named by their square tensors."""
+"""Models whose steps take PACED_STEP_SECONDS of waiting, so that many learners share few cores, and links or deaths,
+not cores, decide how fast a run is: the tasks of the plans beside this file, named by their square tensors, and of
+`bench_storm.py` and `bench_two_levels.py`."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +18,20 @@ import optax
 from isthmus import Task
 
 ROWS = 4
-STEP_SECONDS = 0.05
+STEP_SECONDS = float(os.environ.get("PACED_STEP_SECONDS", "0.05"))
+
+
+@dataclass(frozen=True)
+class Paced:
+    """Batches for training, each after the seconds of a step."""
+
+    batch: Callable[[Any], Any]
+
+    def __call__(self, at: Any) -> Any:
+        """The batch at a place."""
+        if at.split != "evaluation":
+            time.sleep(STEP_SECONDS)
+        return self.batch(at)
 
 
 def paced(tensors: int, width: int) -> Task:
@@ -28,13 +45,21 @@ def paced(tensors: int, width: int) -> Task:
         return jnp.mean((batch["x"] @ sum(params.values()) - batch["y"]) ** 2)
 
     def batch(at: Any) -> Any:
-        time.sleep(STEP_SECONDS)
         x = at.rng().normal(size=(ROWS, width)).astype(np.float32)
         return {"x": x, "y": x.sum(1, keepdims=True) * np.ones((1, width), np.float32)}
 
-    return Task(init, loss, batch, tokens_per_batch=ROWS, optimizer=optax.adamw(1e-2))
+    return Task(init, loss, Paced(batch), tokens_per_batch=ROWS, optimizer=optax.adamw(1e-2))
 
 
+def nano() -> Task:
+    """The shipped model, in batches of 8."""
+    from isthmus.programs import language_model
+
+    shipped = language_model.task(batch=8)
+    return replace(shipped, batch=Paced(shipped.batch))
+
+
+small = paced(8, 16)
 eight = paced(8, 128)
 regions = paced(24, 72)
 regions_half = paced(12, 72)
