@@ -371,6 +371,9 @@ def _terms_faults(task: TaskTerms) -> Iterator[Fault]:
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
     yield from _path_faults(task.paths, task.levels)
+    if not isinstance(task.routed_by, str) or (task.routed_by and not task.paths):
+        do = "Write the fingerprint of a router, of a task with paths, or leave it out."
+        yield Fault(_MAKING, "routed_by= text, beside paths=", repr(task.routed_by), do)
     if task.stream is not None:
         yield from call_faults(task, stream="stream(slot, slots, seed), which each learner calls for one of its own")
     yield from _merge_faults(task.merge)

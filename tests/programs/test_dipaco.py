@@ -300,6 +300,12 @@ def test_a_run_does_not_go_on_with_another_router(tmp_path: Path) -> None:
         changes(begun, runs[2].job, "Resuming")
 
 
+@pytest.mark.parametrize(("more", "found"), [({"routed_by": 5}, "5"), ({"routed_by": "a", "paths": ()}, "'a'")])
+def test_what_gives_data_to_paths_is_a_fingerprint(more: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=f"routed_by= text, beside paths=, found {found}"):
+        replace(_task(2, 2), **({"levels": ()} if "paths" in more else {}), **more)
+
+
 def test_tasks_of_a_run_are_cut_alike() -> None:
     task, other = _task(2, 2), replace(_task(2, 2), paths=(4, 1))
     tensors = layout_of(task, 0)
