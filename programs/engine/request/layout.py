@@ -73,9 +73,10 @@ def kept(make: Any, *of: Any) -> Any:
     """What `make`, which remembers, gave for the same before: another run of a task is prepared without a check, and
     without a trace, that was made. jax finds what it traced by the function."""
     try:
-        return make(*of)
-    except TypeError:  # A task, a loss or an optimizer that has no hash.
+        hash(of)
+    except TypeError:  # Of a task, a loss or an optimizer. Before the call, whose own TypeError is none of these.
         return make.__wrapped__(*of)
+    return make(*of)
 
 
 _KEPT: Final = 4

@@ -191,10 +191,10 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
 
     with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
     step. A shard takes M pushes of its fragments, and sends M updates and what `home_bits` says. A peak is that of the
-    largest fragment. The smallest link without a wait brings the largest fragment to the
-    syncer and back, and leaves time for its merge, within tau steps, and is no smaller than the means; latency is left
-    out. Below it, or where shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is
-    lengthened until everything fits.
+    largest fragment. The smallest link without a wait brings the largest fragment to the syncer and back, and leaves
+    time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
+    shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until
+    everything fits.
     """
     return [
         _data_parallel(wanted, "data-parallel"),

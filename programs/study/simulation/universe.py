@@ -61,10 +61,10 @@ BRIEF_SECONDS: Final = 3.0
 class Trial:
     """The conditions of a program in the search.
 
-    `settings(rng)` draws the program's settings; each of its `formats` is coded in one run of four, and each of its
-    `options` has its second value instead of the default. Hosts of the
-    `spared` roles (or one replica of them: 'learner/0') never end; `lasts_max`: seconds that a fault may last; `joins`:
-    machines may join; `crashes`: lives may end again and again; `task(learners)`: what is trained.
+    `settings(rng)` draws the program's settings; in one run of four each of its `formats` is coded, and each of its
+    `options` has its second value. Hosts of the `spared` roles (or one replica of them: 'learner/0') never end;
+    `lasts_max`: seconds that a fault may last; `joins`: machines may join; `crashes`: lives may end again and again;
+    `task(learners)`: what is trained.
     """
 
     settings: Callable[[random.Random], Settings]
