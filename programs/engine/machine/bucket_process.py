@@ -179,16 +179,19 @@ class CountedRoad:
             return work(self._road)
 
         self.requests[kind] += 1
+        begun = time.monotonic()
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except OSError as error:
-            if self.down_since is None:
+            if self.down_since is None and begun >= self._up_at:
                 self.down_since = time.monotonic()
                 self._tell(f"{self._place.shown} cannot be reached: {words(error)}; goes on trying")
             raise
         now = time.monotonic()
         if self.down_since is None:
             self.up_seconds += now - self._up_at
+        elif begun < self.down_since:  # What ends after a later call says nothing of the store as it is.
+            return result
         else:
             self._tell(f"{self._place.shown} is reached again, after {now - self.down_since:.0f} s")
             self.down_since = None
