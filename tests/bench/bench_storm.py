@@ -44,6 +44,7 @@ def plan(asked: argparse.Namespace, an_hour: float) -> str:
     return f"""
 [run]
 learners = {asked.learners}
+slots_max = {asked.learners}
 tokens = {tokens}
 task = {json.dumps(f"{TASK}:small")}
 
