@@ -31,7 +31,7 @@ from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.lines import LOSS, EvaluationLine
 from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.words import decimal, percent, seconds, whole
-from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, as_data, headline
+from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, as_data, headline, paces
 from isthmus.runtime.system.files import write_bytes
 
 _WIDTH: Final = 1080.0
@@ -179,7 +179,7 @@ def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
         PageSection(
             "What it cost",
             [table(_COLUMNS, list(map(_figures, tried)), ("calm time", "outcome", "merged", "time"), ("outcome",))],
-            [*headline(tried), _LEGEND],
+            [*headline(tried), *paces(tried), _LEGEND],
             kept(tried) if any(each.struck.strikes for each in tried) else None,
             "Goodput under the plan, as a share of the program's own undisturbed goodput.",
         )

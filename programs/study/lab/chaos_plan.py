@@ -316,6 +316,11 @@ def faults_of(plan: ChaosPlan, hosts: Sequence[str], seconds: float) -> tuple[Pl
     return faults
 
 
+def seconds_of(plan: ChaosPlan, faults: Sequence[Planned], seconds: float) -> float:
+    """The time over which these faults of the plan are; `seconds`: the duration of an undisturbed run."""
+    return faults[-1].at if plan.is_endless and faults else seconds
+
+
 def _drawn(drawn: DrawnFaults, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
     """A Poisson process: distances are exponential. Without a count it ends with `seconds_max`."""
     rng, at = random.Random(f"chaos {drawn.seed}"), 0.0

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -42,7 +42,9 @@ from isthmus.programs.study.lab.chaos_plan import (
     SlowLinks,
     faults_of,
     machine_hosts,
+    seconds_of,
 )
+from isthmus.programs.study.lab.chaos_snapshots import GOES_BACK, SETTING, SnapshotPace, costs, deaths, pace, step_times
 from isthmus.programs.study.lab.chaos_strikes import (
     LinkProxy,
     Machines,
@@ -297,12 +299,13 @@ def _strike_line(strike: Strike) -> str:
 @dataclass(frozen=True, slots=True)
 class Tried:
     """A program: its undisturbed run (`calm`), and its run under the faults (`struck`), which are `planned` for all
-    programs."""
+    programs; `pace`: how often it took snapshots under them, None if as in the undisturbed run."""
 
     order: TrainingOrder
     calm: TrialFigures
     struck: TrialFigures
     planned: tuple[Planned, ...] = ()
+    pace: SnapshotPace | None = None
 
     @property
     def is_good(self) -> bool:
@@ -323,6 +326,8 @@ class Tried:
             "program": self.order.program,
             **{name: summary[name] for name in ("outcome", "uptime", "goodput")},
             "goodput_undisturbed": calm["goodput"],
+            "kept": self.ratio,
+            "snapshots": None if self.pace is None else self.pace.as_data(),
             "merged_share": summary["merged_share"],
             "eval_loss_final": summary["eval_loss_final"],
             "eval_loss_undisturbed": calm["eval_loss_final"],
@@ -331,7 +336,10 @@ class Tried:
             "seconds_undisturbed": calm["wall_seconds"],
             "waits_on_other_hosts": self.struck.waits,
             "recoveries": [each.as_data() for each in self.struck.recoveries],
-            "faults": [each.as_data() for each in self.struck.strikes],
+            "faults": [
+                {**each.as_data(), "begun": round(each.begun - self.struck.zero, 3) if each.proof else None}
+                for each in self.struck.strikes
+            ],
             "folder": str(self.struck.record.folder),
         }
 
@@ -356,14 +364,49 @@ def try_program(
     own_faults = [fault for fault in faults if fault.host in there]
     if not own_faults:
         return Tried(order, calm, calm, faults)
+    own_pace = _pace(order, plan, own_faults, calm.record)
+    if own_pace is not None:
+        say(own_pace.line(order.program))
+    under = order if own_pace is None else replace(order, sets=(*order.sets, f"program.{SETTING}={own_pace.interval}"))
     say(f"{order.program}: under the plan")
-    struck = run(order, own / "plan", own_faults, say, is_endless=plan.is_endless)
-    return Tried(order, calm, struck, faults)
+    struck = run(under, own / "plan", own_faults, say, is_endless=plan.is_endless)
+    return Tried(order, calm, struck, faults, own_pace)
+
+
+def _pace(order: TrainingOrder, plan: ChaosPlan, faults: Sequence[Planned], calm: RunRecord) -> SnapshotPace | None:
+    """How often a program that goes back to snapshots takes them under these faults.
+
+    None if it never goes back, the plan itself says how often, or the undisturbed run took no snapshot.
+    """
+    if order.program not in GOES_BACK or SETTING in plan.program.get(order.program, {}):
+        return None
+    count = deaths(order.program, faults, order.machines)
+    return pace(snapshot_costs(calm.folder), count, seconds_of(plan, faults, calm.number("wall_seconds") or 0.0))
+
+
+def snapshot_costs(folder: Path) -> list[float]:
+    """What each snapshot of a run of a program that goes back to them cost, in seconds, by the tapes of its learners:
+    with equal states one learner takes them for all."""
+    plan = lower(spec.load(folder).graph())[LEARNER]
+    lives = tapes.of_lives(folder)
+    return [
+        cost
+        for member in sorted(lives)
+        if member.replica.role == LEARNER
+        for segment in lives[member].segments
+        for cost in costs(step_times(plan, segment.records))
+    ]
 
 
 def as_data(tried: Sequence[Tried]) -> dict[str, Any]:
-    """All figures, for --json."""
-    return {"runs": [each.as_data() for each in tried]}
+    """All figures, for --json; `verdict` has the share that the first program kept over that of each other."""
+    return {"runs": [each.as_data() for each in tried], "verdict": verdict(tried)}
+
+
+def verdict(tried: Sequence[Tried]) -> dict[str, float]:
+    """Program -> how many times the share of its own undisturbed goodput that it kept the first program kept."""
+    first, *others = tried
+    return {each.order.program: first.ratio / each.ratio for each in others if first.ratio is not None and each.ratio}
 
 
 def headline(tried: Sequence[Tried]) -> Iterator[str]:
@@ -376,10 +419,16 @@ def headline(tried: Sequence[Tried]) -> Iterator[str]:
         f"Under {struck} faults {first.order.program} kept {percent(first.ratio)} of its undisturbed goodput, with "
         f"some learner stepping {percent(first.struck.record.number('uptime'))} of the time."
     )
+    times = verdict(tried)
     compared = [
-        f"{first.ratio / each.ratio:.2f} times the share that {each.order.program} kept ({percent(each.ratio)})"
+        f"{times[each.order.program]:.2f} times the share that {each.order.program} kept ({percent(each.ratio)})"
         for each in others
-        if each.ratio
+        if each.order.program in times
     ]
     if compared:
         yield f"That is {', and '.join(compared)}."
+
+
+def paces(tried: Sequence[Tried]) -> list[str]:
+    """How often programs took snapshots under the plan, where not as in the undisturbed run."""
+    return [each.pace.line(each.order.program) for each in tried if each.pace is not None]

@@ -51,6 +51,25 @@ def paced(tensors: int, width: int) -> Task:
     return Task(init, loss, Paced(batch), tokens_per_batch=ROWS, optimizer=optax.adamw(1e-2))
 
 
+def asleep(task: Task) -> Task:
+    """The same, whose inner steps sleep themselves, and not the batches that they wait for: so that the sleep counts as
+    time of steps, and what a learner does between two steps, as taking a snapshot, is not hidden behind it."""
+
+    def sleep(seconds: Any, x: Any) -> Any:
+        time.sleep(float(seconds))
+        return x
+
+    def loss(params: Any, batch: Any) -> Any:
+        form = jax.ShapeDtypeStruct(batch["x"].shape, batch["x"].dtype)
+        x = jax.pure_callback(sleep, form, batch["seconds"], batch["x"])
+        return task.loss(params, {**batch, "x": x})
+
+    def batch(at: Any) -> Any:
+        return {**task.batch.batch(at), "seconds": np.float32(0.0 if at.split == "evaluation" else STEP_SECONDS)}
+
+    return replace(task, loss=loss, batch=batch)
+
+
 def nano() -> Task:
     """The shipped model, in batches of 8."""
     from isthmus.programs import language_model
@@ -60,6 +79,7 @@ def nano() -> Task:
 
 
 small = paced(8, 16)
+small_asleep = asleep(small)
 eight = paced(8, 128)
 regions = paced(24, 72)
 regions_half = paced(12, 72)

@@ -119,6 +119,8 @@ class TestStruck:
             ("learner", "mute"),
         ]
         assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 5
+        assert all(each["begun"] >= each["at"] for each in run["faults"])
+        assert (run["snapshots"], struck.told["verdict"]) == (None, {})
 
     def test_the_page_has_the_proofs_and_a_drawing_of_the_run(self, struck: Struck) -> None:
         page = (struck.folder / "chaos.html").read_text()
