@@ -107,13 +107,16 @@ class Evaluate:
     def _metrics(self) -> dict[str, float]:
         if self._paths is None:
             return self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
-        own, count, sums = self._paths.own, 0, dict[str, float]()
+        own, count, sums, by_path = self._paths.own, 0, dict[str, float](), dict[str, float]()
         for path, evaluation in enumerate(self._of_paths):
             values = {p: self._values[number] for p, number in enumerate(self._paths.numbers(path))}
-            for name, mean in evaluation.metrics(evaluation.assemble(own, values)).items():
+            metrics = evaluation.metrics(evaluation.assemble(own, values))
+            if "loss" in metrics:
+                by_path[f"path {path}"] = metrics["loss"]
+            for name, mean in metrics.items():
                 sums[name] = sums.get(name, 0.0) + mean * evaluation.count
             count += evaluation.count
-        return {name: total / count for name, total in sums.items()}
+        return {name: total / count for name, total in sums.items()} | by_path
 
 
 class EvaluateMean:

@@ -113,6 +113,10 @@ def check_paths(result: WorldResult) -> None:
     assert result.summary["tokens_lost"] == result.summary["tokens_pending"] == 0
     assert result.summary["tokens_merged"] > 0.75 * result.summary["tokens_total"]
     assert result.eval_loss < 0.75 * result.summary["eval_loss_initial"]
+    assert [each["path"] for each in result.summary["per_learner"]] == [0, 1, 2, 3]
+    losses = result.summary["eval_metrics"]
+    assert list(losses) == [f"path {number}" for number in range(4)]
+    assert np.mean(list(losses.values())) == pytest.approx(result.eval_loss)
     parts = _parts(2, 2)
     assert _voters(result) == {p: {slot for slot in range(4) if parts.has(slot, p)} for p in range(len(parts.whole))}
     names = {unit.tensor for part in parts.whole for unit in part.units}

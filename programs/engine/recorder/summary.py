@@ -111,6 +111,7 @@ class LearnerSummary(TypedDict):
     """One slot over all its lives."""
 
     learner: int
+    path: int | None
     steps: int | None
     tokens: int
     tokens_lost: float | None
@@ -280,6 +281,7 @@ def summarise(
                 fragment_sizes,
                 in_model,
                 None if graph is None else _of_reporting(graph, flows, slot),
+                status.get("paths"),
             )
             for slot in sorted(reports)
         ],
@@ -393,6 +395,7 @@ def _learner(
     sizes: Sequence[int],
     in_model: Mapping[int, int],
     reporting: NodeTotal | None,
+    paths: int | None,
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
     slot = lives[-1]["slot"]
@@ -406,6 +409,7 @@ def _learner(
         total["waited"] = reporting.waited
     return {
         "learner": slot,
+        "path": None if paths is None else slot % paths,
         "steps": total["step"],
         "tokens": tokens,
         "tokens_lost": tokens_lost,

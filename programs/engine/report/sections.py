@@ -359,8 +359,10 @@ def learners(record: RunRecord) -> PagePart:
     for row in record.per_learner:
         slot = int(as_number(row.get("learner")) or 0)
         figures = {name: as_number(row.get(name)) for name in names}
-        rows.append({"slot": slot, "device": row.get("device_kind"), "loss": losses.get(slot), **figures})
-    values = {"rows": rows, "regions": list(_regions(record))} if rows else None
+        told = {"path": row.get("path"), "device": row.get("device_kind"), "loss": losses.get(slot)}
+        rows.append({"slot": slot, **told, **figures})
+    has_paths = any(row["path"] is not None for row in rows)
+    values = {"rows": rows, "has_paths": has_paths, "regions": list(_regions(record))} if rows else None
     return PagePart("learners", "Learners", values, "There is no summary of any learner.")
 
 

@@ -455,7 +455,7 @@ RETIRED: Final = ("expelled", "left", "left out", "given up")
 """The states of a learner that left with its machine, which is no failure, or that joined without success."""
 COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "received")
 """The figures of a learner. stale: the most inner steps since it adopted a fragment."""
-DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life")
+DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life", "path")
 """Columns that a narrow terminal omits, in this order."""
 _USUAL: Final = {"state": 10, "pid": 7, "cpu": 6, "memory": 7, "step": 6, "tokens": 6, "loss": 7, "sent": 7}
 """Letters that figures take, as a rule; names that are longer are not listed."""
@@ -529,9 +529,11 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
         is_past = host is not None and host["incarnation"] != report.get("incarnation")
         cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
         standing = _standing(host, report, is_over=status.get("phase") == "done")
-        rows.append({"learner": str(slot), **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
+        path = {"path": str(slot % status["paths"])} if "paths" in status else {}
+        rows.append({"learner": str(slot), **path, **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
     scalars = metric_columns(reports.values())
-    names = ("learner", "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:])
+    paths = ("path",) if "paths" in status else ()
+    names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:])
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
 
 

@@ -205,7 +205,7 @@ def _is_in_one(folder: Path) -> bool:
 
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
-_DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent", "pid", "machine", "life")
+_DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent", "pid", "machine", "life", "path")
 """Columns that a narrow terminal omits, in this order."""
 
 
@@ -326,14 +326,16 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
     """A row for each process; learners also with their reports."""
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
     machines = {host.get("machine", "") for host in status["hosts"]} - {""}
-    columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
+    paths = ("path",) if "paths" in training else ()
+    columns = (*paths, *(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
     rows: list[dict[str, str | Text]] = []
     for host in status["hosts"]:
         report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
+        path = {"path": str(report["slot"] % training["paths"])} if report and "paths" in training else {}
         reported = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
         state = figures.state(host, is_over=training.get("phase") == "done")
         rows.append(
-            {"host": host["name"], "state": state, **_process(host), **reported, **figures.metrics(report or {})}
+            {"host": host["name"], "state": state, **path, **_process(host), **reported, **figures.metrics(report or {})}
         )
     scalars = figures.metric_columns(reports.values())
     names = ("host", "state", *columns, *scalars)
