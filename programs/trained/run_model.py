@@ -240,14 +240,20 @@ def _seed(folder: Path) -> int:
 
 
 def task_of(folder: Path, doing: str) -> AnyTask:
-    """The task of a run, from its config.toml."""
+    """The task of a run, from its config.toml; ConfigError where its data are routed otherwise than they were."""
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             doing, f"a {CONFIG} that names the task", str(error), "Pass the task: load(run, task)."
         ) from None
-    return _found(config.get("run", {}).get("task"), config.get("task", {}))
+    task = _found(config.get("run", {}).get("task"), config.get("task", {}))
+    routed_by = getattr(task, "routed_by", "")
+    began = job_of(folder, doing).routed_by if routed_by and (folder / SPEC).is_file() else routed_by
+    if began != routed_by:
+        do = "Give the router file its former contents: its path decides what is held out of each shard."
+        raise ConfigError(doing, f"the router of the run, {began}", routed_by, do)
+    return task
 
 
 def _found(task: AnyTask | str | None, settings: Mapping[str, Any]) -> AnyTask:

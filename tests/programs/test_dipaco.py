@@ -25,6 +25,7 @@ from isthmus.programs.engine.run.resume import changes
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.trained.run_model import task_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.sim.faults import Cut, Kill, Pause, RefuseStarts
 from tests.programs.family import ADAM, final_model, recorded
@@ -302,6 +303,13 @@ def test_a_run_does_not_go_on_with_another_router(tmp_path: Path) -> None:
     assert changes(begun, runs[1].job, "Resuming") == {}
     with pytest.raises(ConfigError, match="the documents that each path has"):
         changes(begun, runs[2].job, "Resuming")
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    (tmp_path / "config.toml").write_text("\n".join(["[task]", *lines]))
+    with pytest.raises(ConfigError, match=f"the router of the run, {begun.job.routed_by}, found"):
+        task_of(tmp_path, "Evaluating")
+    file.unlink()
+    route([text], shards=2, out=file, by="random", seed=0)
+    assert task_of(tmp_path, "Evaluating").routed_by == begun.job.routed_by
 
 
 @pytest.mark.parametrize(("more", "found"), [({"routed_by": 5}, "5"), ({"routed_by": "a", "paths": ()}, "'a'")])

@@ -529,12 +529,17 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
         is_past = host is not None and host["incarnation"] != report.get("incarnation")
         cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
         standing = _standing(host, report, is_over=status.get("phase") == "done")
-        path = {"path": str(slot % status["paths"])} if "paths" in status else {}
-        rows.append({"learner": str(slot), **path, **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
+        named = {"learner": str(slot), **path_of(slot, status)}
+        rows.append({**named, **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
     scalars = metric_columns(reports.values())
     paths = ("path",) if "paths" in status else ()
     names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:])
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
+
+
+def path_of(slot: int, training: Mapping[str, Any]) -> dict[str, str]:
+    """The cell of the path that a slot trains, of a model made of modules."""
+    return {"path": str(slot % training["paths"])} if "paths" in training else {}
 
 
 def columns_of(rows: Sequence[Mapping[str, str | Text]], names: Iterable[str]) -> Iterator[Column]:

@@ -330,13 +330,14 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
     columns = (*paths, *(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
     rows: list[dict[str, str | Text]] = []
     for host in status["hosts"]:
-        report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
-        path = {"path": str(report["slot"] % training["paths"])} if report and "paths" in training else {}
-        reported = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
+        slot = int(host["name"].rpartition("/")[2]) if host["role"] == "learner" else None
+        report = None if slot is None else reports.get(slot)
+        reported: dict[str, str | Text] = {}
+        if slot is not None and report is not None:
+            reported |= dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
+            reported |= {**figures.path_of(slot, training), **figures.metrics(report)}
         state = figures.state(host, is_over=training.get("phase") == "done")
-        rows.append(
-            {"host": host["name"], "state": state, **path, **_process(host), **reported, **figures.metrics(report or {})}
-        )
+        rows.append({"host": host["name"], "state": state, **_process(host), **reported})
     scalars = figures.metric_columns(reports.values())
     names = ("host", "state", *columns, *scalars)
     return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
