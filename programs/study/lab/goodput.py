@@ -46,6 +46,35 @@ class FailureTerms:
     slice_chips: int = 256
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """What processes that are restarted add to a failure, beside the published model. Durations in seconds.
+
+    With `snapshot_seconds` above 0 all work since the last snapshot is lost with a failure, and each snapshot costs
+    `snapshot_cost_seconds`; they are taken at ends of steps, so often from the end of each stall. The n-th failure in a
+    row before `healthy_seconds` of work stalls for the n-th of `backoff_seconds` longer, the last one for all beyond. A
+    failure during a stall begins it again.
+    """
+
+    snapshot_seconds: float = 0.0
+    snapshot_cost_seconds: float = 0.0
+    healthy_seconds: float = 0.0
+    backoff_seconds: tuple[float, ...] = (0.0,)
+
+    def backoff(self, row: int) -> float:
+        """How much longer the stall of the failure number `row` in a row is, from 1."""
+        return self.backoff_seconds[min(row, len(self.backoff_seconds)) - 1]
+
+    def wasted(self, worked: float, step: float, *, is_lost: bool) -> float:
+        """Seconds of `worked` that snapshots took, and, if its end was a failure, that were after the last of them."""
+        if not self.snapshot_seconds:
+            return 0.0
+        interval = max(1, math.ceil(self.snapshot_seconds / step)) * step
+        count = int(worked / interval + 1e-9)
+        return count * self.snapshot_cost_seconds + (worked - count * interval if is_lost else 0.0)
+
+
 class LearnerStall(NamedTuple):
     """A time in which a learner does not step; `failed` are the failures that it is about, none in an upscale."""
 
@@ -85,16 +114,19 @@ def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
     return instants
 
 
-def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float) -> Lived:
+def lived(
+    failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float, restarts: Restarts | None = None
+) -> Lived:
     """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`.
 
     A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end
     of the step in which one failed the learner stalls (it detects, reshards, replays) and continues without that slice.
     A slice that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices
     rejoin for nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than
-    `calm_seconds` after the last one. A learner without any slice waits for the first.
+    `calm_seconds` after the last one. A learner without any slice waits for the first. With `restarts` the slices are
+    processes that are restarted.
     """
-    works, stalls = list[Work](), list[LearnerStall]()
+    works, stalls, row = list[Work](), list[LearnerStall](), 0
     away = list[float]()  # When each slice that is away will be repaired, in this order.
     now, index, stalled = 0.0, 0, 0.0
     # Each turn is a failure, or an upscale, of which there is at most one for a failure; or the end.
@@ -106,11 +138,21 @@ def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: 
         index = bisect_right(failed, end, index)
         share = max(0.0, 1 - len(away) / slices)
         lost = unmerged(end - now, terms.interval_seconds) if index > before else 0.0
+        if restarts is not None:
+            lost += restarts.wasted(min(end, seconds) - now, terms.step_seconds, is_lost=index > before)
+            row = 1 if end - now >= restarts.healthy_seconds else row + 1
         works.append(Work(now, min(end, seconds), share, lost))
         away += [at + terms.repair_seconds for at in failed[before:index]]
         if index == before and upscale > end:
             break
         stalled = end + (terms.stall_seconds if index > before else terms.upscale_seconds)
+        if restarts is not None and index > before:
+            stalled += restarts.backoff(row)
+            while index < len(failed) and failed[index] <= stalled:
+                row += 1
+                away.append(failed[index] + terms.repair_seconds)
+                stalled = failed[index] + terms.stall_seconds + restarts.backoff(row)
+                index += 1
         during = bisect_right(failed, stalled, index)
         away += [at + terms.repair_seconds for at in failed[index:during]]
         away = [at for at in away if at > stalled]
