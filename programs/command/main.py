@@ -1,13 +1,16 @@
 """The command `isthmus`.
 
 Modules that take time to import are imported by the commands that need them, so that help and a mistyped option answer
-at once.
+at once. So does typer: it builds the options of all commands that it is given, which takes longer than most commands;
+so it is given the one that is named, and for the list of all of them none with its options (`narrowed`).
 """
 
 from __future__ import annotations
 
-from importlib import metadata
-from typing import Annotated
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -23,13 +26,21 @@ from isthmus.programs.command.options import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_HELP: Final = ("-h", "--help")
+
+
+def _empty() -> typer.Typer:
+    """The command line without commands."""
+    return typer.Typer(
+        cls=Commands,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": list(_HELP)},
+    )
+
+
+app = _empty()
 app.add_typer(run_commands.commands)
 app.add_typer(run_commands.past_commands)
 app.add_typer(lab_commands.chaos_commands)
@@ -58,12 +69,57 @@ def isthmus(
 ) -> None:
     """Train models as dataflow graphs."""
     if version:
+        from importlib import metadata
+
         typer.echo(f"isthmus {metadata.version('isthmus')}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         return
     check_linux(f"Starting `isthmus {ctx.invoked_subcommand}`")
+
+
+def narrowed(arguments: Sequence[str]) -> typer.Typer:
+    """The app with the one command that the arguments name; with all, but without options, where they ask for help."""
+    if not arguments or arguments[0] in _HELP:
+        return _of(map(_without_options, _infos()))
+    named = [info for info in _infos() if _name_of(info) == arguments[0]]
+    return _of(named) if named else app
+
+
+def _infos() -> Iterator[Any]:
+    """What typer knows of each command, and of each group of commands, in their order."""
+    for group in app.registered_groups:
+        if isinstance(group.name, str) or group.typer_instance is None:
+            yield group
+        else:
+            yield from group.typer_instance.registered_commands
+
+
+def _of(infos: Iterable[Any]) -> typer.Typer:
+    made = _empty()
+    made.callback(invoke_without_command=True)(isthmus)
+    for info in infos:
+        (made.registered_groups if hasattr(info, "typer_instance") else made.registered_commands).append(info)
+    return made
+
+
+def _name_of(info: Any) -> str:
+    return str(info.name or typer.main.get_command_name(info.callback.__name__))
+
+
+def _without_options(info: Any) -> Any:
+    """A command as its group's help shows it."""
+    bare = copy.copy(info)
+    if hasattr(info, "typer_instance"):
+        bare.typer_instance = typer.Typer(cls=Commands)
+        return bare
+
+    def nothing() -> None: ...
+
+    nothing.__name__, nothing.__doc__ = info.callback.__name__, info.callback.__doc__
+    bare.callback = nothing
+    return bare
 
 
 def main() -> None:
@@ -73,7 +129,7 @@ def main() -> None:
     unblock()
     handle(interrupt)
     try:
-        app(prog_name="isthmus", obj=inherited)
+        narrowed(sys.argv[1:])(prog_name="isthmus", obj=inherited)
     except BrokenPipeError:  # As with `| head`: whoever reads has what they wanted.
         leave_output()
     finally:

@@ -38,7 +38,6 @@ from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX,
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
-from isthmus.runtime.system.processes import ONE_THREAD
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
@@ -663,11 +662,3 @@ class HostProcess:
         self._tape_files.close()
         self._daemon.close()
         self._loop.close()
-
-
-def environment(*, computes: bool) -> dict[str, str]:
-    """The environment of a host process: those that compute share the cores of a machine, so each has one.
-
-    NPROC=1 sizes XLA's pool of threads; it alone keeps no operation from splitting.
-    """
-    return {**ONE_THREAD, "NUMBA_NUM_THREADS": "1", **({"NPROC": "1"} if computes else {}), **os.environ}

@@ -33,6 +33,14 @@ ONE_THREAD: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+def environment(*, computes: bool) -> dict[str, str]:
+    """The environment of a host process: those that compute share the cores of a machine, so each has one.
+
+    NPROC=1 sizes XLA's pool of threads; it alone keeps no operation from splitting.
+    """
+    return {**ONE_THREAD, "NUMBA_NUM_THREADS": "1", **({"NPROC": "1"} if computes else {}), **os.environ}
+
+
 def check_linux(doing: str) -> None:
     """ConfigError unless this is Linux.
 

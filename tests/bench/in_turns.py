@@ -81,7 +81,7 @@ def _steps_of_run(run: Run) -> list[tuple[float, int]]:
 @contextmanager
 def _bare_loop(lines: Path, settings: Mapping[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """The bare loop in a process of its own, with the environment of a host, which may not step yet."""
-    from isthmus.runtime.host.own_process import environment
+    from isthmus.runtime.system.processes import environment
 
     with lines.open("w") as file:
         command = [sys.executable, __file__, json.dumps(settings)]

@@ -11,15 +11,16 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, final
 
-from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import XLA_FLAGS
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.request.spec import Here
 
 Platform: TypeAlias = Literal["cuda", "tpu"]
 
@@ -127,6 +128,8 @@ def without_tpu(variables: Mapping[str, str], installed: Iterable[str], plugins:
 
 def without_accelerators(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`without_tpu` for this machine, which has no accelerators that jax can use."""
+    from importlib.metadata import entry_points
+
     plugins = [each.name for each in entry_points(group="jax_plugins")]
     return without_tpu(variables, _installed(), plugins)
 
@@ -145,7 +148,7 @@ PROCESSES_PER_GPU_MAX: Final = 4
 measured: no GPU was at hand."""
 _PLATFORMS: Final = "JAX_PLATFORMS"
 _CORES: Final = "NPROC"
-"""How many threads XLA's pool has; 1 where `own_process.environment` set it."""
+"""How many threads XLA's pool has; 1 where `processes.environment` set it."""
 _FLAGS: Final = "XLA_FLAGS"
 _CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """Layout of that many chips on one TPU host."""
@@ -230,7 +233,7 @@ def learner_environment(
 
 def compiling(processes: int, variables: Mapping[str, str]) -> dict[str, str]:
     """The variables by which XLA compiles on as many cores as each of so many processes may have, unless the user's
-    `variables` say how many; hosts on the CPU, which share cores, have one each (`own_process.environment`).
+    `variables` say how many; hosts on the CPU, which share cores, have one each (`processes.environment`).
 
     On one core gpt-124m took 110 s to compile for an H200 whose machine has 16.
     """

@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.loop_guest import lines_of
 from isthmus.programs.engine.machine.names import machines_folder
-from isthmus.programs.engine.run.launch import opened_log
+from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError

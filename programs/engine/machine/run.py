@@ -29,7 +29,7 @@ from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
-from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
 from isthmus.programs.loop_task import layout_rows
 from isthmus.runtime.daemon.ledger import living

@@ -2,6 +2,8 @@
 
 Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
 in one process leaves it, too, for the replay of its tapes.
+
+A daemon and a command that looks at a run only read it, so what builds and describes graphs is imported where one is.
 """
 
 from __future__ import annotations
@@ -16,27 +18,26 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from isthmus.programs.engine.recorder.roles import EVALUATOR, OF_RUN, least_replicas, with_recorder
-from isthmus.programs.engine.recorder.summary import roster_counts
-from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import script_of
-from isthmus.programs.engine.request.request import Program, Request, fingerprint
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.loop_task import LoopScript, LoopTask
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.plans import Plan, lower, roles_of_edges
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import EXIT_SECONDS, RunRoles
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.request.request import Request
+    from isthmus.runtime.graph.plans import Plan
 
 SPEC: Final = "spec.json"
 CLUSTER: Final = "cluster.json"
@@ -168,6 +169,9 @@ class Spec:
 
     def plans(self) -> dict[str, Plan]:
         """The plan of each kind of host; ConfigError as for `graph`."""
+        from isthmus.programs.engine.request.faults import follower_plan
+        from isthmus.runtime.graph.plans import lower
+
         plans, job = lower(self.graph()), self.job
         for number in range(1, max(self.settings.processes, default=1)):
             role = follower(Replica(LEARNER, 0), number).role
@@ -176,6 +180,9 @@ class Spec:
 
     def graph(self) -> Template:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
+        from isthmus.programs.engine.recorder.roles import with_recorder
+        from isthmus.programs.engine.request.request import Program, fingerprint
+
         program = Program(self.job.program, **self.job.settings)
         graph = with_recorder(program.build(self.job).freeze(), self.job)
         own_fingerprint = fingerprint(graph, self.job, program.builder())
@@ -194,6 +201,10 @@ def of(
     elastic: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
+    from isthmus.programs.engine.recorder.roles import least_replicas
+    from isthmus.programs.engine.recorder.summary import roster_counts
+    from isthmus.runtime.graph.plans import roles_of_edges
+
     job, processes = request.job, request.run.processes
     counts = roster_counts(request.graph, request.run.learners)
     most = {role.name: role.replicas_max for role in request.graph.roles}
@@ -330,6 +341,8 @@ def _run_settings(data: Mapping[str, Any]) -> RunSettings:
 
 def _computing(request: Request) -> tuple[str, ...]:
     """The roles with a node that imports something: the task; of a script, those that it computes for."""
+    from isthmus.programs.engine.recorder.roles import EVALUATOR
+
     roles, task = {node.role for node in request.graph.nodes if _imports(node)}, request.task
     if isinstance(task, LoopTask):
         roles &= {LEARNER, EVALUATOR} if task.evaluates else {LEARNER}
@@ -337,5 +350,7 @@ def _computing(request: Request) -> tuple[str, ...]:
 
 
 def _imports(node: Node) -> bool:
+    from isthmus.programs.engine.recorder.roles import OF_RUN
+
     arguments = [*node.arguments, *node.keywords.values()]
     return any(isinstance(value, Reference) and value not in OF_RUN for value in arguments)

@@ -32,7 +32,7 @@ from typing import Any, Final
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import has_backend, prepare_environment
 from isthmus.programs.engine.run import host_process
-from isthmus.programs.engine.run.launch import log_of, opened_log
+from isthmus.programs.engine.run.logs import log_of, opened_log
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference

@@ -27,7 +27,7 @@ from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
-from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant

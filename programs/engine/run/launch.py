@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
+from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, log_of, opened_log
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
-from isthmus.runtime.host.own_process import environment
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
-from isthmus.runtime.system.processes import is_stopped
+from isthmus.runtime.system.processes import environment, is_stopped
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
@@ -208,7 +208,6 @@ def _watch(pid: int) -> int:
         raise
 
 
-FORK_SERVER_LOG: Final = "forkserver.log"
 UNASKED_MAX: Final = 3
 """Fork servers that are started in a row without a host that needs one: the cause of so many ends would persist."""
 RETRY_SECONDS: Final = 1.0
@@ -424,20 +423,7 @@ def _spawn_script(script: LoopScript, life: LoopLife, log: Path, devices: Mappin
         return os.posix_spawn(sys.executable, command, variables, file_actions=_output_to(file), setsid=True)
 
 
-def opened_log(path: Path) -> BinaryIO:
-    """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
-    try:
-        return path.open("ab")
-    except OSError:
-        return Path(os.devnull).open("ab")
-
-
 def say(line: str) -> None:
     """Write a line into the daemon's log; a disk that does not take it costs the line, and nothing else."""
     with suppress(OSError):
         os.write(1, f"{log_entry(line)}\n".encode())
-
-
-def log_of(folder: Path, replica: Replica) -> Path:
-    """The log of a host's output, over all its lives."""
-    return folder / "logs" / f"{replica.role}-{replica.slot}.log"

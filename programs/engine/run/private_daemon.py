@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
-from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
+from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
@@ -31,7 +31,6 @@ from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint,
 
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
-LOG: Final = "daemon.log"
 LOOPBACK_SECONDS_MAX: Final = 2.0
 PAUSE_SECONDS: Final = 0.05
 _DAEMON: Final = Replica("daemon", 0)
@@ -151,7 +150,7 @@ class PrivateDaemon:
         command += ["--grace", str(self._grace)]
         try:
             logs.mkdir(exist_ok=True)
-            with (logs / LOG).open("ab") as log:
+            with (logs / DAEMON_LOG).open("ab") as log:
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -204,7 +203,7 @@ class PrivateDaemon:
                 f"its daemon could not be started {count} times in a row, because {self._folder} cannot be written: "
                 f"{refusal}; its hosts have ended without one. Make room there, and start the run again."
             )
-        log = self._folder / "logs" / LOG
+        log = self._folder / "logs" / DAEMON_LOG
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
 
 
@@ -245,7 +244,7 @@ def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
 
 def folders() -> set[Path]:
     """The run folders of the daemons of this user that have one run each."""
-    return {log.parent.parent for _, log in _logs() if log.name == LOG}
+    return {log.parent.parent for _, log in _logs() if log.name == DAEMON_LOG}
 
 
 def _logs() -> Iterator[tuple[int, Path]]:
@@ -284,7 +283,7 @@ def _log_of(pid: int) -> Path | None:
         path = Path(os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)"))
     except OSError:  # Or it is another user's.
         return None
-    is_log = path.name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
+    is_log = path.name in (DAEMON_LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
     return path if is_mine and is_log and path.parent.name == "logs" else None
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from isthmus.programs.engine.results import words
-from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.logs import log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.ids import LEARNER
 

@@ -29,7 +29,7 @@ import msgspec
 
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request.reference import is_file, split
-from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
+from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.programs.engine.run.private_daemon import processes_of
 from isthmus.programs.study.lab.chaos_plan import (
     DAEMON,

@@ -1,0 +1,28 @@
+"""The logs of a run's processes: where the output of each goes, in the folder `logs` of the run.
+
+Processes of a run are known by them, too: `private_daemon.processes_of`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from isthmus.runtime.ids import Replica
+
+DAEMON_LOG: Final = "daemon.log"
+FORK_SERVER_LOG: Final = "forkserver.log"
+
+
+def opened_log(path: Path) -> BinaryIO:
+    """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
+def log_of(folder: Path, replica: Replica) -> Path:
+    """The log of a host's output, over all its lives."""
+    return folder / "logs" / f"{replica.role}-{replica.slot}.log"
