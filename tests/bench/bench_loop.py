@@ -26,8 +26,8 @@ from bench_learner import START_SECONDS_MAX, Turn, by_thread, spread, take_turns
 from observed import pin, training
 
 from isthmus.ops.island.life import lower_priority
-from isthmus.runtime.system.processes import environment
 from isthmus.runtime.system import processes
+from isthmus.runtime.system.processes import environment
 
 SCRIPT = Path(__file__).with_name("own_loop_steps.py")
 BARS = {50: 0.97, 200: 0.99}
