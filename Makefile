@@ -2,6 +2,7 @@
 # make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
 # make long: what is too long for make test and is checked before each landing.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
+# make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
@@ -14,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench soak scale engines test-torch mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench bench-keep soak scale engines test-torch mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -139,11 +140,12 @@ docs: .venv/installed-docs .typing/isthmus
 versions: .venv/installed
 	tests/versions.sh
 
-# Without those that need a GPU or the compiler of TPUs, and those of large models (`make scale`).
-BENCHES := $(filter-out %_gpu.py %_line.py %_compile.py %_fragment.py %_memory.py %_mixed.py %_sample.py,$(wildcard tests/bench/bench_*.py))
-
+# Each figure that matters as a share of its limit, beside those kept: five minutes on two idle cores.
 bench: .venv/installed-test
-	for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	$(BIN)/python tests/bench/ratios.py
+
+bench-keep: .venv/installed-test
+	$(BIN)/python tests/bench/ratios.py --keep
 
 clean:
 	rm -rf .venv .venv-* .typing .site build dist *.egg-info runs

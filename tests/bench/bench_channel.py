@@ -40,6 +40,7 @@ CHUNK = 4 * MIB
 SENDER, RECEIVER = (Member(Replica("bench", slot), 1) for slot in range(2))
 RUN = {"run": "bench", "fingerprint": "bench"}
 SMALL_COUNT = 20_000
+SMALL_BYTES = 100
 BURST = 100
 
 
@@ -151,6 +152,17 @@ class Sides:
         self.loop.run_forever()
         return ended - begun
 
+    def small_by_tcp(self) -> float:
+        """As many small sends, of as many bytes as an encoded small item, each a system call."""
+        self.tcp.sendall(f"{SMALL_BYTES * SMALL_COUNT} 1 0".encode().ljust(32))
+        self.tcp.recv(1)
+        item = bytes(SMALL_BYTES)
+        begun = time.perf_counter()
+        for _ in range(SMALL_COUNT):
+            self.tcp.sendall(item)
+        self.tcp.recv(1)
+        return time.perf_counter() - begun
+
     def by_tcp(self, buffer: Any, size: int, count: int, is_alone: bool) -> float:
         """Send a buffer so often."""
         self.tcp.sendall(f"{size} {count} {int(is_alone)}".encode().ljust(32))
@@ -163,6 +175,14 @@ class Sides:
         if not is_alone:
             self.tcp.recv(1)
         return time.perf_counter() - begun
+
+
+def copy(source: Any, target: Any, count: int) -> float:
+    """Copy memory so often, on one core."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        np.copyto(target, source)
+    return time.perf_counter() - begun
 
 
 def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float], float]]:
@@ -179,7 +199,10 @@ def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float
             cases[f"channel {mib} {name}"] = partial(sides.by_channel, views, size, count, is_alone), moved
         if mib == 64:
             cases["channel 64 whole"] = partial(sides.by_channel, flat, size, count, True), float(size * count)
+        target = np.empty_like(flat)
+        cases[f"memcpy {mib}"] = partial(copy, flat, target, count), float(size * count)
     cases["small"] = sides.small, float(SMALL_COUNT)
+    cases["tcp small"] = sides.small_by_tcp, float(SMALL_COUNT)
     return cases
 
 
@@ -231,7 +254,7 @@ def report(rates: dict[str, list[float]], as_json: bool) -> None:
         return
     print(f"{'case':<20}{'median':>10}{'min':>10}{'max':>10}")
     for name, f in figures.items():
-        scale, unit = (1e3, "k items/s") if name == "small" else (1e9, "GB/s")
+        scale, unit = (1e3, "k items/s") if "small" in name else (1e9, "GB/s")
         print(f"{name:<20}" + "".join(f"{f[key] / scale:>10.2f}" for key in ("median", "min", "max")) + f"  {unit}")
     for name, ratio in ratios.items():
         print(f"channel / tcp, {name}: {ratio:.2f}")

@@ -1,10 +1,11 @@
 """What a death costs the others, and how often a healthy host is taken for a dead, slow or stuck one.
 
-    python tests/bench/bench_deaths.py [deaths] [calm] [--kills 8] [--minutes 10] [--json]
+    python tests/bench/bench_deaths.py [deaths] [syncer] [calm] [--kills 8] [--minutes 10] [--json]
 
 deaths  a run of 4 learners, whose learners are killed (SIGKILL) in turn, each once the one before is merged again: from
         the kill to the next fragment that is merged at all, to the next one of a round that was opened after the kill,
-        and to the first one that the victim's next life had a part in.
+        and to the first one that the victim's next life had a part in; beside the time between two merges before that.
+syncer  such a run, whose syncer is killed, again 6 s later, and so on: from the last merge before to the next one.
 calm    a run of 4 learners beside two processes that keep both cores busy: whom the daemon suspected, called slow or
         stuck, and removed, though nothing was wrong with anybody. All counts should be 0.
 """
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from observed import Run, status, training
 
 LEARNERS = 4
 CALM_SECONDS = 3.0
+SYNCER_SECONDS = 6.0
 RETURN_SECONDS_MAX = 60.0
 CORES = 2
 BARS = {"next round that was opened since, s": 1.0}
@@ -100,12 +103,33 @@ def measure_deaths(folder: Path, asked: argparse.Namespace) -> dict[str, list[fl
     """One run, many kills."""
     found: dict[str, list[float]] = {}
     with training(folder / "run", learners=LEARNERS) as run:
+        time.sleep(CALM_SECONDS)
+        times = [line["time"] for line in merges_of(run)]
+        found["between two merges, s"] = [after - before for before, after in pairwise(times)]
         for number in range(asked.kills):
             time.sleep(CALM_SECONDS)
             for name, value in kill_one(run, number % LEARNERS).items():
                 found.setdefault(name, []).append(value)
         run.stop()
     return found
+
+
+def measure_syncer(folder: Path, asked: argparse.Namespace) -> dict[str, list[float]]:
+    """One run, whose syncer is killed every few seconds, so that the daemon takes longer and longer to start it."""
+    found: list[float] = []
+    with training(folder / "run", learners=LEARNERS) as run:
+        for _ in range(asked.kills):
+            time.sleep(SYNCER_SECONDS)
+            os.kill(pid_of(run, "syncer/0"), signal.SIGKILL)
+            killed = time.monotonic()
+            while not any(line["time"] > killed for line in merges_of(run)):
+                if time.monotonic() - killed > RETURN_SECONDS_MAX:
+                    raise SystemExit(f"nothing was merged within {RETURN_SECONDS_MAX:.0f} s of the death of the syncer")
+                time.sleep(0.2)
+            times = [line["time"] for line in merges_of(run)]
+            found.append(min(each for each in times if each > killed) - max(each for each in times if each <= killed))
+        run.stop()
+    return {"syncer: last merge to next, s": found}
 
 
 @contextmanager
@@ -137,6 +161,7 @@ def measure_calm(folder: Path, asked: argparse.Namespace) -> dict[str, list[floa
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, list[float]]]] = {
     "deaths": measure_deaths,
+    "syncer": measure_syncer,
     "calm": measure_calm,
 }
 

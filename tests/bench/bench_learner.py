@@ -279,6 +279,8 @@ def main() -> None:
                     "batch": asked.batch,
                     "ratios": ratios,
                     "cpu_added_ms": added,
+                    "cpu_bare_ms": [1e3 * alone.cpu for alone, _ in pairs],
+                    "cpu_learner_ms": [1e3 * inside.cpu for _, inside in pairs],
                     "threads_ms": threads,
                 }
             )

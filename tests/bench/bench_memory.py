@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
-PARAMETERS = 124_475_904
 CONTEXT = 128
 
 
@@ -72,9 +72,11 @@ def run(task: str, learners: int, seconds: float, steps: int, folder: Path) -> d
     merges = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()]
     took = [merge["merge_ms"] for merge in merges if merge["kind"] == "merge" and merge.get("merge_ms") is not None]
     summary = json.loads((folder / "summary.json").read_text())
+    layout = json.loads((folder / "spec.json").read_text())["job"]["layout"]
     return {
         "seconds": seconds,
         "peaks": found,
+        "model_bytes": sum(4 * math.prod(shape) for _, shape, *_ in layout),
         "merges": len(took),
         "merge_ms": sorted(took)[len(took) // 2] if took else None,
         "merge_ms_max": max(took, default=None),
@@ -102,7 +104,7 @@ def main() -> None:
         print(f"snapshots every {told['seconds']:g} s: {told['outcome']}, {told['merges']} merges", end="")
         print(f", {told['merge_ms']} ms in the median, {told['merge_ms_max']} at most")
         for name, peak in told["peaks"].items():
-            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / (4 * PARAMETERS):6.2f} x parameters")
+            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters")
 
 
 if __name__ == "__main__":

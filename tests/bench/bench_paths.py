@@ -174,7 +174,9 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
 
 def _alone(task: Any, shard: int) -> Any:
     """The task of a dense model on one shard."""
-    return replace(task, paths=(), levels={}, evaluation=2, batch=lambda at: task.batch(replace(at, slot=shard)))
+    return replace(
+        task, paths=(), levels={}, routed_by="", evaluation=2, batch=lambda at: task.batch(replace(at, slot=shard))
+    )
 
 
 def main() -> None:

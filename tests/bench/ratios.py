@@ -1,0 +1,191 @@
+"""The figures that matter, each with its limit from the same run, beside those that were kept: `make bench`.
+
+    python tests/bench/ratios.py [--only NAME ...] [--keep] [--json]
+
+Every figure is a share of its limit: what the event loop, a socket, memory or the bare loop does in the same run is 1,
+and more is better. `kept.json` has the shares of an earlier commit; a share that is smaller by more than a tenth is
+marked, and the exit status is 1. --keep writes what was measured there. About five minutes on two idle cores; where
+other work kept the machine busy, the first line says so, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+KEPT: Final = HERE / "kept.json"
+WORSE: Final = 0.9
+"""Of the kept share."""
+LOAD_MAX: Final = 0.5
+"""Processes that wait for a core, at the beginning, of a machine that is idle."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A figure beside its limit, in the same unit; `share`, of 1, is how near it is."""
+
+    name: str
+    value: float
+    limit: float
+    unit: str
+    share: float
+
+
+def faster(name: str, value: float, limit: float, unit: str) -> Share:
+    """Of a rate: more is better."""
+    return Share(name, value, limit, unit, value / limit)
+
+
+def shorter(name: str, value: float, limit: float, unit: str) -> Share:
+    """Of a time, or a size: less is better."""
+    return Share(name, value, limit, unit, limit / value)
+
+
+def scheduler(told: Any) -> Iterator[Share]:
+    """A firing of the core, with its tape and without, and one in a host."""
+    took = {name: case["microseconds"] for name, case in told["cases"].items()}
+    hop = took["hops"]
+    yield shorter("firing with its tape / hop of call_soon", took["chain"], hop, "us")
+    yield shorter("firing with its tape / without", took["chain"], took["chain, no tape"], "us")
+    yield shorter("firing in a host / hop of call_soon", took["chain in a host"], hop, "us")
+
+
+def channel(told: Any) -> Iterator[Share]:
+    """Small items and bulk between two processes."""
+    rates = {name: rate["median"] for name, rate in told["rates"].items()}
+    yield faster("small items / small sends of a socket", rates["small"] / 1e3, rates["tcp small"] / 1e3, "k/s")
+    for mib in (4, 64):
+        through = rates[f"channel {mib} stream"] / 1e9
+        yield faster(f"{mib} MiB / raw TCP", through, rates[f"tcp {mib} stream"] / 1e9, "GB/s")
+        yield faster(f"{mib} MiB / memcpy", through, rates[f"memcpy {mib}"] / 1e9, "GB/s")
+
+
+def merge(told: Any) -> Iterator[Share]:
+    """Merging, with the outer step."""
+    took = told["cases"]
+    yield shorter("merge of 4 x 64 MiB / reading them", took["rda"]["ms_median"], took["read"]["ms_median"], "ms")
+
+
+def learner(told: Any) -> Iterator[Share]:
+    """A learner in a run."""
+    yield faster("learner / bare loop, 10 ms", statistics.median(told["ratios"]), 1.0, "steps")
+    inside, alone = (statistics.median(told[f"cpu_{side}_ms"]) for side in ("learner", "bare"))
+    yield shorter("learner's CPU a step / bare loop's", inside, alone, "ms")
+
+
+def deaths(told: Any) -> Iterator[Share]:
+    """Kills of learners and of the syncer; the limit is the time between two merges when nobody is killed."""
+    found = {name: statistics.median(values) for name, values in told.items()}
+    calm = found["between two merges, s"]
+    yield shorter("learner killed: next merge", found["next merged fragment, s"], calm, "s")
+    yield shorter("learner killed: merged again", found["its next life is merged, s"], calm, "s")
+    yield shorter("syncer killed: next merge", found["syncer: last merge to next, s"], calm, "s")
+
+
+def sent(told: Any) -> Iterator[Share]:
+    """Bytes of a step, four learners, int4 both ways."""
+    whole = statistics.median(told["data-parallel"])
+    coded = statistics.median(told["decoupled int4"])
+    yield shorter("bytes a step / what codes and scales take", coded / 1e3, whole / told["theory"] / 1e3, "kB")
+
+
+def memory(told: Any) -> Iterator[Share]:
+    """The peak of each host, in models of 4 bytes a parameter."""
+    [run] = told
+    model = run["model_bytes"]
+    for role in ("learner", "evaluator", "syncer"):
+        peak = max(size for name, size in run["peaks"].items() if name.startswith(role))
+        yield shorter(f"{role}: peak / a model", peak / 1e6, model / 1e6, "MB")
+
+
+MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]] = {
+    "scheduler": (scheduler, ["bench_scheduler.py", "--firings", "20000", "--repeats", "9"]),
+    "channel": (channel, ["bench_channel.py", "--repeats", "7", "--mib", "128"]),
+    "merge": (merge, ["bench_merge.py", "--learners", "4", "--repeats", "7", "--cases", "read", "rda"]),
+    "learner": (learner, ["bench_learner.py", "--pairs", "8"]),
+    "deaths": (deaths, ["bench_deaths.py", "deaths", "syncer", "--kills", "3"]),
+    "sent": (sent, ["bench_sent.py", "--repeats", "1", "--steps", "192"]),
+    "memory": (memory, ["bench_memory.py", "--every", "15", "--task", f"{HERE}/memory/large.py:GPT_34M"]),
+}
+"""Name -> the figures of a bench, and its arguments."""
+
+
+def measured(name: str) -> list[Share]:
+    """The figures of one bench."""
+    figures, arguments = MEASURES[name]
+    command = [sys.executable, str(HERE / arguments[0]), *arguments[1:], "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}")
+    return list(figures(json.loads(done.stdout)))
+
+
+def of_machine() -> dict[str, Any]:
+    """The commit and the machine of figures."""
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return {"commit": commit, "processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def table(shares: list[Share], kept: Mapping[str, float]) -> Iterator[str]:
+    """A line for each figure."""
+    yield f"{'':46}{'here':>10}{'limit':>10}       {'share':>7}{'kept':>7}"
+    for each in shares:
+        was = kept.get(each.name)
+        line = f"{each.name:46}{each.value:>10.4g}{each.limit:>10.4g} {each.unit:5} {each.share:>7.3f}"
+        mark = "  worse" if is_worse(each, kept) else ""
+        yield line + ("" if was is None else f"{was:>7.3f}{mark}")
+
+
+def is_worse(share: Share, kept: Mapping[str, float]) -> bool:
+    """Whether a share is smaller than the kept one by more than a tenth."""
+    return share.name in kept and share.share < WORSE * kept[share.name]
+
+
+def main() -> int:
+    """Measure, compare, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=MEASURES, help="may be repeated")
+    parser.add_argument("--keep", action="store_true", help="write what was measured to kept.json")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    load, begun = os.getloadavg()[0], time.monotonic()
+    is_busy = load > LOAD_MAX
+    if is_busy:
+        print(f"The machine is busy (load {load:.1f}): shares are too small.", file=sys.stderr)
+    shares = []
+    for name in asked.only or MEASURES:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        shares += measured(name)
+    before = json.loads(KEPT.read_text()) if KEPT.exists() else {"shares": {}}
+    here = {**of_machine(), "load": round(load, 2), "seconds": round(time.monotonic() - begun)}
+    if asked.json:
+        print(json.dumps({**here, "figures": [asdict(each) for each in shares]}))
+    else:
+        print("\n".join(table(shares, before["shares"])))
+        if before["shares"]:
+            print(f"kept: commit {before['commit']}, {before['cores']} cores, {before['processor']}")
+    if asked.keep and is_busy:
+        raise SystemExit("Nothing was kept: wait until the machine is idle.")
+    if asked.keep:
+        known = before["shares"] | {each.name: round(each.share, 4) for each in shares}
+        KEPT.write_text(json.dumps({**here, "shares": known}, indent=1) + "\n")
+        return 0
+    return int(any(is_worse(each, before["shares"]) for each in shares))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
