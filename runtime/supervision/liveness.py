@@ -246,6 +246,8 @@ BACKOFF_SECONDS: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Delay after the n-th failed life in a row; the first restart is at once."""
 FAILURES_MAX: Final = 5
 HEALTHY: Final = seconds(10)
+HEALTHY_IF_KILLED: Final = seconds(2)
+"""Of a life that SIGKILL ended, and not the daemon: spot machines and others' memory end processes at any time."""
 REPEATS_MIN: Final = 2
 """Lives in a row of one learner that ended by the same error, for the error to be the program's: the first may have
 been an accident that hit all at once, such as a full disk."""
@@ -256,8 +258,8 @@ LONG: Final = seconds(600)
 class Restarts:
     """Counts the failed lives in a row of each replica.
 
-    A life that served for HEALTHY resets the count. After FAILURES_MAX failed lives in a row the program is at fault,
-    and another life is pointless.
+    A life that served for HEALTHY (HEALTHY_IF_KILLED) resets the count. After FAILURES_MAX failed lives in a row the
+    program is at fault, and another life is pointless.
     """
 
     def __init__(self) -> None:
@@ -274,12 +276,15 @@ class Restarts:
         """The ends of its last lives that raised, in a row, before they had served for HEALTHY."""
         return self._raised.get(replica, ())
 
-    def delay(self, replica: Replica, served_at: Instant | None, now: Instant) -> Duration | None:
+    def delay(
+        self, replica: Replica, served_at: Instant | None, now: Instant, *, is_killed: bool = False
+    ) -> Duration | None:
         """The delay before the next life of a replica; None if it should have none.
 
-        The life that has just ended began to serve at `served_at`, if it did.
+        The life that has just ended began to serve at `served_at`, if it did. `is_killed`: from outside.
         """
-        is_healthy = served_at is not None and now - served_at >= HEALTHY
+        least = HEALTHY_IF_KILLED if is_killed else HEALTHY
+        is_healthy = served_at is not None and now - served_at >= least
         failures = self._failures[replica] = 1 if is_healthy else self._failures.get(replica, 0) + 1
         if failures > FAILURES_MAX:
             return None

@@ -210,13 +210,18 @@ def _follow(run: RunState, former: Member, gang_end: GangEnd) -> None:
         return
     if isinstance(ended.verdict, incidents.Misbehaved):  # It counts as a failure, however long it served.
         served_at = None
-    delay = run.restarts.delay(replica, served_at, run.now)
+    end = ended.end
+    is_killed = ended.verdict is None and isinstance(end, incidents.Exited) and end.signal == KILLED
+    delay = run.restarts.delay(replica, served_at, run.now, is_killed=is_killed)
     if delay is None:
         _give_up(run, former, ended)
     elif delay:
         run.due[replica] = run.after(delay)
     else:
         start(run, [replica])
+
+
+KILLED: Final = "SIGKILL"
 
 
 def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:

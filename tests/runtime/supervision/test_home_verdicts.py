@@ -78,6 +78,16 @@ def test_the_first_restart_is_at_once_and_later_ones_after_longer_and_longer() -
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0]
 
 
+def test_lives_that_are_killed_from_outside_begin_again_at_once_where_they_have_served() -> None:
+    story, delays = HomeStory(), []
+    for number in range(1, 7):
+        story.hears(10 * number, "alpha", seen(f"learner/0#{number}", 10 * number, phase="stepping"))
+        story.hears(10 * number + 3, "alpha", gone(f"learner/0#{number}", KILLED))
+        delays.append(story.core._run.due.get(LEARNER))
+        assert story.noted[-1] == life(f"learner/0#{number + 1}")
+    assert delays == [None] * 6
+
+
 def test_a_next_life_that_has_to_wait_sets_the_timer() -> None:
     story = HomeStory()
     story.hears(1, "alpha", gone("learner/0", CRASHED))

@@ -8,7 +8,15 @@ import pytest
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.incidents import Raised
-from isthmus.runtime.supervision.liveness import FAILURES_MAX, HEALTHY, LONG, Repeated, Repeats, Restarts
+from isthmus.runtime.supervision.liveness import (
+    FAILURES_MAX,
+    HEALTHY,
+    HEALTHY_IF_KILLED,
+    LONG,
+    Repeated,
+    Repeats,
+    Restarts,
+)
 
 ONE, TWO = Replica("learner", 0), Replica("learner", 1)
 NOW = Instant(seconds(100))
@@ -39,6 +47,15 @@ def test_a_life_that_served_for_long_enough_wipes_out_the_failures_before_it(ser
     delay = restarts.delay(ONE, Instant(NOW - served), NOW)
     assert restarts.failures(ONE) == failures
     assert delay == (0 if failures == 1 else seconds(2))
+
+
+@pytest.mark.parametrize(("served", "failures"), [(HEALTHY_IF_KILLED, 1), (HEALTHY_IF_KILLED - 1, 4)])
+def test_a_life_that_was_killed_need_not_have_served_for_long(served: int, failures: int) -> None:
+    restarts = Restarts()
+    for _ in range(3):
+        restarts.delay(ONE, None, NOW)
+    restarts.delay(ONE, Instant(NOW - served), NOW, is_killed=True)
+    assert restarts.failures(ONE) == failures
 
 
 def test_after_the_end_of_patience_a_healthy_life_is_a_new_beginning() -> None:
