@@ -16,7 +16,7 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan

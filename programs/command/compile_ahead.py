@@ -11,7 +11,7 @@ import typer
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.words import seconds
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, keep, lines_of
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.terminal.figures import ProgressLine

@@ -25,7 +25,7 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.results.words import seconds
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.lab import chaos_plan as plans
 from isthmus.programs.study.lab.chaos_page import PAGE, write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan

@@ -245,17 +245,21 @@ Page: TypeAlias = Annotated[
 ]
 
 
+METRICS_ADDRESS: Final = "127.0.0.1"
+"""Where figures are served by default: only this machine reads them there."""
+
+
 def metrics_at(port: int | None, address: str) -> MetricsAddress | None:
     """Where metrics are to be; None without --metrics-port. ConfigError if that is no port, or is missing."""
-    from isthmus.programs.engine.metrics.exporter import LOOPBACK, MetricsAddress
-
     if port is None:
-        if address != LOOPBACK:
+        if address != METRICS_ADDRESS:
             raise ConfigError("Reading --metrics-address", "--metrics-port beside it", "none", "Give a port, too.")
         return None
     if not 0 <= port < 1 << 16:
         do = "As in --metrics-port 9400, or 0 for any that is free."
         raise ConfigError("Reading --metrics-port", "a port", str(port), do)
+    from isthmus.programs.engine.metrics.exporter import MetricsAddress
+
     return MetricsAddress(port, address)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -18,7 +19,9 @@ from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
+    from isthmus.programs.command.metered import Meter
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.engine.metrics.exporter import MetricsAddress
     from isthmus.programs.engine.request.request import Request
 
 
@@ -43,7 +46,7 @@ def train(
     detach: options.Detach = False,
     grace: options.Grace = GRACE_SECONDS,
     metrics_port: options.MetricsPort = None,
-    metrics_address: options.MetricsHost = "127.0.0.1",
+    metrics_address: options.MetricsHost = options.METRICS_ADDRESS,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and watch it.
@@ -64,10 +67,8 @@ def train(
     if metrics is not None and detach:
         do = "Leave it out: the command, which would serve them, does not stay. A machine's daemon can, too."
         raise ConfigError("Reading --metrics-port", "a command that watches its run", "--detach beside it", do)
-    from isthmus.programs.command.metered import metering, viewing
-
     is_apart = requested.transport != "inproc" or requested.cluster is not None
-    with metering(metrics, quiet=quiet) as meter:
+    with _metering(metrics, quiet=quiet) as meter:
         if resume is not None or resume_or_start or is_apart or detach:
             from isthmus.programs.command import start as apart
 
@@ -84,6 +85,7 @@ def train(
                 apart.train(requested, starting)
             return
 
+        from isthmus.programs.command.metered import viewing
         from isthmus.programs.engine.islands.claims import take_all
         from isthmus.programs.engine.islands.sizes import check_in_process
         from isthmus.programs.study.terminal.live import announce
@@ -94,6 +96,15 @@ def train(
         announce(request.chosen, request.warnings, quiet=quiet)
         with viewing(meter, request, quiet=quiet) as view:
             start(request, view)
+
+
+def _metering(metrics: MetricsAddress | None, *, quiet: bool) -> AbstractContextManager[Meter | None]:
+    """What serves the figures of a run, if that was asked for: it is imported only then."""
+    if metrics is None:
+        return nullcontext()
+    from isthmus.programs.command.metered import metering
+
+    return metering(metrics, quiet=quiet)
 
 
 @commands.command(rich_help_panel=PANEL)

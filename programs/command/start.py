@@ -1,33 +1,33 @@
-"""`isthmus train` in processes, under the run's own daemon, watched or detached."""
+"""`isthmus train` in processes, under the run's own daemon, watched or detached.
+
+A new run is prepared by another process, and this one imports what shows runs meanwhile: here there are only those
+imports that have to come before that one is forked.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from isthmus.programs.command.metered import Meter, viewing
 from isthmus.programs.command.options import Options
-from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.request import Request
-from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_in_child
-from isthmus.programs.engine.run.resume import (
-    ALIKE,
-    DoneError,
-    alone,
-    check_program,
-    is_store,
-    is_there,
-    resumed,
-)
+from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_ahead
 from isthmus.programs.engine.run.watch_loop import DetachedError, say
-from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing
-from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isthmus.programs.command.metered import Meter
+    from isthmus.programs.engine.request.request import Request
+
+
+_OF_RUN: Final = ("isthmus.programs.command.metered", "isthmus.programs.engine.run.private_daemon")
+"""What `_run` imports, with all that these need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,20 @@ def train(options: Options, starting: Starting) -> None:
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
-    with preparing(quiet=starting.quiet):
-        submitted = submit_in_child(lambda: options.request().to_train().with_store(), starting.begins_from)
+    with ExitStack() as while_preparing:
+
+        def show() -> None:
+            from isthmus.programs.study.terminal.live import preparing
+
+            while_preparing.enter_context(preparing(quiet=starting.quiet))
+            for name in _OF_RUN:
+                import_module(name)
+
+        submitted = submit_ahead(
+            lambda: options.request().to_train().with_store(), starting.begins_from, meanwhile=show
+        )
+    from isthmus.programs.study.terminal.live import announce
+
     announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
     if submitted.begins and not starting.quiet:
         typer.echo(submitted.begins)
@@ -58,6 +70,9 @@ def train(options: Options, starting: Starting) -> None:
 
 def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:
     """Begin the run in the run folder, or go on with it; nothing is to do for one that is done."""
+    from isthmus.programs.engine.run.resume import ALIKE, DoneError, alone, is_there, resumed
+    from isthmus.programs.study.terminal.live import preparing
+
     doing = "Reading --resume-or-start"
     folder = options.run_dir
     if folder is None:
@@ -80,6 +95,9 @@ def resume_or_start(options: Options, where: str | None, starting: Starting) -> 
 
 
 def _again(options: Options, folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.run.resume import check_program
+
     wanted = options.again()
     check_program(spec.load(folder), wanted.program_reference(), doing)
     return wanted.request()
@@ -87,6 +105,10 @@ def _again(options: Options, folder: Path, more: Mapping[str, Any], doing: str) 
 
 def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
+    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.run.resume import check_program, is_store, resumed
+    from isthmus.programs.study.terminal.live import preparing
+
     options.check_resume(*(["run_dir"] if is_store(where) else []))
 
     def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
@@ -102,12 +124,17 @@ def resume(where: str, options: Options, starting: Starting) -> None:
 
 
 def _go_on(submitted: Submitted, starting: Starting) -> None:
+    from isthmus.programs.study.terminal.live import announce_resumption
+
     if submitted.resumption is not None:
         announce_resumption(submitted.resumption, quiet=starting.quiet)
     _run(submitted, starting)
 
 
 def _run(submitted: Submitted, starting: Starting) -> None:
+    from isthmus.programs.command.metered import viewing
+    from isthmus.programs.training import start_processes
+
     if starting.is_detached:
         detach(submitted, starting.grace)
         typer.echo(parting(submitted, "by itself", quiet=starting.quiet))

@@ -23,7 +23,7 @@ from isthmus.programs.engine.machine import client as machine_client
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.aot.compiling import finder
 from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine

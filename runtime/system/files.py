@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, final
-
-import numpy as np
-from safetensors.numpy import load_file, save
+from typing import TYPE_CHECKING, Any, Final, final
 
 from isthmus.runtime.system.disk import DISK, Disk, File
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def is_text(name: str | Path) -> bool:
@@ -224,11 +224,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], disk: Disk = DISK) -> 
 
 def encoded(tensors: Mapping[str, Any]) -> bytes:
     """A safetensors file of these tensors."""
+    import numpy as np
+    from safetensors.numpy import save
+
     return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """The tensors of a safetensors file."""
+    from safetensors.numpy import load_file
+
     return dict(load_file(path))
 
 

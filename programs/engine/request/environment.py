@@ -46,6 +46,14 @@ def compute_on_cpu() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
+def compute_anywhere() -> None:
+    """Undo `compute_on_cpu`: what is forked from this process may start what the environment lets it."""
+    jax: Any = sys.modules.get("jax")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _JaxFinder)]
+    if jax is not None:
+        jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
+
+
 @final
 class _JaxFinder(MetaPathFinder):
     """Finds jax at its first import, and configures it: a task of another framework imports none."""

@@ -349,6 +349,11 @@ def _computing(request: Request) -> tuple[str, ...]:
     return tuple(sorted(roles))
 
 
+def forks(request: Request) -> bool:
+    """Whether the hosts of a run that compute are forked: those of a script are processes of that."""
+    return not isinstance(request.task, LoopTask) and bool(_computing(request))
+
+
 def _imports(node: Node) -> bool:
     from isthmus.programs.engine.recorder.roles import OF_RUN
 

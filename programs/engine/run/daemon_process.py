@@ -1,9 +1,11 @@
 """The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--pipe] [--lock
-DESCRIPTOR] [--grace SECONDS]`.
+DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID`.
 
-It ends with the run in RUN, and takes no other. With `--pipe` its standard input is held by the command that started
-it: when that ends, the run ends with it, unless the command has written DETACH into it. With `--lock` it inherits the
-lock on RUN. It imports no jax.
+It ends with the run in RUN, and takes no other. With `--ahead` it is started while the request is prepared, by PID, and
+waits: its standard input is a socket, on which it gets an `Order` with the lock, or nothing, and ends. DESCRIPTOR is
+its end of the socket of PID, which may go on as the fork server. With `--pipe` its standard input is held by the
+command that started it: when that ends, the run ends with it, unless the command has written DETACH into it. With
+`--lock` it inherits the lock on RUN. It imports no jax.
 
 SIGTERM and SIGHUP have it set the run aside within SECONDS; its exit status is then 75. Ctrl-C is its command's, which
 asks it; without a command it stops the run, and a second one ends it at once.
@@ -12,9 +14,12 @@ asks it; without a command it stops the run, and a second one ends it at once.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +29,9 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.run.launch import ServerAhead
+from isthmus.programs.engine.run.logs import DAEMON_LOG, opened_log
+from isthmus.programs.engine.run.preparing import ORDER_BYTES_MAX, Order
 from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
@@ -40,19 +48,45 @@ LINGER_SECONDS: Final = 2.0
 def main(arguments: list[str]) -> int:
     """Serve until the run is over and its command has been told; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("--ahead", type=int, nargs=2)
     parser.add_argument("--pipe", action="store_true")
     parser.add_argument("--lock", type=int)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     options = parser.parse_args(arguments)
     name_process(f"isthmus daemon {ONE_MACHINE}")
     unblock()
+    if options.ahead is not None:
+        return _wait(*options.ahead)
     try:
         lock = RunLock(options.run) if options.lock is None else RunLock.inherited(options.lock)
     except InUseError as error:
         sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")
         return IN_USE
     return _serve(options.run, lock, has_pipe=options.pipe, grace=options.grace)
+
+
+def _wait(descriptor: int, pid: int) -> int:
+    """Wait for the run that `pid` prepares, and serve it."""
+    os.set_inheritable(descriptor, False)
+    server = ServerAhead(socket.socket(fileno=descriptor), pid)
+    command = socket.socket(fileno=0)
+    text, files, _, _ = socket.recv_fds(command, ORDER_BYTES_MAX, 1)
+    command.detach()
+    if not text:
+        server.end()
+        return 0
+    order = Order(*json.loads(text))
+    folder = Path(order.folder)
+    with suppress(OSError):
+        (folder / "logs").mkdir(exist_ok=True)
+    with opened_log(folder / "logs" / DAEMON_LOG) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    if not order.task:
+        server.end()
+    ahead = server if order.task else None
+    return _serve(folder, RunLock.inherited(files[0]), has_pipe=True, grace=order.grace, ahead=ahead)
 
 
 def finish(folder: Path, end: RunEnd) -> None:
@@ -62,7 +96,7 @@ def finish(folder: Path, end: RunEnd) -> None:
     last_files.finish(folder, end)
 
 
-def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
+def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: ServerAhead | None = None) -> int:
     """The same, with the run folder to itself."""
     loop = uvloop.new_event_loop()
     is_over = is_alone = False
@@ -95,7 +129,15 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
 
     run_spec = spec.load(folder)
     run = HeldRun(
-        loop, folder, run_spec, lock=lock, machine=ONE_MACHINE, finish=finish, on_over=over, own_seconds=cpu_seconds
+        loop,
+        folder,
+        run_spec,
+        lock=lock,
+        machine=ONE_MACHINE,
+        finish=finish,
+        on_over=over,
+        own_seconds=cpu_seconds,
+        ahead=ahead,
     )
     if has_pipe:
         loop.add_reader(0, on_command)

@@ -25,6 +25,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,7 @@ from isthmus.programs.engine.request.environment import has_backend, prepare_env
 from isthmus.programs.engine.run import host_process
 from isthmus.programs.engine.run.logs import log_of, opened_log
 from isthmus.runtime.graph.body import has
-from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon, name_process
@@ -48,11 +49,16 @@ PID_BYTES_MAX: Final = 20
 def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
     folder, daemon, task = Path(arguments[0]), socket.socket(fileno=int(arguments[1])), arguments[2]
-    name_process("isthmus fork-server preparing")
     follow_daemon()
     die_with_parent()
     prepare_environment(1)
-    refusal = _refusal(folder, task)
+    return serve(folder, daemon, task)
+
+
+def serve(folder: Path, daemon: socket.socket, task: str) -> int:
+    """The same in a process that may have the task already, because it has prepared the run (`preparing`)."""
+    name_process("isthmus fork-server preparing")
+    refusal, plans = _prepared(folder, task)
     gc.collect()
     gc.freeze()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
@@ -62,7 +68,7 @@ def main(arguments: list[str]) -> int:
             if refusal:
                 _send(daemon, {"refused": refusal})
             else:
-                _fork(folder, daemon, json.loads(request))
+                _fork(folder, daemon, json.loads(request), plans)
     return 0
 
 
@@ -70,7 +76,7 @@ def _send(daemon: socket.socket, answer: dict[str, Any]) -> None:
     daemon.send(json.dumps(answer).encode())
 
 
-def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
+def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any], plans: Mapping[str, Plan]) -> None:
     """Fork a host; send its pid once it is a child of the daemon, which may wait for it; then let the host start."""
     reader, writer = os.pipe()
     held, let_go = os.pipe()
@@ -79,7 +85,7 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
         if child == 0:
             os.close(reader)
             os.close(let_go)
-            _fork_host(folder, daemon, writer, held, request)
+            _fork_host(folder, daemon, writer, held, request, plans)
         os.close(writer)
         writer = -1
         host = os.read(reader, PID_BYTES_MAX)
@@ -96,22 +102,24 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
                 os.close(each)
 
 
-def _refusal(folder: Path, task: str) -> str:
-    """Prepare every host of a task that may be requested; returns why hosts cannot be forked, or ''."""
+def _prepared(folder: Path, task: str) -> tuple[str, Mapping[str, Plan]]:
+    """Prepare every host of a task that may be requested; returns why hosts cannot be forked, or '', and the plans."""
+    plans: Mapping[str, Plan] = {}
     try:
         run_spec = spec.load(folder)
         sys.argv = list(run_spec.settings.argv)
-        plans = lower(run_spec.graph())
+        plans = run_spec.plans()
         for role in run_spec.computing:
             if role == LEARNER or run_spec.task_of(Replica(role, 0)) == task:
                 for node in plans[role].nodes:
                     _prepare(node, task, run_spec.job.task)
     except BaseException:
-        return f"preparing the hosts failed:\n{traceback.format_exc()}"
+        return f"preparing the hosts failed:\n{traceback.format_exc()}", plans
     if has_backend():
-        return "tracing the task has started a backend of jax, which each host starts for itself"
+        return "tracing the task has started a backend of jax, which each host starts for itself", plans
     threads = len(os.listdir("/proc/self/task"))
-    return f"the task has started {threads - 1} threads, and with threads no process can be forked" * (threads > 1)
+    reason = f"the task has started {threads - 1} threads, and with threads no process can be forked"
+    return reason * (threads > 1), plans
 
 
 def _prepare(node: Any, task: str, of_run: Reference) -> None:
@@ -127,7 +135,9 @@ def _prepare(node: Any, task: str, of_run: Reference) -> None:
         node.body(*map(resolved, node.arguments), **keywords).prepare()
 
 
-def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> None:
+def _fork_host(
+    folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
+) -> None:
     """In the child: fork a grandchild, write its pid to `writer`, end. The grandchild waits for a byte on `held`."""
     try:
         host = os.fork()
@@ -136,10 +146,12 @@ def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, requ
     if host:
         os.write(writer, str(host).encode())
         os._exit(0)
-    end_after(lambda: _serve_host(folder, daemon, writer, held, request))
+    end_after(lambda: _serve_host(folder, daemon, writer, held, request, plans))
 
 
-def _serve_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> int:
+def _serve_host(
+    folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
+) -> int:
     """In the grandchild: run the host, once the daemon knows this process."""
     daemon.close()
     os.close(writer)
@@ -152,7 +164,8 @@ def _serve_host(folder: Path, daemon: socket.socket, writer: int, held: int, req
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    return host_process.main([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
+    arguments = [str(folder), request["name"], str(request["incarnation"]), request["endpoint"]]
+    return host_process.main(arguments, plans)
 
 
 if __name__ == "__main__":

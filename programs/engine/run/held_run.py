@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.launch import Launcher
+from isthmus.programs.engine.run.launch import Launcher, ServerAhead
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -33,7 +33,8 @@ class HeldRun:
     It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
     summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
     `is_unwritten` or it was set aside, and `on_over` is called. `own_seconds` returns further CPU seconds of the run,
-    beside those of hosts and fork servers; `of_machines` are the arguments of `Daemon` about other machines.
+    beside those of hosts and fork servers; `ahead` is the first fork server, where there is one already; `of_machines`
+    are the arguments of `Daemon` about other machines.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class HeldRun:
         on_over: Callable[[], None],
         gather: Callable[[], Awaitable[None]] | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
+        ahead: ServerAhead | None = None,
         **of_machines: Any,
     ) -> None:
         """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""
@@ -57,7 +59,7 @@ class HeldRun:
         for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
             (folder / name).unlink(missing_ok=True)
         self._launch = Launcher(
-            loop, folder, run_spec.computing, run_spec.task_of, run_spec.script, run_spec.here.learners
+            loop, folder, run_spec.computing, run_spec.task_of, run_spec.script, run_spec.here.learners, ahead
         )
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(

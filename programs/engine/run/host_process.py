@@ -123,8 +123,8 @@ def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callabl
     return resolving(folder, here, seconds, run_spec.snapshot_place(folder))
 
 
-def main(arguments: list[str]) -> int:
-    """Serve until the daemon ends the run; returns the exit status."""
+def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
+    """Serve until the daemon ends the run; returns the exit status. `plans`: those of the run, if they are known."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
     name_process(f"isthmus {replica}")
@@ -134,7 +134,8 @@ def main(arguments: list[str]) -> int:
     sys.argv = list(run_spec.settings.argv)
     island = claim_island(member, run_spec)
     settle_on_core(replica, run_spec.here.learners)
-    return host_of(folder, run_spec, member, arguments[3], run_spec.plans()[replica.role], island=island).run()
+    plan = (run_spec.plans() if plans is None else plans)[replica.role]
+    return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 
 
 if __name__ == "__main__":

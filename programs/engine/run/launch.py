@@ -29,7 +29,7 @@ from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
-from isthmus.runtime.system.processes import environment, is_stopped
+from isthmus.runtime.system.processes import environment, is_stopped, kill_session
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
@@ -45,9 +45,28 @@ Asked = TypeVar("Asked")
 
 
 @final
+class ServerAhead:
+    """A fork server that was there before its daemon: the child `pid`, which leads a session, and our end of its
+    socket."""
+
+    def __init__(self, link: socket.socket, pid: int) -> None:
+        self.link, self.pid = link, pid
+
+    def end(self) -> None:
+        """End it, with what the task has started: no host is to be forked from it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            kill_session(self.pid)
+            os.waitpid(self.pid, 0)
+        self.link.close()
+
+
+@final
 class ForkLink(Generic[Asked]):
     """One fork server, from its start to its end. `spawn` starts it with its end of the socket, as a session leader,
-    and returns its pid.
+    and returns its pid; or it is `ahead`.
 
     `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
     reaped; `ended(unanswered, how)` once, if it ends before it is closed.
@@ -69,6 +88,7 @@ class ForkLink(Generic[Asked]):
         answered: Callable[[Asked, Mapping[str, Any]], None],
         used: Callable[[float], None],
         ended: Callable[[list[Asked], str], None],
+        ahead: ServerAhead | None = None,
     ) -> None:
         """Start it; OSError if the process cannot be created."""
         self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
@@ -78,10 +98,13 @@ class ForkLink(Generic[Asked]):
         self._verdict = ""
         self.is_gone = False
         """Whether it and its whole process group are gone."""
-        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with its:
-                self._pid = spawn(its.fileno())
+            if ahead is not None:
+                self._socket, self._pid = ahead.link, ahead.pid
+            else:
+                self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with its:
+                    self._pid = spawn(its.fileno())
             self._watch = _watch(self._pid)
         except BaseException:
             self._socket.close()
@@ -229,7 +252,8 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners`.
+    Where there is a `script`, they are processes of that instead, for so many `learners`. `ahead` is the first fork
+    server, if there is one already.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -245,7 +269,9 @@ class Launcher:
         task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
         learners: int = 1,
+        ahead: ServerAhead | None = None,
     ) -> None:
+        self._ahead = ahead
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._learners = learners
         self._computing = frozenset(computing)
@@ -286,6 +312,9 @@ class Launcher:
     def close(self) -> None:
         """End the fork servers and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
         servers = [*self._former, *self._servers.values()]
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
@@ -313,7 +342,9 @@ class Launcher:
                 answered=self._answered,
                 used=self._used,
                 ended=partial(self._server_ended, task),
+                ahead=self._ahead,
             )
+            self._ahead = None
         return self._servers[task]
 
     def _spawn_server(self, task: str, its: int) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG
+from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
@@ -51,8 +52,18 @@ class PrivateDaemon:
 
     fate: Final = "was killed"
 
-    def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None], grace: float) -> None:
-        """Start the first; RunError if it cannot be started. `grace`: the seconds in which each sets the run aside."""
+    def __init__(
+        self,
+        folder: Path,
+        lock: RunLock,
+        say: Callable[[str], None],
+        grace: float,
+        ahead: DaemonAhead | None = None,
+    ) -> None:
+        """Start the first, unless one waits for the run (`ahead`); RunError if it cannot be started.
+
+        `grace`: the seconds in which each sets the run aside.
+        """
         self._folder, self._lock, self._say, self._grace = folder, lock, say, grace
         self._is_set_aside = False
         self._restarts = Restarts()
@@ -63,7 +74,7 @@ class PrivateDaemon:
         """The run is over, and the disk does not even take that fact."""
         self.seen: dict[str, Any] = {}
         """The status of its daemons so far."""
-        self._process: subprocess.Popen[bytes] | None = self._start()
+        self._process: subprocess.Popen[bytes] | DaemonAhead | None = self._first(ahead)
 
     @property
     def is_over(self) -> bool:
@@ -143,6 +154,16 @@ class PrivateDaemon:
         endpoint = self._endpoint
         return None if endpoint is None else ask(endpoint, message, seconds_max)
 
+    def _first(self, ahead: DaemonAhead | None) -> subprocess.Popen[bytes] | DaemonAhead:
+        """The daemon that waits for this run, or another one."""
+        if ahead is not None:
+            with suppress(OSError):
+                ahead.take(self._folder, self._lock.file, self._grace)
+                return ahead
+            ahead.wait()
+            ahead.stdin.close()
+        return self._start()
+
     def _start(self) -> subprocess.Popen[bytes]:
         """Start a daemon, as a process of its own session, with the lock and a pipe; RunError if that cannot be."""
         logs, module = self._folder / "logs", "isthmus.programs.engine.run.daemon_process"
@@ -164,11 +185,11 @@ class PrivateDaemon:
 
     # -- the next one --------------------------------------------------------------------------------------------------
 
-    def _follow(self, former: subprocess.Popen[bytes]) -> None:
+    def _follow(self, former: subprocess.Popen[bytes] | DaemonAhead) -> None:
         """See to the daemon after one that has ended."""
         _let_go(former)
         self._lock.sign()  # The one that it names is gone.
-        self._process, status = None, former.returncode
+        self._process, status = None, former.wait()
         if status == INTERRUPTED_STATUS:
             self._is_set_aside = True
             return
@@ -287,7 +308,7 @@ def _log_of(pid: int) -> Path | None:
     return path if is_mine and is_log and path.parent.name == "logs" else None
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _let_go(process: subprocess.Popen[bytes] | DaemonAhead) -> None:
     """Close the pipe to a daemon."""
     assert process.stdin is not None
     process.stdin.close()

@@ -33,7 +33,8 @@ from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError,
 from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
+from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
+from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots

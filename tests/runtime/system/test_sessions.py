@@ -21,7 +21,7 @@ time.sleep(1000)
 """
 PREPARING = """
 import os, time
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 
 def work():
     worker = os.fork()  # It has the other end of the pipe, too, as the workers of a pool have.

@@ -92,7 +92,7 @@ def test_a_request_is_prepared_on_the_cpu_and_the_environment_stays_the_users() 
     """A child of the command's; `JAX_PLATFORMS=cuda` could start nothing here."""
     code = (
         "import json, os\n"
-        "from isthmus.programs.engine.run.in_processes import in_child\n"
+        "from isthmus.programs.engine.run.preparing import in_child\n"
         "def work():\n"
         "    import jax\n"
         "    return {'platform': jax.local_devices()[0].platform, 'named': os.environ['JAX_PLATFORMS']}\n"

@@ -25,7 +25,7 @@ from isthmus.programs.engine.run import fork_server
 if sys.argv[3] == "dies":
     fork_server._send = lambda daemon, answer: os.kill(os.getpid(), signal.SIGKILL)
 request = {"name": "learner/0", "incarnation": 1, "endpoint": "tcp://127.0.0.1:1"}
-fork_server._fork(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), request)
+fork_server._fork(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), request, {})
 """
 """Forks one host, for which there is no run: it says so in its log, if it is let go."""
 REQUEST = json.dumps({"name": "learner/0", "incarnation": 1, "endpoint": "tcp://127.0.0.1:1"}).encode()

@@ -225,7 +225,7 @@ def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
 
 ENDED_BY_USER_CODE = """
 import json, subprocess
-from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.engine.run.preparing import in_child
 
 def work():
     started = subprocess.Popen(["sleep", "60"])

@@ -1,0 +1,285 @@
+"""The processes that prepare requests, so that the command which asks imports neither jax nor the task.
+
+`in_child` prepares in a child, which ends with the answer. `DaemonAhead` is for a run that starts here: what the run
+needs anyway is started before its request is known to be right, and does nothing but import. The command forks a
+process that becomes the run's daemon, which imports what daemons need and waits; and this one forks, before, the
+process that prepares the request. It has jax, the task and what was traced of it by then, so that it goes on as the
+fork server of the run (`fork_server`): a second process would import and trace all of that again. It is the daemon's
+child from the start, because hosts that it forks have to become the daemon's.
+
+    command --- forks ---> daemon (waits for a folder and its lock) --- has forked ---> preparer, then fork server
+
+A request that is refused ends both; so does the end of the command, at any time: the daemon reads the end of its
+standard input, and the kernel kills the preparer with it. Nothing has been written by then but the run folder of an
+accepted request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, final
+
+from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
+from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, opened_log
+from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
+from isthmus.runtime.system.processes import die_with_parent, end_after, environment, follow_daemon, kill_session
+
+SIGNAL_SECONDS: Final = 0.05
+"""Interval of checks for a signal."""
+ORDER_BYTES_MAX: Final = 1 << 16
+_DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
+_END: Final = b"\n"
+"""Of an answer: processes that the task has started may have the pipe for longer."""
+_DIED: Final = "the process that prepared the request died"
+
+
+def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work`, as JSON; runs in a child, so that this process imports neither jax nor the task.
+
+    Raises the child's errors, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
+    a signal. The child ends with this process, however that ends, and its jax is on the CPU, where it computes the loss
+    of a small task's first batch: accelerators are for the hosts. Where jax has a backend already there is no child,
+    because a process with its threads must not be forked.
+    """
+    if has_backend():
+        return work()
+    _flush()
+    # Counted, because an exception that a handler raises in the middle of a fork is lost.
+    with interrupts() as interrupted:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _prepare(work, writer)
+        os.close(writer)
+        try:
+            text = _read(reader, child, interrupted)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            kill_session(child)
+            os.waitpid(child, 0)
+            os.close(reader)
+    return _done(text)
+
+
+def _read(reader: int, child: int, interrupted: Interrupts) -> bytes:
+    """An answer from a pipe, or all that there is of it; KeyboardInterrupt if a signal arrives first.
+
+    Processes that the child has started have the other end, too, so they are ended with it.
+    """
+    parts = []
+    watch = os.pidfd_open(child)
+    watched = [reader, watch]
+    try:
+        while True:
+            if interrupted.count:
+                raise interrupted.error()
+            able = select.select(watched, [], [], SIGNAL_SECONDS)[0]
+            if reader in able:
+                parts.append(os.read(reader, 1 << 16))
+                if not parts[-1] or parts[-1].endswith(_END):
+                    return b"".join(parts)
+            elif watch in able:
+                kill_session(child)
+                watched = [reader]
+    finally:
+        os.close(watch)
+
+
+def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
+    """In the child: write the result of the work into the pipe and end; end earlier if the reader does."""
+
+    def end_with_reader() -> None:
+        poll = select.poll()
+        poll.register(writer, 0)
+        poll.poll()  # No events are requested, so this returns only when the reader has closed.
+        kill_session(os.getpid())
+        os._exit(1)
+
+    os.setsid()  # The task may start processes, which end with this one.
+    follow_daemon()  # A terminal sends them here, too; the command acts on them.
+    threading.Thread(target=end_with_reader, daemon=True).start()
+    try:
+        _say(_answer(work), writer)
+    finally:
+        os._exit(0)
+
+
+def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        compute_on_cpu()
+        return {"done": work()}
+    except RequestError as error:
+        return {"kind": type(error).__name__, "faults": [list(fault) for fault in error.faults]}
+    except BaseException:
+        return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
+
+
+def _say(answer: dict[str, Any], writer: int) -> None:
+    """Write an answer into a pipe, whole, and close it."""
+    text = json.dumps(answer).encode() + _END
+    _flush()
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write(text)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _done(text: bytes) -> dict[str, Any]:
+    """The result in an answer; raises the error in it."""
+    if not text:
+        raise RunError(_DIED)
+    answer: dict[str, Any] = json.loads(text)
+    if "faults" in answer:
+        kinds = {kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError)}
+        raise kinds[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
+    if "error" in answer:
+        raise RunError(answer["error"])
+    done: dict[str, Any] = answer["done"]
+    return done
+
+
+class Order(NamedTuple):
+    """What a waiting daemon is told: the run folder, the seconds in which it sets the run aside, and the task whose
+    hosts the preparer forks, '' if it has ended."""
+
+    folder: str
+    grace: float
+    task: str
+
+
+@final
+class DaemonAhead:
+    """A daemon that waits for its run, and the `answer` of the process under it that has prepared this.
+
+    It is handled as a child of `subprocess` is, as far as `PrivateDaemon` needs that.
+    """
+
+    def __init__(self, work: Callable[[], dict[str, Any]], meanwhile: Callable[[], Any] = lambda: None) -> None:
+        """Fork both, call `meanwhile`, and wait for the result of `work`, as JSON; `task` in it is that of `Order`.
+
+        Raises what `in_child` does, and nothing is left then.
+        """
+        self.returncode: int | None = None
+        _flush()
+        # Counted, because an exception that a handler raises in the middle of a fork is lost.
+        with interrupts() as interrupted:
+            reader, writer = os.pipe()
+            self._socket, its = socket.socketpair()
+            self.pid = os.fork()
+            if self.pid == 0:
+                os.close(reader)
+                self._socket.close()
+                _become_daemon(work, writer, its)
+            os.close(writer)
+            its.close()
+            preparer = int(self._socket.recv(ORDER_BYTES_MAX) or 0)
+            try:
+                if not preparer:
+                    raise RunError(_DIED)
+                meanwhile()
+                self.answer = _done(_read(reader, preparer, interrupted))
+            except ProcessLookupError:
+                self._end(preparer)
+                raise RunError(_DIED) from None
+            except BaseException:
+                self._end(preparer)
+                raise
+            finally:
+                os.close(reader)
+        self.stdin = self._socket.makefile("wb", buffering=0)
+
+    def take(self, folder: Path, lock: int, grace: float) -> None:
+        """Have it supervise the run in `folder`, with the `lock` on that; OSError if it is gone."""
+        order = Order(str(folder), grace, self.answer["task"])
+        with self._socket:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], [lock])
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it lives."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _end(self, preparer: int) -> None:
+        """End both, and what the task has started."""
+        with suppress(OSError):  # It is gone, and so is what it had.
+            watch = os.pidfd_open(preparer)
+            self.kill()
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+            select.select([watch], [], [])
+            kill_session(preparer)
+            os.close(watch)
+        self.kill()
+        self.wait()
+        self._socket.close()
+
+
+def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: socket.socket) -> NoReturn:
+    """In the child: fork the preparer, tell its pid to the command, and become the daemon that waits."""
+    try:
+        os.setsid()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent, preparer = os.getpid(), os.fork()
+        if preparer == 0:
+            command.close()
+            ours.close()
+            end_after(lambda: _prepare_and_serve(work, writer, its, parent))
+        command.send(str(preparer).encode())
+        os.dup2(command.fileno(), 0)
+        os.set_inheritable(0, True)
+        ours.set_inheritable(True)
+        os.closerange(3, ours.fileno())
+        os.closerange(ours.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", str(ours.fileno()), str(preparer)])
+    finally:
+        os._exit(1)
+
+
+def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, parent: int) -> int:
+    """In the preparer: write the result of the work into the pipe; then fork hosts of its task, if it has one."""
+    os.setsid()  # The task may start processes, which end with this one.
+    follow_daemon()
+    die_with_parent(parent)
+    os.environ.update(environment(computes=True))  # As of a fork server that is started for itself.
+    answer = _answer(work)
+    done = answer.get("done", {})
+    _say(answer, writer)
+    if not done.get("task"):
+        return 0
+    from isthmus.programs.engine.run import fork_server
+
+    folder = Path(done["folder"])
+    (folder / "logs").mkdir(exist_ok=True)
+    with opened_log(folder / "logs" / FORK_SERVER_LOG) as log, Path(os.devnull).open("rb") as nothing:
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), number)
+    compute_anywhere()
+    return fork_server.serve(folder, daemon, done["task"])
