@@ -548,7 +548,9 @@ class InnerStep:
         return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
     def _publish(self, phase: str) -> None:
-        self._context.publish({"phase": phase, "step": self._odometer.steps, "sick": self._sick, **self._data_digest()})
+        begun = {"first_step": self._first_at} if self._first_at else {}
+        status = {"phase": phase, "step": self._odometer.steps, "sick": self._sick}
+        self._context.publish({**status, **begun, **self._data_digest()})
 
     def _data_digest(self) -> dict[str, int]:
         """A digest of the first losses of a user's loop, 60 bits: where two islands have the same, their data are."""

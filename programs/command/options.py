@@ -219,6 +219,10 @@ Grace: TypeAlias = Annotated[
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
 ]
+Verbose: TypeAlias = Annotated[
+    bool,
+    typer.Option("--verbose", help="Also when each process reached the phases of the start.", rich_help_panel=WHERE),
+]
 MetricsPort: TypeAlias = Annotated[
     int | None,
     typer.Option(

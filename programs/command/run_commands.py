@@ -48,6 +48,7 @@ def train(
     metrics_port: options.MetricsPort = None,
     metrics_address: options.MetricsHost = options.METRICS_ADDRESS,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Train a model, and watch it.
 
@@ -67,12 +68,17 @@ def train(
     if metrics is not None and detach:
         do = "Leave it out: the command, which would serve them, does not stay. A machine's daemon can, too."
         raise ConfigError("Reading --metrics-port", "a command that watches its run", "--detach beside it", do)
+    if verbose:
+        others |= {"--quiet": quiet, "--detach": detach}
+        if found := [name for name, given in others.items() if given]:
+            expected = "a run in processes of this machine, which the command watches"
+            raise ConfigError("Reading --verbose", expected, f"{found[0]} beside it", "Leave one of them out.")
     is_apart = requested.transport != "inproc" or requested.cluster is not None
     with _metering(metrics, quiet=quiet) as meter:
         if resume is not None or resume_or_start or is_apart or detach:
             from isthmus.programs.command import start as apart
 
-            starting = apart.Starting(detach, quiet, grace, begins_from, meter)
+            starting = apart.Starting(detach, quiet, grace, begins_from, meter, verbose)
             if resume_or_start:
                 apart.resume_or_start(requested, resume, starting)
             elif resume is not None:

@@ -33,13 +33,15 @@ _OF_RUN: Final = ("isthmus.programs.command.metered", "isthmus.programs.engine.r
 @dataclass(frozen=True, slots=True)
 class Starting:
     """How a run is started: whether it `is_detached`, what is printed, the `grace` at SIGTERM in seconds, where its
-    weights are, if it does not begin at random, and what serves its figures."""
+    weights are, if it does not begin at random, what serves its figures, and whether the phases of its start are
+    printed, too."""
 
     is_detached: bool
     quiet: bool
     grace: float
     begins_from: Path | None = None
     meter: Meter | None = None
+    is_verbose: bool = False
 
 
 def train(options: Options, starting: Starting) -> None:
@@ -142,6 +144,10 @@ def _run(submitted: Submitted, starting: Starting) -> None:
     try:
         is_resumed = submitted.resumption is not None
         with viewing(starting.meter, submitted, quiet=starting.quiet, is_resumed=is_resumed) as view:
+            if starting.is_verbose and not is_resumed:
+                from isthmus.programs.study.terminal.start_view import StartView
+
+                view = StartView(view, submitted.run_dir, typer.echo)
             start_processes(submitted, view, detaches=True, grace=starting.grace)
     except DetachedError:
         typer.echo(f"isthmus: standard output was closed; {parting(submitted, 'by itself', quiet=False)}", err=True)

@@ -180,6 +180,7 @@ class Host:
         owner_of: Callable[[str, int], MachineOwner] = lambda role, slot: MachineOwner(""),
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
+        on_opened: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
         self.member = member
@@ -212,7 +213,7 @@ class Host:
         self._tape, self._trace = tape, trace
         if tape is not None:
             tape.begin(self.scheduler.saved)
-        self._on_ended, self._on_failed = on_ended, on_failed
+        self._on_ended, self._on_failed, self._on_opened = on_ended, on_failed, on_opened
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
         self._payloads = Payloads(plan)
         self._checks = {edge: compiled(each.schema) for edge, each in plan.edges.items() if each.schema is not None}
@@ -413,6 +414,8 @@ class Host:
         with self._executor.turn:
             opened = error is None
             self.handle(NodeOpened(node, is_idle) if opened else self._body_failed(self._nodes[node], error))
+            if opened and self.is_open:
+                self._on_opened()
 
     def _body_failed(self, node: NodePlan, error: BaseException | None) -> BodyFailed:
         """The event of a body's exception, whose record and text are kept here: tapes leave the machine."""

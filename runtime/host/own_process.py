@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX,
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
+from isthmus.runtime.system.phases import Phase, note
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
@@ -434,6 +435,7 @@ class HostProcess:
             owner_of=lambda role, slot: self._meetings.owner_of(role, slot),
             on_ended=self._node_ended,
             on_failed=self._failed,
+            on_opened=lambda: self._note("open", self._clock.now()),
         )
         self._meetings = Meetings(
             plan,
@@ -455,6 +457,8 @@ class HostProcess:
         self._parting = Parting()
         self._error: str | None = None
         self._is_over = self._gives_way = self._is_gone = False
+        self._zero_ns = zero_ns
+        self._noted: set[Phase] = set()
         self._daemon = ControlClient(self._loop, daemon, self._on_message)
 
     def run(self) -> int:
@@ -561,6 +565,7 @@ class HostProcess:
             self._loop.stop()
             return
         self._lower_priority()
+        self._note_first_step()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
         # After the heartbeat, which has the whole of what this life has used.
@@ -571,6 +576,19 @@ class HostProcess:
             self._loop.stop()
             return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _note(self, phase: Phase, at: Instant) -> None:
+        """Note when this life reached a phase of its start, once."""
+        if phase not in self._noted:
+            self._noted.add(phase)
+            member = self._member
+            note(self._folder, str(member.replica), phase, life=member.incarnation, at_ns=self._zero_ns + at)
+
+    def _note_first_step(self) -> None:
+        """Note when the learner began its first step, once it says so."""
+        for each in () if "step" in self._noted else list(self._host.published.values()):
+            if "first_step" in each:
+                self._note("step", Instant(each["first_step"]))
 
     def _lower_priority(self) -> None:
         """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -165,6 +166,13 @@ def cpu_seconds(*, with_children: bool = False) -> float:
     used = [resource.getrusage(resource.RUSAGE_SELF)]
     used += [resource.getrusage(resource.RUSAGE_CHILDREN)] if with_children else []
     return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def began_ns() -> int:
+    """When this process was started or forked, in nanoseconds of the monotonic clock; the kernel counts in ticks, of
+    mostly 10 ms."""
+    suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return int(_stat(os.getpid())[19]) * (10**9 // os.sysconf("SC_CLK_TCK")) - suspended
 
 
 def boot_id() -> bytes:

@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -36,7 +37,8 @@ from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from isthmus.runtime.ids import ONE_MACHINE
-from isthmus.runtime.system.processes import cpu_seconds, name_process, unblock
+from isthmus.runtime.system import phases
+from isthmus.runtime.system.processes import began_ns, cpu_seconds, name_process, unblock
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
@@ -69,6 +71,7 @@ def main(arguments: list[str]) -> int:
 def _wait(descriptor: int, pid: int) -> int:
     """Wait for the run that `pid` prepares, and serve it."""
     os.set_inheritable(descriptor, False)
+    waiting_ns = time.monotonic_ns()
     server = ServerAhead(socket.socket(fileno=descriptor), pid)
     command = socket.socket(fileno=0)
     text, files, _, _ = socket.recv_fds(command, ORDER_BYTES_MAX, 1)
@@ -83,6 +86,8 @@ def _wait(descriptor: int, pid: int) -> int:
     with opened_log(folder / "logs" / DAEMON_LOG) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    phases.note(folder, "daemon", "begun", at_ns=began_ns())
+    phases.note(folder, "daemon", "waiting", at_ns=waiting_ns)
     if not order.task:
         server.end()
     ahead = server if order.task else None
@@ -142,6 +147,7 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
     if has_pipe:
         loop.add_reader(0, on_command)
     run.daemon.start()
+    phases.note(folder, "daemon", "serving")
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, run.set_aside, grace)
     loop.add_signal_handler(signal.SIGINT, on_interrupt)

@@ -38,10 +38,13 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system import phases
 from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon, name_process
 
 TITLE: Final = "isthmus fork-server"
 """Title of this process, once its daemon can read that it is ready."""
+PROCESS: Final = "fork server"
+"""Its name among the phases of a start."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 
@@ -63,6 +66,7 @@ def serve(folder: Path, daemon: socket.socket, task: str) -> int:
     gc.freeze()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
+        phases.note(folder, PROCESS, "ready")
         name_process(TITLE)
         while request := daemon.recv(REQUEST_BYTES_MAX):
             if refusal:

@@ -22,7 +22,8 @@ from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
-from isthmus.runtime.system.processes import end_after, follow_daemon, name_process
+from isthmus.runtime.system import phases
+from isthmus.runtime.system.processes import began_ns, end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
@@ -130,6 +131,7 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     name_process(f"isthmus {replica}")
     follow_daemon()
     prepare_environment(1)
+    phases.note(folder, str(replica), "begun", life=member.incarnation, at_ns=began_ns())
     run_spec = spec.load(folder)
     sys.argv = list(run_spec.settings.argv)
     island = claim_island(member, run_spec)

@@ -34,13 +34,17 @@ from isthmus.programs.engine.run.watch_loop import (
 )
 from isthmus.runtime.errors import Fault, RunError
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.system import phases
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import cpu_seconds
+from isthmus.runtime.system.processes import began_ns, cpu_seconds
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
     from isthmus.runtime.graph.template import Job
 
+COMMAND: Final = "command"
+PREPARER: Final = "preparer"
+"""Names among the phases of a start."""
 SUMMARY: Final = "summary.json"
 
 
@@ -129,14 +133,21 @@ def submit_ahead(
 
     def work() -> dict[str, Any]:
         request = make()
-        task = task_to_fork(request)
-        return {**_submitted_as_data(submit(request, begins_from, counts=not task)), "task": task}
+        prepared_ns, task = time.monotonic_ns(), task_to_fork(request)
+        accepted = submit(request, begins_from, counts=not task)
+        phases.note(accepted.run_dir, PREPARER, "begun", at_ns=began_ns())
+        phases.note(accepted.run_dir, PREPARER, "prepared", at_ns=prepared_ns)
+        phases.note(accepted.run_dir, PREPARER, "written")
+        return {**_submitted_as_data(accepted), "task": task}
 
     if has_backend():
         meanwhile()
         return _read_submitted(work())
-    ahead = DaemonAhead(work, meanwhile)
-    return replace(_read_submitted(ahead.answer), ahead=ahead)
+    forked_ns, ahead = time.monotonic_ns(), DaemonAhead(work, meanwhile)
+    run = replace(_read_submitted(ahead.answer), ahead=ahead)
+    phases.note(run.run_dir, COMMAND, "begun", at_ns=began_ns())
+    phases.note(run.run_dir, COMMAND, "forked", at_ns=forked_ns)
+    return run
 
 
 def task_to_fork(request: Request) -> str:

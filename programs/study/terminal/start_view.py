@@ -1,0 +1,86 @@
+"""`isthmus train --verbose`: when each process of a run reached the phases of its start, in seconds from that of the
+command, once all learners step.
+
+The instants are those that the processes have written (`phases`); what none has written is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+from isthmus.programs.engine.run.in_processes import COMMAND
+from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.phases import Phase, Reached, read
+
+_WORDS: Final[Mapping[Phase, str]] = {
+    "begun": "begins",
+    "forked": "has forked the daemon and what prepares the request",
+    "prepared": "has read, traced and checked the request",
+    "written": "has written the run folder",
+    "waiting": "has imported, and waits for the run",
+    "serving": "serves the run",
+    "ready": "has traced what learners call, and can fork them",
+    "open": "is open: imported, compiled, connected to its daemon",
+    "step": "begins its first step",
+}
+
+
+def lines(reached: Iterable[Reached], learners: Sequence[str]) -> list[str]:
+    """The table, by time; of each process its first life. `learners` without a first step are named at its end."""
+    first: dict[tuple[str, Phase], int] = {}
+    for each in reached:
+        if each.life <= 1:
+            first.setdefault((each.process, each.phase), each.at_ns)
+    begun = first.get((COMMAND, "begun"))
+    if begun is None:
+        return ["start: not known, because no process has written when it began"]
+    rows = sorted((at, process, phase) for (process, phase), at in first.items())
+    table = [f"{(at - begun) / 1e9:8.2f} s  {process:12} {_WORDS[phase]}" for at, process, phase in rows]
+    missing = [name for name in learners if (name, "step") not in first]
+    unknown = [f"{'not known':>10}  {name:12} {_WORDS['step']}" for name in missing]
+    return ["start, in seconds from that of the command", *table, *unknown]
+
+
+class View(Protocol):
+    """A view of a run."""
+
+    def update(self, status: dict[str, Any]) -> None: ...
+
+    def close(self, summary: dict[str, Any]) -> None: ...
+
+
+@final
+class StartView:
+    """A view beside which the phases of the start are printed, by `tell`, once all learners have begun a step."""
+
+    def __init__(self, view: View, folder: Path, tell: Any) -> None:
+        self._view, self._folder, self._tell = view, folder, tell
+        self._is_told = False
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Take the newest status."""
+        self._view.update(status)
+        learners = _learners(status)
+        if not self._is_told and learners:
+            reached = list(read(self._folder))
+            stepping = {each.process for each in reached if each.phase == "step"}
+            if stepping.issuperset(learners):
+                self._print(reached, learners)
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """The run is over."""
+        if not self._is_told:
+            self._print(list(read(self._folder)), [])
+        self._view.close(summary)
+
+    def _print(self, reached: list[Reached], learners: Sequence[str]) -> None:
+        self._is_told = True
+        self._tell("\n".join(lines(reached, learners)))
+
+
+def _learners(status: Mapping[str, Any]) -> list[str]:
+    """The names of the learners in a status."""
+    names = [str(host["name"]) for host in status.get("hosts", ())]
+    return [name for name in names if Replica.parse(name).role == LEARNER]
