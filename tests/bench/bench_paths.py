@@ -7,6 +7,8 @@ documents are given to four shards by `isthmus route`, by content or at random. 
 
 - 2 x 2: dipaco of four paths, two modules a level; 2 x 2, random: the same with random shards
 - 1 x 4: dipaco of four paths, whose second half is their own
+- 1 x 4, routed again: the same by a second router, which sends each document to the path that predicts it best, of the
+  models of 1 x 4; trained anew, as long
 - 2 x 2, average, 1 and sqrt: merged by weighted averages, with the outer rate of the others, and times the root of the
   paths that share a module, as published
 - dense alone: one model on all of the text, as many steps as a path makes
@@ -45,7 +47,7 @@ from isthmus.ops.model_config import ModelConfig
 from isthmus.programs import language_model
 from isthmus.programs.engine.recorder.summary import paths_in
 from isthmus.programs.engine.request.request import Program, prepare
-from isthmus.programs.routers import route, sharded_corpus
+from isthmus.programs.routers import reroute, route, sharded_corpus, training_documents
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 
 PATHS: Final = 4
@@ -57,6 +59,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]]] = {
     "2 x 2": ("content", (2, 2), {}),
     "2 x 2, random": ("random", (2, 2), {}),
     "1 x 4": ("content", (1, 4), {}),
+    "1 x 4, routed again": ("losses", (1, 4), {}),
     "dense alone": ("content", (), {}),
     "dense, 4 learners": ("content", (), {}),
     "four dense": ("content", (), {}),
@@ -141,7 +144,9 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
     """The figures of a case."""
     by, modules, settings = CASES[name]
     router = routers / f"{by}-{seed}.router"
-    if not router.exists():
+    if not router.exists() and by == "losses":
+        _route_again(worlds, seed, steps, parts, routers, router)
+    elif not router.exists():
         route([parts], shards=PATHS, out=router, by=by, seed=seed)
     corpus = sharded_corpus([parts], router, PATHS)
     documents = [(corpus.held_out[shard], shard) for shard in range(PATHS)]
@@ -151,9 +156,8 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
     ids, shards = [each for each, is_long in zip(ids, enough, strict=True) if is_long], shards[enough]
 
     def losses(program: Program, task: Any, learners: int) -> list[Losses]:
-        result = worlds.run(program, task=task, learners=learners, steps=steps, seed=seed)
-        found = paths_in(prepare(program, task, run={"learners": learners}).graph)
-        return [byte_losses(tensors, ids) for tensors in models(result.folder, found)]
+        trained = _trained(worlds, program, task, learners, steps, seed)
+        return [byte_losses(tensors, ids) for tensors in trained]
 
     if modules:
         task = language_model.task(batch=8, data=(parts,), paths=modules, router=str(router))
@@ -170,6 +174,26 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
     if name == "dense alone":
         return told(losses(Program("data-parallel"), task, 1), shards)
     return told(losses(Program("decoupled-diloco"), task, PATHS), shards)
+
+
+def _trained(worlds: Worlds, program: Program, task: Any, learners: int, steps: int, seed: int) -> list[dict[str, Any]]:
+    """The tensors of each path."""
+    result = worlds.run(program, task=task, learners=learners, steps=steps, seed=seed)
+    return models(result.folder, paths_in(prepare(program, task, run={"learners": learners}).graph))
+
+
+def _route_again(worlds: Worlds, seed: int, steps: int, parts: str, routers: Path, out: Path) -> None:
+    """Make a router by the losses of the paths of 1 x 4 on the documents that they were trained on."""
+    first = routers / f"content-{seed}.router"
+    if not first.exists():
+        route([parts], shards=PATHS, out=first, by="content", seed=seed)
+    task = language_model.task(batch=8, data=(parts,), paths=(1, PATHS), router=str(first))
+    documents = training_documents([parts], first)
+    ids = [np.asarray(documents[index])[:END] for index in range(len(documents))]
+    trained = _trained(worlds, Program("dipaco"), task, PATHS, steps, seed)
+    means = np.stack([np.nanmean(byte_losses(tensors, ids), -1) for tensors in trained], 1)
+    routed = reroute(means, [parts], first, out=out, seed=seed)
+    print(f"of the training documents {routed.agreement:.3f} go where their losses say", flush=True)
 
 
 def _alone(task: Any, shard: int) -> Any:

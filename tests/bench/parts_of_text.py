@@ -8,7 +8,8 @@ A folder for each part, of files of 512 to 2,048 bytes, which begin and end at e
 - data: JSON, CSV and XML of /usr/share and of Python's packages, an equal share of each as far as there is
 
 No document occurs twice, and no file gives more than 16 kB (of data, 64 kB) to a part, so that none is about one file.
-A text that the machine lacks is named, with exit status 2.
+With --scripts the four parts are one text, the python part, in four scripts: as it is, and with its letters put in
+another order, the same one in all of a part, three times. A text that the machine lacks is named, with exit status 2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import string
 import sys
 import sysconfig
 import zlib
@@ -74,6 +76,35 @@ class MissingTextError(Exception):
     """A part that this machine does not have."""
 
 
+def in_script(document: bytes, number: int) -> bytes:
+    """A document with its ASCII letters in the order of a script; number 0 leaves it as it is."""
+    lower, upper = string.ascii_lowercase.encode(), string.ascii_uppercase.encode()
+    order = np.random.default_rng(number).permutation(len(lower)) if number else np.arange(len(lower))
+    others = bytes(bytearray(letters[index] for letters in (lower, upper) for index in order))
+    return document.translate(bytes.maketrans(lower + upper, others))
+
+
+def make_scripts(folder: Path, megabytes: float = MEGABYTES, seed: int = 0) -> dict[str, int]:
+    """Write one language in four scripts, each document in one; how many documents each has."""
+    rng, counts = np.random.default_rng((seed, 0)), {}
+    documents = _documents(PARTS["python"], rng)
+    for number in range(len(PARTS)):
+        name = f"script{number}"
+        found = [in_script(each, number) for each in _until(int(megabytes * 1e6), documents)]
+        if sum(map(len, found)) < megabytes * 1e6:
+            expected = f"expected {len(PARTS)} x {megabytes:g} MB of python"
+            raise MissingTextError(f"Making scripts: {expected}, found less. Make less with --megabytes.")
+        counts[name] = _write(folder / name, found)
+    return counts
+
+
+def _write(folder: Path, documents: list[bytes]) -> int:
+    folder.mkdir(parents=True)
+    for index, document in enumerate(documents):
+        (folder / f"{index:05}.txt").write_bytes(document)
+    return len(documents)
+
+
 def make_parts(folder: Path, megabytes: float = MEGABYTES, seed: int = 0) -> dict[str, int]:
     """Write the parts; how many documents each has. MissingTextError for one that there is too little of."""
     counts = {}
@@ -85,10 +116,7 @@ def make_parts(folder: Path, megabytes: float = MEGABYTES, seed: int = 0) -> dic
             where = ", ".join(map(str, part.folders))
             message = f"expected {megabytes:g} MB of {name} in {where}, found {size / 1e6:.2f} MB."
             raise MissingTextError(f"Making parts of text: {message}\n  Install {part.remedy}.")
-        (folder / name).mkdir(parents=True)
-        for index, document in enumerate(documents):
-            (folder / name / f"{index:05}.txt").write_bytes(document)
-        counts[name] = len(documents)
+        counts[name] = _write(folder / name, documents)
     return counts
 
 
@@ -158,9 +186,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scripts", action="store_true", help="one language in four scripts")
     options = parser.parse_args()
     try:
-        counts = make_parts(options.folder, options.megabytes, options.seed)
+        counts = (make_scripts if options.scripts else make_parts)(options.folder, options.megabytes, options.seed)
     except (MissingTextError, OSError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
