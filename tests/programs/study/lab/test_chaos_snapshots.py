@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from isthmus import Program
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.study.lab import chaos_trial
 from isthmus.programs.study.lab.chaos_page import write_page
-from isthmus.programs.study.lab.chaos_plan import ChaosPlan, DrawnFaults, Planned, faults_of, seconds_of
+from isthmus.programs.study.lab.chaos_plan import LEARNER, ChaosPlan, DrawnFaults, Planned, faults_of, seconds_of
 from isthmus.programs.study.lab.chaos_snapshots import (
     COST_SECONDS_MIN,
+    GOES_BACK,
     SnapshotPace,
     StepTime,
     costs,
@@ -24,10 +28,14 @@ from isthmus.programs.study.lab.chaos_snapshots import (
     step_times,
 )
 from isthmus.programs.study.lab.chaos_trial import TrainingOrder, TrialFigures, Tried, as_data, paces, try_program
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, Output, RunBody
+from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Handle, Replica
+from isthmus.runtime.tape.reading import read
 from tests.programs.engine.results.made_up_run import build
+from tests.programs.family import ADAM
 
 STEP = 3
 NODE = SimpleNamespace(
@@ -157,3 +165,18 @@ def test_an_interval_of_the_plan_is_left_as_it_is(tmp_path: Path, ordered: list[
     plan = ChaosPlan(program={"data-parallel": {"snapshot_seconds": 15}})
     assert tried("data-parallel", plan, tmp_path, []).pace is None
     assert [each.sets for each in ordered] == [(), ()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", sorted(GOES_BACK))
+def test_the_tapes_of_a_run_show_its_snapshots(world: Worlds, program: str) -> None:
+    ran = world.run(Program(program, snapshot_seconds=0.1), task=ADAM, learners=2, steps=60)
+    graph = prepare(
+        Program(program), ADAM, run={"learners": 2, "tokens": 960}, run_dir=ran.folder.parent / "other"
+    ).graph
+    steps = step_times(lower(other.graph)[LEARNER], read(ran.tapes["learner/0"], HostRecord).records)
+    assert len(steps) >= 60
+    assert sum(step.has_state for step in steps) >= 3
+    begins = [step.begun for step in steps if step.has_state]
+    assert all(after - before >= 1e8 for before, after in pairwise(begins))
+    assert all(abs(cost) < 0.01 for cost in costs(steps)), "in virtual time a snapshot costs nothing"
