@@ -171,9 +171,7 @@ def test_an_interval_of_the_plan_is_left_as_it_is(tmp_path: Path, ordered: list[
 @pytest.mark.parametrize("program", sorted(GOES_BACK))
 def test_the_tapes_of_a_run_show_its_snapshots(world: Worlds, program: str) -> None:
     ran = world.run(Program(program, snapshot_seconds=0.1), task=ADAM, learners=2, steps=60)
-    graph = prepare(
-        Program(program), ADAM, run={"learners": 2, "tokens": 960}, run_dir=ran.folder.parent / "other"
-    ).graph
+    other = prepare(Program(program), ADAM, run={"learners": 2, "tokens": 960}, run_dir=ran.folder.parent / "other")
     steps = step_times(lower(other.graph)[LEARNER], read(ran.tapes["learner/0"], HostRecord).records)
     assert len(steps) >= 60
     assert sum(step.has_state for step in steps) >= 3
