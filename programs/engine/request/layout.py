@@ -348,20 +348,21 @@ def frozen_digests(task: JaxTask, seed: int, *, computes: bool) -> Digests:
 
 
 @lru_cache(maxsize=_KEPT)
-def layout(task: JaxTask, seed: int = 0) -> tuple[TensorSpec, ...]:
+def layout(task: JaxTask, seed: int = 0, is_shipped: bool = False) -> tuple[TensorSpec, ...]:
     """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 
     A name is the path of keys, indices and attributes, joined by '/'. Checks: `init` gives leaves with distinct names,
     each covered by a rule of `merge`, and merged leaves can be merged; `batch` gives the same arrays twice for one
     `at`, and the same structure, shapes and dtypes at another position, slot and split; loss and optimizer, or step and
-    evaluate, fit the result of `init`, and each other; leaves from `load` fit.
+    evaluate, fit the result of `init`, and each other; leaves from `load` fit. Of a task that `is_shipped` loss and
+    optimizer are known to fit, and are traced where learners are prepared, once.
     """
     batch = check_data(task, seed)
     leaves = merged_leaves(task)
-    if isinstance(task, Task):
-        check_loss(task, batch)
-    else:
+    if isinstance(task, StepTask):
         check_step(task, batch)
+    elif not is_shipped:
+        check_loss(task, batch)
     check_load(task, leaves)
     return tuple(
         TensorSpec(name, tuple(shape.shape), str(shape.dtype), kind, is_stacked)

@@ -692,7 +692,8 @@ def _name_of(task: AnyTask) -> Reference:
 
 def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
     task = parts.subject.task
-    tensors = layout_of(task, parts.run.seed)
+    is_shipped = reference.without_keywords(parts.subject.reference.text) == SHIPPED_TASK
+    tensors = layout_of(task, parts.run.seed, is_shipped=is_shipped)
     frozen = frozen_of(task, parts.run.seed, computes=computes)
     for text, other in parts.subject.others:
         check_alike(task, tensors, text, other, layout_of(other, parts.run.seed))

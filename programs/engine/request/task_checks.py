@@ -21,12 +21,15 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import TensorSpec
 
 
-def layout_of(task: AnyTask, seed: int) -> tuple[TensorSpec, ...]:
-    """The merged leaves of a task's model; ConfigError, with every fault, for a task that cannot train."""
+def layout_of(task: AnyTask, seed: int, *, is_shipped: bool = False) -> tuple[TensorSpec, ...]:
+    """The merged leaves of a task's model; ConfigError, with every fault, for a task that cannot train.
+
+    `is_shipped`: it is the language model of this package, of which less has to be checked.
+    """
     if not isinstance(task, OwnTask):
         from isthmus.programs.engine.request.layout import kept, layout
 
-        return kept(layout, task, seed)  # type: ignore[no-any-return]
+        return kept(layout, task, seed, is_shipped)  # type: ignore[no-any-return]
     check_data(task, seed)
     return _merged(task, task.leaves(seed))
 

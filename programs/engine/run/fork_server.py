@@ -33,7 +33,7 @@ from typing import Any, Final
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import has_backend, prepare_environment
 from isthmus.programs.engine.run import host_process
-from isthmus.programs.engine.run.logs import log_of, opened_log
+from isthmus.programs.engine.run.logs import PLAIN_SERVER_LOG, log_of, opened_log
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -45,6 +45,7 @@ TITLE: Final = "isthmus fork-server"
 """Title of this process, once its daemon can read that it is ready."""
 PROCESS: Final = "fork server"
 """Its name among the phases of a start."""
+PLAIN_TITLE: Final = "isthmus plain-server"
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 
@@ -54,6 +55,7 @@ def main(arguments: list[str]) -> int:
     folder, daemon, task = Path(arguments[0]), socket.socket(fileno=int(arguments[1])), arguments[2]
     follow_daemon()
     die_with_parent()
+    gc.disable()  # As in `preparing`.
     prepare_environment(1)
     return serve(folder, daemon, task)
 
@@ -62,12 +64,61 @@ def serve(folder: Path, daemon: socket.socket, task: str) -> int:
     """The same in a process that may have the task already, because it has prepared the run (`preparing`)."""
     name_process("isthmus fork-server preparing")
     refusal, plans = _prepared(folder, task)
-    gc.collect()
+    return _serve(folder, daemon, refusal, plans, PROCESS, TITLE)
+
+
+def serve_plain(daemon: socket.socket) -> int:
+    """Fork the hosts of a run that do not compute, which need neither jax nor the task.
+
+    The run folder is the first message: what such hosts import, and the kernels of syncers, are loaded before.
+    """
+    name_process(f"{PLAIN_TITLE} preparing")
+    _load_plain()
+    folder = Path(os.fsdecode(daemon.recv(REQUEST_BYTES_MAX)))
+    if not folder.name:
+        return 0
+    redirect_output(folder, PLAIN_SERVER_LOG)
+    refusal, plans = "", {}
+    try:
+        plans = spec.load(folder).plans()
+    except BaseException:
+        refusal = f"preparing the hosts failed:\n{traceback.format_exc()}"
+    refusal = refusal or _threads()
+    return _serve(folder, daemon, refusal, plans, "plain fork server", PLAIN_TITLE)
+
+
+def _load_plain() -> None:
+    """Import what hosts that do not compute do, and load the kernels of syncers, which leaves one thread."""
+    from isthmus.ops.kernels import averaging, coding, nesterov
+    from isthmus.programs.engine.recorder import roles
+    from isthmus.programs.engine.request import request
+
+    averaging.warm()
+    coding.warm_answers()
+    coding.warm_updates()
+    nesterov.warm()
+    assert roles
+    assert request
+
+
+def redirect_output(folder: Path, name: str) -> None:
+    """Have a log of the run for standard output and errors, and nothing for input."""
+    (folder / "logs").mkdir(exist_ok=True)
+    with opened_log(folder / "logs" / name) as log, Path(os.devnull).open("rb") as nothing:
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), number)
+
+
+def _serve(
+    folder: Path, daemon: socket.socket, refusal: str, plans: Mapping[str, Plan], process: str, title: str
+) -> int:
+    """Fork on request until the daemon is gone, or refuse to."""
     gc.freeze()
+    gc.enable()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
-        phases.note(folder, PROCESS, "ready")
-        name_process(TITLE)
+        phases.note(folder, process, "ready")
+        name_process(title)
         while request := daemon.recv(REQUEST_BYTES_MAX):
             if refusal:
                 _send(daemon, {"refused": refusal})
@@ -121,9 +172,13 @@ def _prepared(folder: Path, task: str) -> tuple[str, Mapping[str, Plan]]:
         return f"preparing the hosts failed:\n{traceback.format_exc()}", plans
     if has_backend():
         return "tracing the task has started a backend of jax, which each host starts for itself", plans
+    return _threads(), plans
+
+
+def _threads() -> str:
+    """Why this process cannot be forked, if it has threads."""
     threads = len(os.listdir("/proc/self/task"))
-    reason = f"the task has started {threads - 1} threads, and with threads no process can be forked"
-    return reason * (threads > 1), plans
+    return f"the task has started {threads - 1} threads, and with threads no process can be forked" * (threads > 1)
 
 
 def _prepare(node: Any, task: str, of_run: Reference) -> None:
@@ -164,10 +219,7 @@ def _serve_host(
     os.close(held)
     os.setsid()
     replica = Replica.parse(request["name"])
-    with opened_log(log_of(folder, replica)) as log, Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    redirect_output(folder, log_of(folder, replica).name)
     arguments = [str(folder), request["name"], str(request["incarnation"]), request["endpoint"]]
     return host_process.main(arguments, plans)
 

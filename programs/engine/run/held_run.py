@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.launch import Launcher, ServerAhead
+from isthmus.programs.engine.run.launch import NONE_AHEAD, Launcher, ServerAhead
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -33,7 +33,7 @@ class HeldRun:
     It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
     summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
     `is_unwritten` or it was set aside, and `on_over` is called. `own_seconds` returns further CPU seconds of the run,
-    beside those of hosts and fork servers; `ahead` is the first fork server, where there is one already; `of_machines`
+    beside those of hosts and fork servers; `ahead` as in `Launcher`; `of_machines`
     are the arguments of `Daemon` about other machines.
     """
 
@@ -49,7 +49,7 @@ class HeldRun:
         on_over: Callable[[], None],
         gather: Callable[[], Awaitable[None]] | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
-        ahead: ServerAhead | None = None,
+        ahead: Mapping[str, ServerAhead] = NONE_AHEAD,
         **of_machines: Any,
     ) -> None:
         """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
-from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, log_of, opened_log
+from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
@@ -61,6 +62,9 @@ class ServerAhead:
             kill_session(self.pid)
             os.waitpid(self.pid, 0)
         self.link.close()
+
+
+NONE_AHEAD: Final[Mapping[str, ServerAhead]] = MappingProxyType({})
 
 
 @final
@@ -237,6 +241,8 @@ RETRY_SECONDS: Final = 1.0
 """Between two attempts to start a process for which there is no room."""
 SOCKET_THERE: Final = 3
 """The number that a fork server's end of the socket has there."""
+PLAIN: Final = ""
+"""In place of the task of a fork server, for that of the hosts that do not compute."""
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -252,8 +258,8 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners`. `ahead` is the first fork
-    server, if there is one already.
+    Where there is a `script`, they are processes of that instead, for so many `learners`. `ahead` are the fork
+    servers that are there already, by task; that of PLAIN is for hosts that do not compute, which have no other.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -269,9 +275,9 @@ class Launcher:
         task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
         learners: int = 1,
-        ahead: ServerAhead | None = None,
+        ahead: Mapping[str, ServerAhead] = NONE_AHEAD,
     ) -> None:
-        self._ahead = ahead
+        self._ahead = dict(ahead)
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._learners = learners
         self._computing = frozenset(computing)
@@ -284,6 +290,8 @@ class Launcher:
         self._keep_logs_short()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
+        for task in ahead:
+            self._fork_server(task)
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork servers that `wanted` need; returns it with those that need them last: they take a while."""
@@ -298,10 +306,13 @@ class Launcher:
         OSError if there is no room for the process.
         """
         wanted = _Wanted(member, endpoint, started)
-        if not self._computes(member.replica):
+        if self._computes(member.replica):
+            task = self._task_of(member.replica)
+        elif PLAIN in self._servers and self._script_of(member.replica) is None:
+            task = PLAIN
+        else:
             started(self._start(wanted))
             return
-        task = self._task_of(member.replica)
         server, self._unasked[task] = self._fork_server(task), 0
         request = {"name": str(member.replica), "incarnation": member.incarnation, "endpoint": endpoint}
         try:
@@ -312,9 +323,6 @@ class Launcher:
     def close(self) -> None:
         """End the fork servers and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
-        if self._ahead is not None:
-            self._ahead.end()
-            self._ahead = None
         servers = [*self._former, *self._servers.values()]
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
@@ -330,6 +338,10 @@ class Launcher:
         """Whether a host imports the task, and is forked."""
         return self._script is None and leader(replica).role in self._computing
 
+    def _script_of(self, replica: Replica) -> LoopScript | None:
+        """The script whose process a host is."""
+        return self._script if replica.role in self._computing else None
+
     # -- the fork server of a task -------------------------------------------------------------------------------------
 
     def _fork_server(self, task: str) -> ForkLink[_Wanted]:
@@ -342,9 +354,8 @@ class Launcher:
                 answered=self._answered,
                 used=self._used,
                 ended=partial(self._server_ended, task),
-                ahead=self._ahead,
+                ahead=self._ahead.pop(task, None),
             )
-            self._ahead = None
         return self._servers[task]
 
     def _spawn_server(self, task: str, its: int) -> int:
@@ -367,9 +378,14 @@ class Launcher:
         was_ready = server is not None and server.is_ready
         if server is not None:
             self._former.append(server)
-        why = f"the fork server {how}; look at {self._folder / 'logs' / FORK_SERVER_LOG}"
-        is_replaced = was_ready and self._unasked[task] < UNASKED_MAX
-        say(f"{why}; {'a new one is started' if is_replaced else 'the next host that computes gets a new one'}")
+        log = PLAIN_SERVER_LOG if task == PLAIN else FORK_SERVER_LOG
+        why = f"the fork server {how}; look at {self._folder / 'logs' / log}"
+        is_replaced = task != PLAIN and was_ready and self._unasked[task] < UNASKED_MAX
+        if is_replaced:
+            then = "a new one is started"
+        else:
+            then = "hosts do without" if task == PLAIN else "the next host that computes gets a new one"
+        say(f"{why}; {then}")
         for wanted in unanswered:
             self._start_from_nothing(wanted, why)
         if is_replaced:
@@ -399,9 +415,9 @@ class Launcher:
 
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
-        if self._script is not None and replica.role in self._computing:
+        if (script := self._script_of(replica)) is not None:
             life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
-            return _spawn_script(self._script, life, log_of(self._folder, replica), self._devices(replica))
+            return _spawn_script(script, life, log_of(self._folder, replica), self._devices(replica))
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),

@@ -13,6 +13,8 @@ from isthmus.runtime.ids import Replica
 
 DAEMON_LOG: Final = "daemon.log"
 FORK_SERVER_LOG: Final = "forkserver.log"
+PLAIN_SERVER_LOG: Final = "plainserver.log"
+"""Of the fork server of the hosts that do not compute."""
 
 
 def opened_log(path: Path) -> BinaryIO:

@@ -8,6 +8,9 @@ fork server of the run (`fork_server`): a second process would import and trace 
 child from the start, because hosts that it forks have to become the daemon's.
 
     command --- forks ---> daemon (waits for a folder and its lock) --- has forked ---> preparer, then fork server
+                                                                                   ---> plain fork server (waits, too)
+
+The *plain* fork server forks the hosts that do not compute, and has what they import, and no jax.
 
 A request that is refused ends both; so does the end of the command, at any time: the daemon reads the end of its
 standard input, and the kernel kills the preparer with it. Nothing has been written by then but the run folder of an
@@ -16,6 +19,7 @@ accepted request.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -31,13 +35,15 @@ from typing import Any, Final, NamedTuple, NoReturn, final
 
 from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
-from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, opened_log
+from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.system.processes import die_with_parent, end_after, environment, follow_daemon, kill_session
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
 ORDER_BYTES_MAX: Final = 1 << 16
+FIRST: Final = 64
+"""The number of the first of the descriptors that the daemon gets, which are few until then."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
 _END: Final = b"\n"
 """Of an answer: processes that the task has started may have the pipe for longer."""
@@ -252,15 +258,36 @@ def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: soc
             command.close()
             ours.close()
             end_after(lambda: _prepare_and_serve(work, writer, its, parent))
+        plain, its_plain = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        plain_pid = os.fork()
+        if plain_pid == 0:
+            for each in (command, ours, its, plain):
+                each.close()
+            os.close(writer)
+            end_after(lambda: _serve_plain(its_plain, parent))
         command.send(str(preparer).encode())
         os.dup2(command.fileno(), 0)
         os.set_inheritable(0, True)
-        ours.set_inheritable(True)
-        os.closerange(3, ours.fileno())
-        os.closerange(ours.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", str(ours.fileno()), str(preparer)])
+        os.dup2(ours.fileno(), FIRST)
+        os.dup2(plain.fileno(), FIRST + 1)
+        os.closerange(3, FIRST)
+        os.closerange(FIRST + 2, os.sysconf("SC_OPEN_MAX"))
+        servers = [str(FIRST), str(preparer), str(FIRST + 1), str(plain_pid)]
+        os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", *servers])
     finally:
         os._exit(1)
+
+
+def _serve_plain(daemon: socket.socket, parent: int) -> int:
+    """In the plain fork server."""
+    os.setsid()
+    follow_daemon()
+    die_with_parent(parent)
+    os.environ.update(environment(computes=False))
+    gc.disable()
+    from isthmus.programs.engine.run import fork_server
+
+    return fork_server.serve_plain(daemon)
 
 
 def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, parent: int) -> int:
@@ -269,6 +296,7 @@ def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: 
     follow_daemon()
     die_with_parent(parent)
     os.environ.update(environment(computes=True))  # As of a fork server that is started for itself.
+    gc.disable()  # Imports and traces leave next to no garbage, and it would be looked for again and again.
     answer = _answer(work)
     done = answer.get("done", {})
     _say(answer, writer)
@@ -277,9 +305,6 @@ def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: 
     from isthmus.programs.engine.run import fork_server
 
     folder = Path(done["folder"])
-    (folder / "logs").mkdir(exist_ok=True)
-    with opened_log(folder / "logs" / FORK_SERVER_LOG) as log, Path(os.devnull).open("rb") as nothing:
-        for number, file in enumerate((nothing, log, log)):
-            os.dup2(file.fileno(), number)
+    fork_server.redirect_output(folder, FORK_SERVER_LOG)
     compute_anywhere()
     return fork_server.serve(folder, daemon, done["task"])

@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
-from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG
+from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG
 from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
@@ -304,7 +304,7 @@ def _log_of(pid: int) -> Path | None:
         path = Path(os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)"))
     except OSError:  # Or it is another user's.
         return None
-    is_log = path.name in (DAEMON_LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
+    is_log = path.name in (DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
     return path if is_mine and is_log and path.parent.name == "logs" else None
 
 

@@ -21,7 +21,7 @@ _WORDS: Final[Mapping[Phase, str]] = {
     "written": "has written the run folder",
     "waiting": "has imported, and waits for the run",
     "serving": "serves the run",
-    "ready": "has traced what learners call, and can fork them",
+    "ready": "has prepared what its hosts need, and can fork them",
     "open": "is open: imported, compiled, connected to its daemon",
     "step": "begins its first step",
 }
@@ -37,9 +37,9 @@ def lines(reached: Iterable[Reached], learners: Sequence[str]) -> list[str]:
     if begun is None:
         return ["start: not known, because no process has written when it began"]
     rows = sorted((at, process, phase) for (process, phase), at in first.items())
-    table = [f"{(at - begun) / 1e9:8.2f} s  {process:12} {_WORDS[phase]}" for at, process, phase in rows]
+    table = [f"{(at - begun) / 1e9:8.2f} s  {process:17} {_WORDS[phase]}" for at, process, phase in rows]
     missing = [name for name in learners if (name, "step") not in first]
-    unknown = [f"{'not known':>10}  {name:12} {_WORDS['step']}" for name in missing]
+    unknown = [f"{'not known':>10}  {name:17} {_WORDS['step']}" for name in missing]
     return ["start, in seconds from that of the command", *table, *unknown]
 
 
