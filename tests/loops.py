@@ -16,6 +16,7 @@ from tests.patience import PATIENCE
 def run_until(loop: asyncio.AbstractEventLoop, holds: Callable[[], object], seconds_max: float = PATIENCE) -> None:
     """Run a loop until something holds; AssertionError if it does not in time. What a callback raises, this raises."""
     raised: list[BaseException] = []
+    is_held = False
     deadline = loop.time() + seconds_max
 
     def fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -23,7 +24,9 @@ def run_until(loop: asyncio.AbstractEventLoop, holds: Callable[[], object], seco
         loop.stop()
 
     def look() -> None:
-        if holds() or loop.time() > deadline:
+        nonlocal is_held
+        is_held = bool(holds())  # Not once more below: other callbacks of this turn may end it.
+        if is_held or loop.time() > deadline:
             loop.stop()
         elif not raised:
             loop.call_later(0.002, look)
@@ -37,4 +40,4 @@ def run_until(loop: asyncio.AbstractEventLoop, holds: Callable[[], object], seco
         loop.set_exception_handler(before)
     if raised:
         raise raised[0]
-    assert holds(), f"it did not come to hold within {seconds_max} s"
+    assert is_held, f"it did not come to hold within {seconds_max} s"

@@ -50,14 +50,15 @@ class Tally:
 
 @final
 class OneWay:
-    """What has crossed in one direction. `whole_bytes` are those of data messages, `greeting_bytes` of handshakes."""
+    """What has crossed in one direction. `whole_bytes` are those of data messages, `greeting_bytes` of handshakes,
+    `lent_bytes` those of items that were in no message, but in memory that both ends share."""
 
-    __slots__ = ("control", "edges", "greeting_bytes", "relayed", "whole_bytes")
+    __slots__ = ("control", "edges", "greeting_bytes", "lent_bytes", "relayed", "whole_bytes")
 
     def __init__(self) -> None:
         self.control, self.relayed = Tally(), Tally()
         self.edges: dict[int, Tally] = {}
-        self.whole_bytes = self.greeting_bytes = 0
+        self.whole_bytes = self.greeting_bytes = self.lent_bytes = 0
 
     def item(self, edge: int, size_bytes: int, at: Instant) -> None:
         """An item crosses on an edge, by its index in the graph."""
@@ -70,7 +71,7 @@ class OneWay:
     def framing_bytes(self) -> int:
         """Bytes that are of no item and of no control message; an item that is under way counts as a whole."""
         items = sum(each.size_bytes for each in self.edges.values())
-        return max(0, self.whole_bytes - items - self.relayed.size_bytes) + self.greeting_bytes
+        return max(0, self.whole_bytes + self.lent_bytes - items - self.relayed.size_bytes) + self.greeting_bytes
 
 
 @final

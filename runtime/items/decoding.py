@@ -190,10 +190,13 @@ class Assembly:
     frames. RefusalError for a tree that is not well formed.
     """
 
-    __slots__ = ("_buffer", "_filled", "_holders", "_is_marked", "_next", "item", "size_bytes", "wanted")
+    __slots__ = (
+        "_begins", "_buffer", "_filled", "_holders", "_is_marked", "_lease", "_next", "item", "size_bytes", "wanted",
+    )  # fmt: skip
 
     def __init__(self, tree: Any) -> None:
         self.item = tree
+        self._lease: tuple[int, Bytes] | None = None
         self.size_bytes = self.wanted = 0
         odd: list[Odd] = []
         if type(tree) is dict or type(tree) is list:
@@ -218,17 +221,16 @@ class Assembly:
         if len(self._holders) > LARGE_MAX or self.size_bytes > ITEM_BYTES_MAX:
             raise RefusalError("size", f"{len(self._holders)} large arrays of {self.size_bytes} bytes")
         self._buffer: NDArray[np.uint8] | None = None
-        self._filled = self._next = 0
+        self._filled = self._next = self._begins = 0
         self._go_on()
 
     def add(self, frame: Bytes, digest: int) -> None:
         """Add the next frame. RefusalError, with nothing changed, if it is not the one that is wanted."""
         size = len(frame)
-        if size != self.wanted:
-            raise RefusalError("size", f"a frame of {size} bytes, {self.wanted} are due")
-        if xxhash.xxh3_64_intdigest(frame) != digest:
-            raise RefusalError("digest", f"a frame of {size} bytes is damaged")
-        container, key, large = self._holders[self._next]
+        self._check(frame, digest)
+        large = self._holders[self._next][2]
+        if self._filled and self._buffer is None:
+            raise RefusalError("segment", "an array whose pieces lie partly in a segment")
         flat = frame
         is_kept = self.size_bytes <= VIEWED_BYTES_MAX or large.size_bytes < LENT_BYTES_MIN
         if large.size_bytes > CHUNK_BYTES or not is_kept:
@@ -237,7 +239,41 @@ class Assembly:
             self._buffer[self._filled : self._filled + size] = frame
             flat = self._buffer.data
         self._filled += size
+        self._end(flat, large)
+
+    def add_lent(self, segment: int, offset: int, size: int, digest: int, lease_of: Callable[[int], Bytes]) -> None:
+        """Add the next frame, which lies in a segment of another process.
+
+        `lease_of(segment)` is its memory, for this item: the segment is given back when no view of it is left.
+        RefusalError if it is not the one that is wanted, or its place is not within the one segment of this item.
+        """
+        if self._lease is None:
+            self._lease = segment, lease_of(segment)
+        number, memory = self._lease
+        if number != segment or offset + size > len(memory):
+            place = f"{size} bytes at {offset} of segment {segment}"
+            raise RefusalError("segment", f"{place}, the item lies in segment {number} of {len(memory)} bytes")
+        self._check(memory[offset : offset + size], digest)
+        if not self._filled:
+            self._begins = offset
+        elif self._buffer is not None or offset != self._begins + self._filled:
+            raise RefusalError("segment", "an array whose pieces do not lie one after the other")
+        large = self._holders[self._next][2]
+        self._filled += size
+        self._end(memory[self._begins : self._begins + self._filled], large)
+
+    def _check(self, frame: Bytes, digest: int) -> None:
+        """RefusalError for a frame of another size than is wanted, or another digest."""
+        size = len(frame)
+        if size != self.wanted:
+            raise RefusalError("size", f"a frame of {size} bytes, {self.wanted} are due")
+        if xxhash.xxh3_64_intdigest(frame) != digest:
+            raise RefusalError("digest", f"a frame of {size} bytes is damaged")
+
+    def _end(self, flat: Bytes, large: _Large) -> None:
+        """Put a leaf that is complete into its place, and set `wanted`."""
         if self._filled == large.size_bytes:
+            container, key, _ = self._holders[self._next]
             leaf = _leaf(flat, large.dtype, large.form, large.shape)
             if container is None:
                 self.item = leaf

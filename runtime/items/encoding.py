@@ -54,7 +54,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 _TUPLE_MARK: Final = Ext(TUPLE, b"")
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class Encoded(msgspec.Struct, frozen=True, weakref=True):
     """An item as `spec` and `pieces`, of `sizes` bytes, each with its xxh3-64 in `digests`.
 
     `digest` is that of the item: of its spec and of the digests of its pieces. The memory of the pieces must not be

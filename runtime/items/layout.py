@@ -111,6 +111,7 @@ REASONS: Final = {
     "shape": "a shape that does not fit the bytes",
     "size": "a size that is not the one announced, or too large",
     "memory": "announced arrays for which there is no memory",
+    "segment": "memory that was not lent, or a descriptor that is none of ours",
     "state": "a message that has no place in this state of the connection",
     "sequence": "items out of order, twice, or missing",
     "credit": "more bytes, items or messages than were granted or sent",

@@ -413,6 +413,7 @@ class EtherSockets:
     """Makes the sockets of one host on `machine`, which is the host part of its endpoints. They have no keys."""
 
     keys: Final = None
+    desk: Final = None
 
     def __init__(self, ether: Ether, machine: str, run: Run, rng: random.Random) -> None:
         self._ether, self._machine, self._run, self._rng = ether, machine, run, rng

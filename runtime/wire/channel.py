@@ -276,6 +276,7 @@ class WireChannel:
         self._clock, self._watch = clock, watch
         self._on_peer_up, self._on_peer_lost, self._on_snapshot = on_peer_up, on_peer_lost, on_snapshot
         self._counts: Counter[str] = Counter()
+        self._desk = sockets.desk
         self._awake: dict[Member, Peer] = {}
         self._is_closed = False
         own = Identity(member, run, fingerprint)
@@ -346,10 +347,14 @@ class WireChannel:
 
         Beside them `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and,
         as `refused_REASON`, everything from peers that was not accepted. Items that a peer had not acknowledged when it
-        left count as dropped: a few small ones may have arrived within its last heartbeat.
+        left count as dropped: a few small ones may have arrived within its last heartbeat. Where memory is shared
+        with a peer, `items_lent` and `bytes_lent` went there, `items_unlent` and `bytes_unlent` of that size did not;
+        `desk_unreached` counts connections to peers of this machine with which none can be shared.
         """
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")
         counts = dict.fromkeys(names, 0) | self._counts
+        if self._desk is not None:
+            counts |= self._desk.counts
         for peer in self._connections.peers.values():
             counts["items_sent"] += peer.pair.outbound.items_begun
             counts["bytes_sent"] += peer.pair.outbound.bytes_begun

@@ -292,6 +292,7 @@ class Connections:
         self._machine_of = machine_of
         self._gone: dict[Replica, int] = {}
         self._is_encrypted = sockets.keys is not None
+        self._desk = sockets.desk
         self._departed: dict[Member, tuple[Member, Member | None, Crossed]] = {}
         self._reception: Reception | None = None
         self._is_closed = False
@@ -388,7 +389,10 @@ class Connections:
             return
         peer.dialled += 1
         token, intake = self._sockets.token(), peer.intake(self._limits)
-        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake)
+        desk = "" if self._desk is None or through is not None else self._desk.address
+        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake, desk)
+        if through is None:
+            self._open_desk(session, dials=True)
         self._start(peer, session, self._way_to(peer, session) if through is None else self.way_through(through, peer))
 
     def _way_to(self, peer: Peer, session: Session) -> SessionLink:
@@ -480,7 +484,11 @@ class Connections:
         peer.accepted = connection
         if peer.session is not None:
             self.end(peer, "replaced by a newer connection")
-        session, events = Session.accept(self.own, hello, connection, peer.pair, peer.intake(self._limits))
+        is_direct = not isinstance(link, RelayedLink)
+        desk = "" if self._desk is None or not is_direct else self._desk.address
+        session, events = Session.accept(self.own, hello, connection, peer.pair, peer.intake(self._limits), desk)
+        if is_direct:
+            self._open_desk(session, dials=False)
         self._start(peer, session, link)
         self._owner.act_on(peer, session, events)
         return SessionReceiver(self, peer, session)
@@ -511,6 +519,14 @@ class Connections:
             sent, received = greeting_bytes(dials=dials, is_encrypted=self._is_encrypted)
             peer.pair.crossed.sent.greeting_bytes += 2 * sent
             peer.pair.crossed.received.greeting_bytes += 2 * received
+            if peer.session is not None:
+                peer.session.share()  # Before this side's first STATE, which the peer waits for.
+
+    def _open_desk(self, session: Session, *, dials: bool) -> None:
+        """Have a session with a peer that is reached directly share memory, where that is of this machine."""
+        if self._desk is not None:
+            meet = self._desk.call if dials else self._desk.answer
+            session.share_by(lambda: meet(session.desk_of_peer, session.token) if session.desk_of_peer else None)
 
     def crossed(self) -> list[tuple[Member, Member | None, Crossed]]:
         """What has crossed to and from each peer that was ever up, and the peer that relays, None if none does."""
@@ -535,7 +551,17 @@ class Connections:
             self.refuse(peer, refusal)
         else:
             self._owner.act_on(peer, session, events)
+            if session.lending is not None and session.lending.has_ended_leases:
+                self._settle(peer, session)
             self._owner.wake(peer)
+
+    def _settle(self, peer: Peer, session: Session) -> None:
+        """Give back memory to a peer, and hear what it gives back; or end the session."""
+        try:
+            if session.lending is not None and peer.session is session:
+                session.lending.settle()
+        except RefusalError as refusal:
+            self.refuse(peer, refusal)
 
     def refuse(self, peer: Peer, refusal: RefusalError) -> None:
         """End a session because of an illegal message, and send the peer the reason."""
@@ -605,6 +631,9 @@ class Connections:
                 continue
             if self._is_expelled(link):
                 self.refuse(peer, RefusalError("expelled", f"the machine of {peer.member} is not admitted any more"))
+                continue
+            self._settle(peer, session)
+            if peer.session is not session:
                 continue
             message = session.next_control(now, is_beat=True)
             # A peer that sends heartbeats without completing its handshake has lost a part of it.

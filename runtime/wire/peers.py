@@ -21,6 +21,7 @@ from isthmus.runtime.wire.protocol_credit import Intake
 from isthmus.runtime.wire.protocol_messages import RELAY
 from isthmus.runtime.wire.protocol_session import Pair, Session
 from isthmus.runtime.wire.security_keys import Keyring
+from isthmus.runtime.wire.segment_links import SegmentDesk
 
 Purpose: TypeAlias = Literal["control", "data"]
 
@@ -58,6 +59,10 @@ class Sockets(Protocol):
     @property
     def keys(self) -> Keyring | None:
         """The keys that encrypt the sockets; None if they are not encrypted."""
+
+    @property
+    def desk(self) -> SegmentDesk | None:
+        """Where hosts of this machine share memory; None if they do not."""
 
     def dealer(
         self, purpose: Purpose, on_message: OnMessage, gone: Gone, *, porter: str = "", reached: Reached | None = None

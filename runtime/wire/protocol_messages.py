@@ -25,11 +25,11 @@ from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.decoding import Assembly, reader
-from isthmus.runtime.items.layout import SPEC_BYTES_MAX, TEXT_BYTES_MAX, Bytes, RefusalError
+from isthmus.runtime.items.layout import CHUNK_BYTES, SPEC_BYTES_MAX, TEXT_BYTES_MAX, Bytes, RefusalError
 from isthmus.runtime.wire.protocol_credit import EDGES_MAX
 
 MAGIC: Final = b"is"
-VERSION: Final = 3
+VERSION: Final = 4
 PREFIX_BYTES: Final = 16
 HEADER_BYTES_MAX: Final = SPEC_BYTES_MAX + (256 << 10)
 """Size of a sealed frame: one item without its large arrays, its fields, and the digests of a message."""
@@ -73,7 +73,8 @@ class Hello(NamedTuple):
 
     `token` pairs the control with the data socket; `window` is how many bytes the sender accepts beyond those that it
     has reported as taken, and `held` how many it has not taken of earlier connections; `delivered` is the last sequence
-    number per edge that arrived from the other side, `granted` the item credit per edge given so far.
+    number per edge that arrived from the other side, `granted` the item credit per edge given so far. `desk` is where
+    hosts of the same machine get descriptors of segments, "" if there are none.
     """
 
     run: str
@@ -85,6 +86,7 @@ class Hello(NamedTuple):
     held: int
     delivered: dict[int, int]
     granted: dict[int, int]
+    desk: str = ""
 
 
 class WireForm(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -116,6 +118,7 @@ class Greeting(WireForm, frozen=True):
     held: Count
     delivered: Totals
     granted: Totals
+    desk: Name
 
 
 class Refusal(WireForm, frozen=True, tag=REFUSAL):
@@ -180,16 +183,27 @@ class ItemRecord(WireForm, frozen=True):
     tree: Any
 
 
+class Place(WireForm, frozen=True):
+    """Where a piece lies that has no frame: the `index` of its digest, its segment, and the bytes in it."""
+
+    index: Count
+    segment: Count
+    offset: Count
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES)]
+
+
 class Batch(WireForm, frozen=True, tag=BATCH):
     """Items and pieces of items.
 
     `transfer` numbers the first item that the message touches, counting every item of the connection from 0; `piece` is
-    the number of its first piece here; `digests` are those of the raw frames.
+    the number of its first piece here; `digests` are those of the pieces. The pieces are the raw frames in their order,
+    with those between them that have `places`.
     """
 
     transfer: Count
     piece: Count
     digests: Annotated[list[int], msgspec.Meta(max_length=FRAMES_MAX)]
+    places: Annotated[list[Place], msgspec.Meta(max_length=FRAMES_MAX)]
     records: Annotated[list[ItemRecord], msgspec.Meta(max_length=RECORDS_MAX)]
 
 
@@ -243,14 +257,14 @@ def connection_of(frame: Bytes) -> int:
 
 def pack_hello(kind: int, hello: Hello) -> bytes:
     """The body of a HELLO or a WELCOME."""
-    rest = (hello.token, hello.window, hello.held, hello.delivered, hello.granted)
+    rest = (hello.token, hello.window, hello.held, hello.delivered, hello.granted, hello.desk)
     return _pack([kind, hello.run, hello.fingerprint, _plain(hello.source), _plain(hello.target), *rest])
 
 
 def hello_of(body: Bytes) -> Hello:
     """A HELLO or WELCOME; RefusalError if it is not well formed."""
     greeting = _greeting_of(body)
-    rest = greeting.token, greeting.window, greeting.held, greeting.delivered, greeting.granted
+    rest = greeting.token, greeting.window, greeting.held, greeting.delivered, greeting.granted, greeting.desk
     return Hello(greeting.run, greeting.fingerprint, greeting.source.member(), greeting.target.member(), *rest)
 
 
@@ -307,9 +321,11 @@ def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
     return envelope
 
 
-def pack_batch(transfer: int, piece: int, digests: list[int], records: Sequence[Any]) -> bytes:
+def pack_batch(
+    transfer: int, piece: int, digests: list[int], records: Sequence[Any], places: Sequence[Place] = ()
+) -> bytes:
     """The body of a BATCH. Each record is a sequence number and, as `msgspec.Raw`, an envelope and a spec."""
-    return _pack((BATCH, transfer, piece, digests, records))
+    return _pack((BATCH, transfer, piece, digests, places, records))
 
 
 def batch_of(body: Bytes) -> Batch:

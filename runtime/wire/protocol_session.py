@@ -35,6 +35,7 @@ from isthmus.runtime.wire.protocol_transfers import (
     FramesHeard,
     Inbound,
     Incoming,
+    Lending,
     Outbound,
     PeerRefused,
     PeerUp,
@@ -120,12 +121,25 @@ class Session:
     """One connection, from one side. Made by `dial` or `accept`."""
 
     def __init__(
-        self, own: Identity, peer: Member, pair: Pair, *, phase: Phase, connection: int, token: bytes, intake: Intake
+        self,
+        own: Identity,
+        peer: Member,
+        pair: Pair,
+        *,
+        phase: Phase,
+        connection: int,
+        token: bytes,
+        intake: Intake,
+        desk: str = "",
     ) -> None:
         self.peer = peer
         self.phase: Phase = phase
         self.connection = connection
         self.token = token
+        self.desk_of_peer = ""
+        self.lending: Lending | None = None
+        self._meet: Callable[[], Lending | None] | None = None
+        self._desk = desk
         self._own = own
         self._pair = pair
         self._intake = intake
@@ -154,17 +168,38 @@ class Session:
         }
 
     @classmethod
-    def dial(cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, intake: Intake) -> Session:
-        return cls(own, peer, pair, phase="dialled", connection=connection, token=token, intake=intake)
+    def dial(
+        cls, own: Identity, peer: Member, pair: Pair, connection: int, token: bytes, intake: Intake, desk: str = ""
+    ) -> Session:
+        """The side that dials; `desk` is where this host hands over descriptors."""
+        return cls(own, peer, pair, phase="dialled", connection=connection, token=token, intake=intake, desk=desk)
 
     @classmethod
     def accept(
-        cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake
+        cls, own: Identity, hello: Hello, connection: int, pair: Pair, intake: Intake, desk: str = ""
     ) -> tuple[Session, list[Event]]:
         """The side that was dialled, with the events that follow from the HELLO."""
         peer, token = hello.source, hello.token
-        session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake)
+        session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake, desk=desk)
         return session, session._open(hello)
+
+    def share_by(self, meet: Callable[[], Lending | None]) -> None:
+        """Have `share` call `meet`."""
+        self._meet = meet
+        self._incoming.lease_of = self._first_lease
+
+    def share(self) -> None:
+        """Send and receive by memory that both sides share, if there is any; it is closed with the session."""
+        meet, self._meet = self._meet, None
+        self.lending = self.lending if meet is None else meet()
+
+    def _first_lease(self, segment: int) -> Bytes:
+        """A segment of the peer. It is asked for one before this side has met it: data may come before the STATE."""
+        self.share()
+        if self.lending is None:
+            raise RefusalError("segment", f"segment {segment} of a peer with which no memory is shared")
+        self._incoming.lease_of = self.lending.lease_of
+        return self.lending.lease_of(segment)
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -196,6 +231,7 @@ class Session:
             kind, body = self._unsealed(frames[0], protocol_messages.HEADER_BYTES_MAX)
             was = self._advance(kind, is_data=True)
             events = self._data_handlers[kind](body, frames)
+            self._pair.crossed.received.lent_bytes += self._incoming.pop_lent_bytes()
             return events if self.phase == was else self._entered(events)
         except RefusalError:
             self.close()
@@ -224,6 +260,8 @@ class Session:
             self._relays.clear()
             self._forwards.clear()
             self._forwards_bytes = 0
+            if self.lending is not None:
+                self.lending.close()
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -319,11 +357,14 @@ class Session:
         delivered, granted = dict(self._pair.inbound.delivered), dict(self._pair.grants.totals)
         bytes_now = self._intake.size_bytes, self._intake.held
         own = self._own
-        hello = Hello(own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted)
+        hello = Hello(
+            own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted, self._desk
+        )
         return protocol_messages.pack_hello(kind, hello)
 
     def _open(self, hello: Hello) -> list[Event]:
         """Start from what the other side reports as delivered."""
+        self.desk_of_peer = hello.desk
         self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
         credits = self._pair.grants.receive(hello.granted)  # It may refuse: before the line changes, which outlives us.
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
@@ -397,7 +438,8 @@ class Session:
         load = self._pair.outbound.load(CHUNK_BYTES, protocol_messages.FRAMES_MAX, protocol_messages.RECORDS_MAX)
         if load is None:
             return None
-        frames, cost = frames_of(load, self.connection, now)
+        frames, cost, lent_bytes = frames_of(load, self.connection, now, self.lending)
+        self._pair.crossed.sent.lent_bytes += lent_bytes
         for each in load.begun:
             self._pair.crossed.sent.item(each.parcel.edge, each.parcel.size_bytes, now)
         self._window.spend(cost)

@@ -19,8 +19,8 @@ the pieces of the present item, so a header only states where it begins.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -31,6 +31,7 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.decoding import Assembly
+from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
 from isthmus.runtime.wire.protocol_credit import (
@@ -43,17 +44,51 @@ from isthmus.runtime.wire.protocol_credit import (
     charge,
     claim,
 )
-from isthmus.runtime.wire.protocol_messages import ItemRecord
+from isthmus.runtime.wire.protocol_messages import ItemRecord, Place
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of the records of one message, beyond the first: libzmq copies them while the loop waits."""
 OVERHEAD_BYTES: Final = 64
 """Bytes of a message beside its records, pieces, and digests; an upper bound."""
-PIECE_OVERHEAD_BYTES: Final = 9
+PIECE_OVERHEAD_BYTES: Final = 40
+"""A digest and a place; an upper bound."""
 WAITING_MAX: Final = 1 << 18
 """Items for one peer that wait or are kept: four times the largest capacity of a Queue."""
 
 _NEVER: Final = Instant(0)
+
+
+class Lodging(Protocol):
+    """A segment that has, or gets, the large pieces of one item."""
+
+    @property
+    def number(self) -> int: ...
+
+    def offset_of(self, piece: int) -> int | None:
+        """Where a piece lies now; None for one that has a frame."""
+
+
+class Lending(Protocol):
+    """Memory that two hosts of one machine lend each other, as long as their session lasts."""
+
+    @property
+    def has_ended_leases(self) -> bool:
+        """Whether there is something to give back."""
+
+    def lodge(self, encoded: Encoded) -> Lodging | None:
+        """A segment for one transfer of an item to this peer; None where it goes in frames."""
+
+    def lease_of(self, segment: int) -> Bytes:
+        """A segment that the peer has lent, for one item; RefusalError if it has not."""
+
+    def settle(self) -> None:
+        """Hear what the peer lends and gives back, and give back what is not used here any more. Never waits.
+
+        RefusalError for a descriptor or message that is none of ours.
+        """
+
+    def close(self) -> None:
+        """End it: nothing that is in use is written again."""
 
 
 class Shipment:
@@ -61,10 +96,13 @@ class Shipment:
 
     `head_bytes` of its record (or its `claim`, if that is more), `sizes` of its pieces, its `claim` beyond them, its
     `place` in the line (shared with the others of its mailbox; None: behind everything), and `cargo` for the packer.
-    `sent` counts the pieces sent on the present connection; `begun` is when the first of them was.
+    `sent` counts the pieces sent on the present connection; `begun` is when the first of them was, `lodging` what has
+    its large pieces there.
     """
 
-    __slots__ = ("begun", "cargo", "claim", "head_bytes", "parcel", "place", "replaces", "sent", "sequence", "sizes")
+    __slots__ = (
+        "begun", "cargo", "claim", "head_bytes", "lodging", "parcel", "place", "replaces", "sent", "sequence", "sizes",
+    )  # fmt: skip
 
     def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: Any) -> None:
         self.parcel, self.replaces = parcel, replaces
@@ -74,6 +112,7 @@ class Shipment:
         self.sizes, self.cargo = sizes, cargo
         self.sequence = self.sent = 0
         self.begun = _NEVER
+        self.lodging: Lodging | None = None
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
@@ -122,7 +161,7 @@ class Outbound:
             if shipment.sequence <= delivered.get(shipment.parcel.edge, 0):
                 done.append(shipment)
                 continue
-            shipment.sent = 0
+            shipment.sent, shipment.lodging = 0, None
             if shipment.replaces:
                 shipment.sequence = 0
             if not self.line.put_back(shipment, shipment.place):
@@ -312,36 +351,49 @@ def shipment(parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
     return Shipment(parcel, replaces, head_bytes, encoded.sizes, (envelope, encoded))
 
 
-def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int]:
-    """(frames, cost) of a load; its new items have begun at `now`."""
+def frames_of(load: Load, connection: int, now: Instant, lending: Lending | None = None) -> tuple[list[Any], int, int]:
+    """(frames, cost, bytes that have no frame) of a load; its new items have begun at `now`."""
     records: list[tuple[int, Raw, Raw]] = []
     claims = 0
     for each in load.begun:
         each.begun = now
         envelope, encoded = each.cargo
+        if lending is not None and each.sizes:
+            each.lodging = lending.lodge(encoded)
         records.append((each.sequence, Raw(envelope), Raw(encoded.spec)))
         claims += each.claim
     frames: list[Any] = [b""]
     digests: list[int] = []
-    raw_bytes = 0
+    places: list[Place] = []
+    raw_bytes = lent_bytes = 0
     for each, piece in load.pieces:
         encoded = each.cargo[1]
-        frames.append(encoded.pieces[piece])
+        size = each.sizes[piece]
+        offset = None if each.lodging is None else each.lodging.offset_of(piece)
+        if each.lodging is None or offset is None:
+            frames.append(encoded.pieces[piece])
+            raw_bytes += size
+        else:
+            places.append(Place(len(digests), each.lodging.number, offset, size))
+            lent_bytes += size
         digests.append(encoded.digests[piece])
-        raw_bytes += each.sizes[piece]
-    header = protocol_messages.seal(
-        connection, protocol_messages.pack_batch(load.transfer, load.piece, digests, records)
-    )
-    frames[0] = header
-    return frames, charge(len(header) + raw_bytes, raw_bytes + claims)
+    body = protocol_messages.pack_batch(load.transfer, load.piece, digests, records, places)
+    frames[0] = protocol_messages.seal(connection, body)
+    raw_bytes += lent_bytes
+    return frames, charge(len(frames[0]) + raw_bytes, raw_bytes + claims), lent_bytes
 
 
 class Incoming:
-    """Reassembles the batches of one connection; `intake` is charged with them."""
+    """Reassembles the batches of one connection; `intake` is charged with them.
+
+    `lease_of` gives the memory of segments, where there is any.
+    """
 
     def __init__(self, inbound: Inbound, intake: Intake) -> None:
         self.arrived = 0
         """Items of this connection that are complete."""
+        self.lease_of: Callable[[int], Bytes] = _nothing_lent
+        self._lent_bytes = 0
         self._inbound, self._intake = inbound, intake
         self._pieces = 0
         self._partial: tuple[ItemRecord, Assembly] | None = None
@@ -349,9 +401,14 @@ class Incoming:
     def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
         """Items that a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
         batch = protocol_messages.batch_of(body)
-        raw = frames[1:]
-        if len(raw) != len(batch.digests) or not (raw or batch.records):
-            raise RefusalError("message", f"{len(raw)} frames, {len(batch.digests)} digests")
+        pieces: Sequence[Bytes | Place] = frames[1:]
+        raw_bytes = sum(map(len, frames[1:])) if pieces else 0
+        if batch.places:
+            pieces, lent_bytes = _merged(frames[1:], batch.places), sum(place.size_bytes for place in batch.places)
+            raw_bytes += lent_bytes
+            self._lent_bytes += lent_bytes
+        if len(pieces) != len(batch.digests) or not (pieces or batch.records):
+            raise RefusalError("message", f"{len(pieces)} pieces, {len(batch.digests)} digests")
         if batch.transfer != self.arrived or batch.piece != self._pieces:
             position = f"item {batch.transfer}, piece {batch.piece}"
             raise RefusalError("sequence", f"{position} came, item {self.arrived}, piece {self._pieces} was due")
@@ -361,25 +418,34 @@ class Incoming:
             assembly = Assembly(record.tree)
             claims += claim(record.envelope.size_bytes, assembly.size_bytes)
             items.append((record, assembly))
-        raw_bytes = sum(map(len, raw)) if raw else 0
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
         self._intake.receive(cost)
-        return [ParcelsArrived(self._assemble(items, raw, batch.digests), cost)]
+        return [ParcelsArrived(self._assemble(items, pieces, batch.digests), cost)]
+
+    def pop_lent_bytes(self) -> int:
+        """How much lay in segments since the last call."""
+        lent_bytes, self._lent_bytes = self._lent_bytes, 0
+        return lent_bytes
 
     def _assemble(
-        self, items: list[tuple[ItemRecord, Assembly]], raw: Sequence[Bytes], digests: list[int]
+        self, items: list[tuple[ItemRecord, Assembly]], pieces: Sequence[Bytes | Place], digests: list[int]
     ) -> deque[tuple[int, Parcel]]:
         """Distribute the pieces over the items that want them; (snapshot number, parcel) of each that is complete."""
         parcels: deque[tuple[int, Parcel]] = deque()
         places = []
         used = 0
         self._partial = None
-        count = len(raw)
+        count = len(pieces)
         for record, assembly in items:
             if self._partial is not None:
                 raise RefusalError("message", "an item begins before the one before it is complete")
             while assembly.wanted and used < count:
-                assembly.add(raw[used], digests[used])
+                piece = pieces[used]
+                if isinstance(piece, Place):
+                    where = piece.segment, piece.offset, piece.size_bytes
+                    assembly.add_lent(*where, digests[used], self.lease_of)
+                else:
+                    assembly.add(piece, digests[used])
                 used += 1
                 self._pieces += 1
             if assembly.wanted:
@@ -393,7 +459,23 @@ class Incoming:
             parcels.append((envelope.snapshot, parcel))
             self._pieces = 0
         if used < count:
-            raise RefusalError("message", f"{count - used} frames belong to no item")
+            raise RefusalError("message", f"{count - used} pieces belong to no item")
         self._inbound.arrive(places)
         self.arrived += len(places)
         return parcels
+
+
+def _merged(raw: Sequence[Bytes], places: Sequence[Place]) -> list[Bytes | Place]:
+    """The pieces of a message in their order; RefusalError for places that are not in order, or beyond the end."""
+    pieces: list[Bytes | Place] = list(raw)
+    last = -1
+    for place in places:
+        if not last < place.index <= len(pieces):
+            raise RefusalError("message", f"piece {place.index} of {len(pieces)} comes after piece {last}")
+        last = place.index
+        pieces.insert(last, place)
+    return pieces
+
+
+def _nothing_lent(segment: int) -> Bytes:
+    raise RefusalError("segment", f"segment {segment} of a peer that has lent none")

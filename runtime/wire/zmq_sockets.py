@@ -42,6 +42,7 @@ from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring
+from isthmus.runtime.wire.segment_links import SegmentDesk
 
 FRAME_BYTES_MAX: Final = CHUNK_BYTES + (64 << 10)
 """libzmq closes a connection that announces a larger frame, before it takes memory for it."""
@@ -335,11 +336,19 @@ class ZmqSockets:
     """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted.
 
     With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it, and through no porter. `is_far`: some peers
-    are reached through a bucket, and show their keys late.
+    are reached through a bucket, and show their keys late. `desk`: where hosts of this machine share memory.
     """
 
-    def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "", *, is_far: bool = False) -> None:
-        self.keys, self._proxy, self._is_far = keys, proxy, is_far
+    def __init__(
+        self,
+        loop: Loop,
+        keys: Keyring | None = None,
+        proxy: str = "",
+        *,
+        is_far: bool = False,
+        desk: SegmentDesk | None = None,
+    ) -> None:
+        self.keys, self._proxy, self._is_far, self.desk = keys, proxy, is_far, desk
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
@@ -386,6 +395,8 @@ class ZmqSockets:
         """Destroy the context, and every socket that is left."""
         if self._zap is not None:
             self._zap.close()
+        if self.desk is not None:
+            self.desk.close()
         self._context.destroy(linger=0)
 
 

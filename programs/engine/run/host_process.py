@@ -27,6 +27,7 @@ from isthmus.runtime.system.processes import began_ns, end_after, follow_daemon,
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
+from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 PROXY: Final = "ISTHMUS_SOCKS_PROXY"
@@ -104,7 +105,13 @@ def host_of(
         open_channel=lambda clock, loop, watch: WireChannel(
             member,
             clock=clock,
-            sockets=ZmqSockets(loop, keys, os.environ.get(PROXY, ""), is_far=run_spec.here.is_far),
+            sockets=ZmqSockets(
+                loop,
+                keys,
+                os.environ.get(PROXY, ""),
+                is_far=run_spec.here.is_far,
+                desk=SegmentDesk() if run_spec.settings.shared_memory else None,
+            ),
             run=run_spec.run,
             fingerprint=run_spec.fingerprint,
             limits=FAR_LIMITS if run_spec.here.is_far else None,

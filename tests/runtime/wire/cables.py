@@ -60,7 +60,7 @@ class End:
         self.channel = WireChannel(
             member,
             clock=world.clock,
-            sockets=ZmqSockets(world.loop, changes.pop("keys", None)),
+            sockets=ZmqSockets(world.loop, changes.pop("keys", None), desk=changes.pop("desk", None)),
             limits=limits,
             watch=lambda *transfer: self.transfers.append(transfer),
             on_peer_up=self.ups.append,
@@ -104,7 +104,7 @@ class World:
 
     def channel(self, member: Member, limits: Limits, **changes: Any) -> WireChannel:
         """A channel that says nothing of itself, and is closed with the world."""
-        sockets = ZmqSockets(self.loop, changes.pop("keys", None))
+        sockets = ZmqSockets(self.loop, changes.pop("keys", None), desk=changes.pop("desk", None))
         made = WireChannel(member, clock=self.clock, sockets=sockets, limits=limits, **(RUN | changes))
         self.channels.append(made)
         return made

@@ -20,6 +20,7 @@ from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import CHUNK_BYTES
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
+from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
 from tests.effort import long
 from tests.procfs import has_ipv6, listening, open_files
@@ -45,9 +46,12 @@ class WireEnds(Ends):
     """Channels on loopback. Of two, the `later` or the earlier dials, or both dial a `hub` that relays. With keys, each
     member is on a machine of its own."""
 
-    def __init__(self, world: World, window_bytes: int, who_dials: str, *, has_keys: bool) -> None:
+    def __init__(
+        self, world: World, window_bytes: int, who_dials: str, *, has_keys: bool = False, has_desks: bool = False
+    ) -> None:
         self.world = world
         self.who_dials = who_dials
+        self.has_desks = has_desks
         self.keyed = partial(keyed, admitted=(A, B, C, HUB)) if has_keys else lambda member: {}
         self.limits = PATIENT._replace(window_bytes=window_bytes, relay_window_bytes=window_bytes)
         self.ends: dict[Member, tuple[WireChannel, Endpoints]] = {}
@@ -55,7 +59,8 @@ class WireEnds(Ends):
         self.at_hub = self.hub.channel.bind("tcp://127.0.0.1:0") if self.hub else None
 
     def join(self, member: Member, receiver: RecordingReceiver | None) -> Channel:
-        made = self.world.channel(member, self.limits, **self.keyed(member))
+        desk = SegmentDesk(item_bytes_min=2) if self.has_desks else None
+        made = self.world.channel(member, self.limits, desk=desk, **self.keyed(member))
         where = made.bind("tcp://127.0.0.1:0")
         if self.at_hub is not None:
             made.connect(HUB, self.at_hub)
@@ -102,10 +107,22 @@ class WireEnds(Ends):
 
 
 class TestConformance(ChannelConformance):
-    @pytest.fixture(params=[long("later"), "earlier", long("hub"), "later-keys", "hub-keys"])
+    @pytest.fixture(
+        params=[
+            long("later"),
+            "earlier",
+            long("hub"),
+            "later-keys",
+            "hub-keys",
+            "later-segments",
+            "earlier-keys-segments",
+        ]
+    )
     def ends(self, request: pytest.FixtureRequest, world: World) -> MakeEnds:
-        who_dials, _, keys = request.param.partition("-")
-        return lambda window_bytes: WireEnds(world, window_bytes, who_dials, has_keys=bool(keys))
+        who_dials, *has = request.param.split("-")
+        return lambda window_bytes: WireEnds(
+            world, window_bytes, who_dials, has_keys="keys" in has, has_desks="segments" in has
+        )
 
 
 # -- items -------------------------------------------------------------------------------------------------------------
