@@ -325,6 +325,8 @@ class Functions:
         """Trace every function that the learners will call: the work that can be done before a device is there."""
         for call in self.calls(batch):
             call.function.trace(*call.arguments)
+        if self.recipe.load is None:
+            self.first.trace(abstract_key())
 
     def compile(
         self, batch: Any, *, is_step_alone: bool = False, codes: Sequence[str] = (), carries: bool = False
@@ -553,9 +555,14 @@ def _at_rest(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-@lru_cache(maxsize=16)
 def functions_of(
     task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None = None
 ) -> Functions:
     """The functions of a task, the same object for the same arguments; on jax's default device for None."""
+    return _kept(task, fragments, alpha, devices)
+
+
+@lru_cache(maxsize=16)
+def _kept(task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None) -> Functions:
+    """The same. A cache tells an argument that is left out from its default, so that here all are given."""
     return Functions(task, fragments, alpha, devices)

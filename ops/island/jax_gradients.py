@@ -97,13 +97,13 @@ class _Functions:
 
 
 @lru_cache(maxsize=8)
-def _functions_of(task: Any, devices: tuple[Any, ...] | None = None) -> _Functions:
+def _functions_of(task: Any, devices: tuple[Any, ...] | None) -> _Functions:
     return _Functions(task, devices)
 
 
 def trace(task: Any, batch: Any) -> None:
     """Trace every function that the learners of a task will call."""
-    _functions_of(task).trace(batch)
+    _functions_of(task, None).trace(batch)
 
 
 def calls(task: Any, batch: Any, devices: tuple[Any, ...] | None) -> Iterator[DeviceCall]:

@@ -58,26 +58,26 @@ class StartView:
     def __init__(self, view: View, folder: Path, tell: Any) -> None:
         self._view, self._folder, self._tell = view, folder, tell
         self._is_told = False
+        self._learners: list[str] = []
 
     def update(self, status: dict[str, Any]) -> None:
         """Take the newest status."""
         self._view.update(status)
-        learners = _learners(status)
-        if not self._is_told and learners:
+        self._learners = _learners(status) or self._learners
+        if not self._is_told and self._learners:
             reached = list(read(self._folder))
-            stepping = {each.process for each in reached if each.phase == "step"}
-            if stepping.issuperset(learners):
-                self._print(reached, learners)
+            if {each.process for each in reached if each.phase == "step"}.issuperset(self._learners):
+                self._print(reached)
 
     def close(self, summary: dict[str, Any]) -> None:
         """The run is over."""
         if not self._is_told:
-            self._print(list(read(self._folder)), [])
+            self._print(list(read(self._folder)))
         self._view.close(summary)
 
-    def _print(self, reached: list[Reached], learners: Sequence[str]) -> None:
+    def _print(self, reached: list[Reached]) -> None:
         self._is_told = True
-        self._tell("\n".join(lines(reached, learners)))
+        self._tell("\n".join(lines(reached, self._learners)))
 
 
 def _learners(status: Mapping[str, Any]) -> list[str]:

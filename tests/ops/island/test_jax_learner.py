@@ -197,3 +197,10 @@ def test_evaluation_takes_the_merged_leaves_and_local_ones_of_init() -> None:
 def test_everything_is_traced_without_a_device() -> None:
     task = StepTask()
     functions_of(task, fragments_of(task), 0.5).trace(BATCH)
+
+
+def test_what_was_traced_before_there_was_a_device_is_what_a_learner_calls() -> None:
+    task = StepTask()
+    fragments = fragments_of(task)
+    traced = functions_of(task, fragments, 0.5)
+    assert functions_of(task, fragments, 0.5, None) is traced

@@ -1,0 +1,84 @@
+"""What is started ahead of a run: nothing of it is left where the request is refused, or its command dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.process
+
+REFUSED = """
+from isthmus.programs.engine.run.preparing import DaemonAhead
+from isthmus.runtime.errors import ConfigError
+def work():
+    import subprocess
+    subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    raise ConfigError("Reading", "this", "that", "Change it.")
+try:
+    DaemonAhead(work)
+except ConfigError as error:
+    print(error.faults[0].found)
+"""
+WORKING = """
+import os, sys, time
+from isthmus.programs.engine.run.preparing import DaemonAhead
+def work():
+    open(sys.argv[1], "w").close()
+    time.sleep(600)
+DaemonAhead(work)
+"""
+
+
+def of_session(environment: str) -> list[int]:
+    """The processes that have this variable, zombies not among them."""
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            is_ours = path.name.isdigit() and environment.encode() in (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if is_ours and int(path.name) != os.getpid():
+            found.append(int(path.name))
+    return found
+
+
+def gone(environment: str) -> bool:
+    until = time.monotonic() + PATIENCE
+    while of_session(environment):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_refused_request_leaves_no_process(tmp_path: Path) -> None:
+    mark = f"ISTHMUS_TEST_MARK={tmp_path}"
+    environment = {**os.environ, "ISTHMUS_TEST_MARK": str(tmp_path)}
+    command = [sys.executable, "-c", REFUSED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "that\n"), done.stderr
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_command_that_ends_while_its_request_is_prepared_leaves_no_process(tmp_path: Path, number: int) -> None:
+    mark, working = f"ISTHMUS_TEST_MARK={tmp_path}", tmp_path / "working"
+    environment = {**os.environ, "ISTHMUS_TEST_MARK": str(tmp_path)}
+    nothing = subprocess.DEVNULL
+    command = [sys.executable, "-c", WORKING, str(working)]
+    with subprocess.Popen(command, stdout=nothing, stderr=nothing, env=environment) as process:
+        until = time.monotonic() + PATIENCE
+        while not working.exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.wait(PATIENCE)
+    assert gone(mark)

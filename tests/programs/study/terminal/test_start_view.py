@@ -1,0 +1,73 @@
+"""`--verbose`: the phases of a start by time, of first lives alone; what nobody has written is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from isthmus.programs.study.terminal.start_view import StartView, lines
+from isthmus.runtime.system.phases import Reached, note
+
+S = 1_000_000_000
+STATUS = {"hosts": [{"name": "learner/0"}, {"name": "learner/1"}, {"name": "syncer/0"}]}
+
+
+class Seen:
+    """A view that remembers what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def update(self, status: dict[str, Any]) -> None:
+        self.got.append(status)
+
+    def close(self, summary: dict[str, Any]) -> None:
+        self.got.append(summary)
+
+
+def test_rows_are_by_time_and_count_from_the_command() -> None:
+    reached = [
+        Reached("learner/0", 1, "step", 13 * S),
+        Reached("command", 0, "begun", 10 * S),
+        Reached("learner/0", 2, "begun", 11 * S),
+        Reached("daemon", 0, "begun", 10 * S + S // 2),
+    ]
+    _, *rows = lines(reached, ["learner/0", "learner/1"])
+    assert [row.split()[:3] for row in rows] == [
+        ["0.00", "s", "command"],
+        ["0.50", "s", "daemon"],
+        ["3.00", "s", "learner/0"],
+        ["not", "known", "learner/1"],
+    ]
+
+
+def test_without_the_begin_of_the_command_no_figure_is_told() -> None:
+    (line,) = lines([Reached("daemon", 0, "begun", 5)], [])
+    assert "not known" in line
+
+
+def test_it_is_printed_once_when_all_learners_step(tmp_path: Path) -> None:
+    printed: list[str] = []
+    inner = Seen()
+    view = StartView(inner, tmp_path, printed.append)
+    note(tmp_path, "command", "begun", at_ns=S)
+    note(tmp_path, "learner/0", "step", life=1, at_ns=3 * S)
+    view.update(STATUS)
+    assert not printed
+    note(tmp_path, "learner/1", "step", life=1, at_ns=4 * S)
+    view.update(STATUS)
+    view.update(STATUS)
+    view.close({})
+    (table,) = printed
+    assert "not known" not in table
+    assert inner.got == [STATUS, STATUS, STATUS, {}]
+
+
+def test_a_run_that_ends_before_they_step_says_what_is_known(tmp_path: Path) -> None:
+    printed: list[str] = []
+    view = StartView(Seen(), tmp_path, printed.append)
+    note(tmp_path, "command", "begun", at_ns=S)
+    view.update(STATUS)
+    view.close({})
+    (table,) = printed
+    assert table.count("not known") == 2
