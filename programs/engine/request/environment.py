@@ -5,8 +5,10 @@ It has to be set before jax uses a device. What the user has set stays as it is.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -74,6 +76,35 @@ class _JaxFinder(MetaPathFinder):
 
             loader.exec_module = configured
         return found
+
+
+_is_forkable = False
+
+
+def stay_forkable() -> None:
+    """Have `computed_apart` compute in other processes from now on: hosts are to be forked from this one."""
+    global _is_forkable
+    _is_forkable = True
+
+
+def computed_apart(compute: Callable[[], Any]) -> Any:
+    """The result of `compute`, as JSON. In a child, where this process is to stay one that can be forked: a backend of
+    jax has threads. Where the child fails it is computed here, for its error."""
+    if not _is_forkable or has_backend() or len(os.listdir("/proc/self/task")) > 1:
+        return compute()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(json.dumps(compute()).encode())
+        finally:
+            os._exit(0)  # Without an answer it has failed.
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else compute()
 
 
 def has_backend() -> bool:

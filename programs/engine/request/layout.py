@@ -41,6 +41,7 @@ from isthmus.ops.exchange.parameter_trees import Rules, named_leaves
 from isthmus.ops.island.functions import functions_of
 from isthmus.ops.island.recipe import Leaf, Now, abstract_key, trained_part, with_part, with_scalars
 from isthmus.programs.engine.request.batch_checks import check_data
+from isthmus.programs.engine.request.environment import computed_apart
 from isthmus.programs.engine.request.leaf_checks import form, leaf_faults, rule_faults, stacked_faults, unmatched
 from isthmus.programs.task import METRICS_MAX, JaxTask, ModelLeaf, StepTask, Task
 from isthmus.programs.user_calls import call
@@ -297,11 +298,15 @@ def check_first_loss(task: JaxTask, seed: int) -> None:
     size_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
     if size > PARAMETERS_MAX or size_bytes > BATCH_BYTES_MAX or _operations(traced.jaxpr.jaxpr) > OPERATIONS_MAX:
         return
-    with jax.default_device(_cpu()):
-        loss, are_finite = traced.lower().compile(_OPTIONS)(jax.random.key(seed), batch)
-    if math.isfinite(float(loss)):
+
+    def compute() -> tuple[float, list[str]]:
+        with jax.default_device(_cpu()):
+            loss, are_finite = traced.lower().compile(_OPTIONS)(jax.random.key(seed), batch)
+        return float(loss), [name for name, is_finite in named_leaves(are_finite) if not is_finite]
+
+    loss, odd = computed_apart(compute)
+    if math.isfinite(loss):
         return
-    odd = [name for name, is_finite in named_leaves(are_finite) if not is_finite]
     odd += [name for name, leaf in named_leaves(batch, "batch") if not np.isfinite(np.asarray(leaf, float)).all()]
     where = f", and not finite either: {', '.join(map(repr, odd))}" if odd else ""
     do = "Look at what loss divides by, and takes roots and logarithms of; no step can mend this."

@@ -33,7 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, final
 
-from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend
+from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend, stay_forkable
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
@@ -296,6 +296,7 @@ def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: 
     follow_daemon()
     die_with_parent(parent)
     os.environ.update(environment(computes=True))  # As of a fork server that is started for itself.
+    stay_forkable()
     gc.disable()  # Imports and traces leave next to no garbage, and it would be looked for again and again.
     answer = _answer(work)
     done = answer.get("done", {})

@@ -22,7 +22,7 @@ _WORDS: Final[Mapping[Phase, str]] = {
     "waiting": "has imported, and waits for the run",
     "serving": "serves the run",
     "ready": "has prepared what its hosts need, and can fork them",
-    "open": "is open: imported, compiled, connected to its daemon",
+    "open": "has compiled and loaded what it calls",
     "step": "begins its first step",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -146,3 +148,26 @@ def test_a_script_starts_no_accelerator_unless_the_run_is_in_it(
     with pytest.raises(PreparedError, match=str(computes)):
         training.train("decoupled-diloco", TASK, transport=transport)
     assert named == ({"JAX_PLATFORMS": "cuda,cpu"} if computes else {})
+
+
+APART = """
+import json, os
+from isthmus.programs.engine.request.environment import computed_apart, has_backend, stay_forkable
+def compute():
+    import jax.numpy as jnp
+    return [float(jnp.sqrt(-1.0)), os.getpid()]
+def fail():
+    if os.getpid() != own:
+        raise ValueError
+    return "here"
+own = os.getpid()
+stay_forkable()
+value, pid = computed_apart(compute)
+print(value != value, pid != own, has_backend(), len(os.listdir("/proc/self/task")), computed_apart(fail))
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_hosts_are_forked_from_computes_a_first_loss_in_another_one() -> None:
+    done = subprocess.run([sys.executable, "-c", APART], capture_output=True, text=True, check=False)
+    assert done.stdout == "True True False 1 here\n", done.stderr
