@@ -243,7 +243,7 @@ class Home:
         epoch = max(run.stamp.epoch, machine.epoch)
         if report.obeyed.term == run.stamp.term and report.obeyed > Stamp(run.stamp.term, epoch, run.stamp.number):
             machine.epoch = min(report.obeyed.epoch + 1, COUNT_MAX)
-            run.has_news = True
+            run.has_news |= machine.epoch > epoch  # Not for a lie that no epoch can follow: each report would be one.
         if run.is_unsure:  # Before the lives are read: those that it learns are tracked then.
             lives.learn(run, machine, report)
         for seen in report.lives:

@@ -129,10 +129,12 @@ def test_a_machine_that_sends_bad_reports_only_is_lost_with_its_hosts_alone() ->
 
 def test_a_stamp_from_the_end_of_time_counts_for_its_machine_alone() -> None:
     story = began()
-    commands = story.at(2, ReportCame("beta", Report(obeyed=Stamp(1, COUNT_MAX, COUNT_MAX))), HomeBeat())
+    lie = ReportCame("beta", Report(obeyed=Stamp(1, COUNT_MAX, COUNT_MAX)))
+    commands = story.at(2, lie, HomeBeat())
     orders = [each for each in commands if isinstance(each, SendOrders)][-1]
     epochs = {name: each.stamp.epoch for name, each in orders.by_machine()}
     assert epochs == {"alpha": 1, "beta": COUNT_MAX, "gamma": 1, "delta": 1}
+    assert story.does(3, lie) == []  # Repeated, it is no news: orders to all would follow each of its reports.
 
 
 def test_the_end_is_near_when_home_or_two_machines_say_so() -> None:
