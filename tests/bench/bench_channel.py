@@ -7,6 +7,9 @@ it was acknowledged, as the TCP side waits for a byte; an item of 4 MiB then pay
 between threads that nothing hides, and bare pyzmq sockets reach 0.7 to 0.9. The cases take turns within each repeat;
 the figures are medians, and the ratio is that of medians of one run. The first repeat warms memory and is not counted.
 Beside the bar, too: a 64 MiB array that the receiver gets as one piece of memory, and small items a second.
+
+`shared` is the same channel with shared memory (`run.shared_memory`), beside TCP and a copy in memory; its bars are for
+a stream of 64 MiB. CPU seconds a GB are those of both processes, all threads.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +36,11 @@ from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.security_keys import Keyring
+from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
 BAR = 0.7
+SHARED_BARS = {"tcp": 2.5, "memcpy": 0.5}
 MIB = 1 << 20
 CHUNK = 4 * MIB
 SENDER, RECEIVER = (Member(Replica("bench", slot), 1) for slot in range(2))
@@ -54,12 +60,12 @@ class Sink:
         """Nobody counts."""
 
 
-def receive(pipe: Any, core: int, keys: Keyring | None = None) -> None:
+def receive(pipe: Any, core: int, keys: Keyring | None = None, is_shared: bool = False) -> None:
     """The other process: a channel that listens, and a TCP server in a thread."""
     os.sched_setaffinity(0, {core})
     loop = uvloop.new_event_loop()
     machine_of = {SENDER: "sender"}.get
-    sockets = ZmqSockets(loop, keys)
+    sockets = ZmqSockets(loop, keys, desk=SegmentDesk() if is_shared else None)
     channel = WireChannel(RECEIVER, clock=LoopClock(loop), sockets=sockets, machine_of=machine_of, **RUN)
     channel.open(Sink())
     server = socket.create_server(("127.0.0.1", 0))
@@ -89,13 +95,15 @@ def serve_tcp(server: socket.socket) -> None:
 class Sides:
     """The sending process: both ways to the other one. Each returns the seconds that it took."""
 
-    def __init__(self, endpoints: Endpoints, port: int, keys: Keyring | None = None) -> None:
+    def __init__(
+        self, endpoints: Endpoints, port: int, keys: Keyring | None = None, *, is_shared: bool = False
+    ) -> None:
         self.loop = uvloop.new_event_loop()
         up = self.loop.create_future()
         self.channel = WireChannel(
             SENDER,
             clock=LoopClock(self.loop),
-            sockets=ZmqSockets(self.loop, keys),
+            sockets=ZmqSockets(self.loop, keys, desk=SegmentDesk() if is_shared else None),
             watch=lambda *transfer: self._acknowledged(),
             on_peer_up=lambda peer: up.set_result(None),
             **RUN,
@@ -185,7 +193,7 @@ def copy(source: Any, target: Any, count: int) -> float:
     return time.perf_counter() - begun
 
 
-def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float], float]]:
+def cases_of(sides: Sides, shared: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float], float]]:
     """Name -> (what to run, bytes or items that it moves)."""
     rng = np.random.default_rng(1)
     cases: dict[str, tuple[Callable[[], float], float]] = {}
@@ -197,8 +205,10 @@ def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float
             moved = float(size * count)
             cases[f"tcp {mib} {name}"] = partial(sides.by_tcp, flat.data.cast("B"), size, count, is_alone), moved
             cases[f"channel {mib} {name}"] = partial(sides.by_channel, views, size, count, is_alone), moved
+            cases[f"shared {mib} {name}"] = partial(shared.by_channel, views, size, count, is_alone), moved
         if mib == 64:
             cases["channel 64 whole"] = partial(sides.by_channel, flat, size, count, True), float(size * count)
+            cases["shared 64 whole"] = partial(shared.by_channel, flat, size, count, True), float(size * count)
         target = np.empty_like(flat)
         cases[f"memcpy {mib}"] = partial(copy, flat, target, count), float(size * count)
     cases["small"] = sides.small, float(SMALL_COUNT)
@@ -206,15 +216,26 @@ def cases_of(sides: Sides, total_mib: int) -> dict[str, tuple[Callable[[], float
     return cases
 
 
-def measure(cases: dict[str, tuple[Callable[[], float], float]], repeats: int) -> dict[str, list[float]]:
-    """Bytes (or items) a second of each case, taken in turns."""
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """What all threads of these processes have computed."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def measure(
+    cases: dict[str, tuple[Callable[[], float], float]], repeats: int, pids: Sequence[int]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Of each case, taken in turns: bytes (or items) a second, and CPU seconds of these processes for 1e9 of them."""
     rates: dict[str, list[float]] = {name: [] for name in cases}
+    costs: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(repeats + 1):
         for name, (case, moved) in cases.items():
+            before = cpu_seconds(pids)
             seconds = case()
             if turn:
                 rates[name].append(moved / seconds)
-    return rates
+                costs[name].append((cpu_seconds(pids) - before) / moved * 1e9)
+    return rates, costs
 
 
 def main() -> None:
@@ -225,20 +246,27 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="MiB that each case moves in a repeat")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=receive, args=(there, 1), daemon=True)
-    process.start()
+    sides, pipes, processes = [], [], []
+    for is_shared in (False, True):
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=receive, args=(there, 1, None, is_shared), daemon=True)
+        process.start()
+        endpoints, port = here.recv()
+        sides.append(Sides(endpoints, port, is_shared=is_shared))
+        pipes.append(here)
+        processes.append(process)
     os.sched_setaffinity(0, {0})
-    endpoints, port = here.recv()
-    sides = Sides(endpoints, port)
-    rates = measure(cases_of(sides, options.mib), options.repeats)
-    sides.channel.close()
-    here.send("over")
-    process.join(10)
-    report(rates, options.json)
+    pids = [os.getpid(), *(process.pid for process in processes if process.pid is not None)]
+    rates, costs = measure(cases_of(*sides, options.mib), options.repeats, pids)
+    unlent = sides[1].channel.statistics().get("items_unlent", 0)
+    for side, pipe, process in zip(sides, pipes, processes, strict=True):
+        side.channel.close()
+        pipe.send("over")
+        process.join(10)
+    report(rates, costs, unlent, options.json)
 
 
-def report(rates: dict[str, list[float]], as_json: bool) -> None:
+def report(rates: dict[str, list[float]], costs: dict[str, list[float]], unlent: int, as_json: bool) -> None:
     """Print the figures and the verdict."""
     medians = {name: statistics.median(each) for name, each in rates.items()}
     figures = {name: {"median": medians[name], "min": min(each), "max": max(each)} for name, each in rates.items()}
@@ -249,16 +277,30 @@ def report(rates: dict[str, list[float]], as_json: bool) -> None:
     }
     ratios["64 whole"] = medians["channel 64 whole"] / medians["tcp 64 alone"]
     is_met = all(ratio >= BAR for name, ratio in ratios.items() if "stream" in name)
+    shared = {
+        f"{mib} {name} / {limit}": medians[f"shared {mib} {name}"] / medians[f"{limit} {mib}{of}"]
+        for mib in (4, 64)
+        for name in ("alone", "stream")
+        for limit, of in (("tcp", f" {name}"), ("memcpy", ""))
+    }
+    are_met = all(shared[f"64 stream / {limit}"] >= bar for limit, bar in SHARED_BARS.items())
+    cpu = {name: statistics.median(each) for name, each in costs.items() if "small" not in name}
     if as_json:
-        print(json.dumps({"bench": "channel", "bar": BAR, "is_met": is_met, "rates": figures, "ratios": ratios}))
+        told = {"bench": "channel", "bar": BAR, "is_met": is_met, "rates": figures, "ratios": ratios}
+        told |= {"shared": shared, "shared_bars": SHARED_BARS, "shared_is_met": are_met}
+        print(json.dumps(told | {"cpu_seconds_a_gb": cpu, "items_unlent": unlent}))
         return
-    print(f"{'case':<20}{'median':>10}{'min':>10}{'max':>10}")
+    print(f"{'case':<20}{'median':>10}{'min':>10}{'max':>10}{'':>11}{'CPU s a GB':>12}")
     for name, f in figures.items():
         scale, unit = (1e3, "k items/s") if "small" in name else (1e9, "GB/s")
-        print(f"{name:<20}" + "".join(f"{f[key] / scale:>10.2f}" for key in ("median", "min", "max")) + f"  {unit}")
+        line = "".join(f"{f[key] / scale:>10.2f}" for key in ("median", "min", "max"))
+        print(f"{name:<20}{line}  {unit:<9}{cpu.get(name, float('nan')):>12.3f}")
     for name, ratio in ratios.items():
         print(f"channel / tcp, {name}: {ratio:.2f}")
     print(f"bar {BAR} for streams: {'met' if is_met else 'MISSED'}")
+    for name, ratio in shared.items():
+        print(f"shared {name}: {ratio:.2f}")
+    print(f"bars {SHARED_BARS} for a stream of 64 MiB: {'met' if are_met else 'MISSED'}; {unlent} items not lent")
 
 
 if __name__ == "__main__":
