@@ -110,7 +110,8 @@ def host_of(
                 keys,
                 os.environ.get(PROXY, ""),
                 is_far=run_spec.here.is_far,
-                desk=SegmentDesk() if run_spec.settings.shared_memory else None,
+                # What is shared passes no proxy, which is there to be passed.
+                desk=SegmentDesk() if run_spec.settings.shared_memory and PROXY not in os.environ else None,
             ),
             run=run_spec.run,
             fingerprint=run_spec.fingerprint,
