@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -42,6 +44,8 @@ class Table:
     speeds: Sequence[float] = ()
     delay_ms: float = 1.0
     program: str = "decoupled-diloco"
+    by_part: bool = False
+    """Each slot trains on text of its own kind, and the evaluation is of all kinds in turn."""
 
 
 CARRIED: Final[Mapping[str, Settings]] = {"overwrite": {}, "carry": {"carry": True}}
@@ -69,6 +73,22 @@ BY_SPEED: Final[Mapping[str, Settings]] = {
     "carry, by speed": {"carry": True, "steps_by_speed": True},
     "by speed, late refused": {"steps_by_speed": True, "late": "refuse"},
 }
+DAMPED: Final[Mapping[str, Settings]] = {
+    "as it is": {},
+    "damped by age": {"damped": "age"},
+    "damped by disagreement": {"damped": "disagreement"},
+    "weighed by agreement": {"damped": "agreement"},
+}
+WARMED: Final[Mapping[str, Settings]] = {
+    "(0.4, 0.7)": MEMORY["(0.4, 0.7)"],
+    "mu rises over a quarter": {**MEMORY["(0.4, 0.7)"], "momentum_warmup": 0.25},
+    "mu rises over all": {**MEMORY["(0.4, 0.7)"], "momentum_warmup": 1.0},
+    "(0.7, 0)": MEMORY["(0.7, 0)"],
+    "(1, 0)": MEMORY["(1, 0)"],
+    "(0.4, 0.7), damped by age": {**MEMORY["(0.4, 0.7)"], "damped": "age"},
+    "(0.4, 0.7), by disagreement": {**MEMORY["(0.4, 0.7)"], "damped": "disagreement"},
+    "(0.4, 0.7), by agreement": {**MEMORY["(0.4, 0.7)"], "damped": "agreement"},
+}
 TABLES: Final[Mapping[str, Table]] = {
     "near": Table(CARRIED),
     "trip-1": Table(CARRIED, delay_ms=5.0),
@@ -79,9 +99,38 @@ TABLES: Final[Mapping[str, Table]] = {
     "no-grace": Table(NO_GRACE, speeds=(1.0, 1.0, 0.8, 0.6)),
     "memory": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25)),
     "by-speed": Table(BY_SPEED, speeds=(1.0, 1.0, 0.5, 0.25)),
+    "damped": Table(DAMPED, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
+    "damped-no-grace": Table(
+        {side: {"grace": False, **settings} for side, settings in DAMPED.items()},
+        speeds=(1.0, 1.0, 0.5, 0.25),
+        by_part=True,
+    ),
+    "damped-momentum": Table(WARMED, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
     "alpha": Table({"alpha .5": {"alpha": 0.5}, "alpha 0": {"alpha": 0.0}}, program="streaming-diloco"),
 }
 """A transfer takes `delay_ms`, so that from an answer to its adoption two of them pass: 1, 6 and 24 steps."""
+
+
+@dataclass(frozen=True)
+class ByPart:
+    """Batches of a slot from its part, and of the evaluation from all in turn."""
+
+    parts: tuple[Any, ...]
+
+    def __call__(self, at: Any) -> Any:
+        """The batch at a place."""
+        count = len(self.parts)
+        if at.split == "evaluation":
+            return self.parts[at.position % count].batch(replace(at, position=at.position // count))
+        return self.parts[at.slot % count].batch(at)
+
+
+def by_part(folder: Path, settings: Settings) -> Any:
+    """The task whose slots train on the parts of a text (`parts_of_text.py`), which are written into `folder`."""
+    if not folder.exists():
+        subprocess.run([sys.executable, str(Path(__file__).with_name("parts_of_text.py")), str(folder)], check=True)
+    tasks = tuple(language_model.task(data=(str(part),), **settings) for part in sorted(folder.iterdir()))
+    return replace(tasks[0], batch=ByPart(tasks))
 
 
 def measured(table: Table, settings: Settings, task: Any, steps: int, seed: int) -> dict[str, float]:
@@ -122,16 +171,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--nano", action="store_true", help="the model nano, 131,904 parameters")
     parser.add_argument("--kept", type=Path, help="a file for each model")
+    parser.add_argument("--parts", type=Path, help="where texts by kind are, or go, for tables with unlike data")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    task, kept = language_model.task(**(NANO if asked.nano else SMALL)), KeptCells(asked.kept)
+    settings, kept = NANO if asked.nano else SMALL, KeptCells(asked.kept)
     names = asked.tables or list(TABLES)
+    task, parts = language_model.task(**settings), None
+    if any(TABLES[table].by_part for table in names):
+        parts = by_part(asked.parts or Path(tempfile.mkdtemp(prefix="parts-")) / "text", settings)
     for seed in range(asked.seeds):
         for table in names:
-            for side, settings in TABLES[table].sides.items():
+            task_of = parts if TABLES[table].by_part else task
+            for side, side_settings in TABLES[table].sides.items():
                 cell = f"{table}: {side}, {asked.steps} steps, seed {seed}"
                 if cell not in kept:
-                    kept.keep(cell, measured(TABLES[table], settings, task, asked.steps, seed))
+                    kept.keep(cell, measured(TABLES[table], side_settings, task_of, asked.steps, seed))
     if asked.json:
         print(json.dumps(kept, indent=1))
         return
