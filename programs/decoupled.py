@@ -24,11 +24,11 @@ from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.syncer.merge import Anchor, Damping, Merge
+from isthmus.ops.syncer.merge import Anchor, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.settings import Setting, checked, settings_of
-from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default, sweeps_of
+from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
@@ -127,13 +127,6 @@ def free_running(
             resumes=True,
         ),
     ] = "adopted",
-    damped: Annotated[
-        Damping,
-        Setting("By what an answer counts for less: its age in versions, or its disagreement.", resumes=True),
-    ] = "none",
-    momentum_warmup: Annotated[
-        float, Setting("The share of the sweeps over which the outer momentum rises from 0.", ge=0, le=1, resumes=True)
-    ] = 0.0,
     steps_by_speed: Annotated[
         bool,
         Setting(
@@ -257,21 +250,10 @@ def free_running(
             share_max=weight_share_max,
             opposed=opposed,
             anchor=anchor,
-            damped=damped,
         ),
         fires=votes,
     )
-    outer = syncer.node(
-        "outer-step",
-        partial(
-            OuterStep,
-            parts,
-            lr=lr,
-            momentum=momentum,
-            update=update,
-            warm_merges=momentum_warmup * sweeps_of(job, steps),
-        ),
-    )
+    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
         "evaluate",
         partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen, paths=paths),

@@ -72,21 +72,6 @@ def opposed(gradients: Sequence[Float32]) -> list[bool]:
     return [bool(each) for each in (pairs > least) & (against < -least)]
 
 
-def agreements(gradients: Sequence[Float32]) -> list[float]:
-    """The cosine of each gradient (float32[n], two or more) to the mean direction of the others; 1 where either is
-    zero."""
-    sample: NDArray[np.float64] = np.array(gradients, np.float64)
-    lengths = np.sqrt(np.einsum("ij,ij->i", sample, sample))
-    sample = np.divide(sample, lengths[:, None], out=np.zeros_like(sample), where=lengths[:, None] > 0)
-    others = sample.sum(axis=0) - sample
-    norms = np.sqrt(np.einsum("ij,ij->i", others, others))
-    dots = np.einsum("ij,ij->i", sample, others)
-    return [
-        float(min(1.0, dot / norm)) if norm > 0 and own > 0 else 1.0
-        for dot, norm, own in zip(dots, norms, lengths, strict=True)
-    ]
-
-
 def least_of(size: int) -> float:
     """The least meaningful cosine of gradients with `size` values; from 1 on there is none."""
     return max(COSINE_MIN, NOISE_DEVIATIONS / math.sqrt(len(range(0, size, stride_of(size)))))

@@ -42,7 +42,7 @@ from isthmus.ops.exchange.messages import (
     passed_on,
 )
 from isthmus.ops.exchange.token_accounts import STALE_INTERVALS, AtMost, FragmentAccount, StepTokens, weight
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, agreements, stride_of
+from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 
@@ -157,9 +157,6 @@ class Extent:
 
 Anchor: TypeAlias = Literal["adopted", "syncer"]
 """What an outer gradient is relative to: the version that the learner adopted, or the shard's newest one."""
-Damping: TypeAlias = Literal["none", "age", "disagreement", "agreement"]
-"""By what an answer counts for less in a merge: the rest of its weight is a gradient of zero, or, by "agreement", goes
-to the others."""
 BASES_KEPT: Final = STALE_INTERVALS + 1
 """Published versions of a fragment that are kept: the newest, and one for each interval that an answer may be old."""
 
@@ -209,9 +206,6 @@ class Merge:
     With the `anchor` 'syncer' (arXiv 2604.21428) an outer gradient is relative to this shard's newest version, B_v -
     theta: to an answer on an older base b, which is B_b - theta, the distance B_v - B_b is added, before the merge. The
     versions come from outer-step (`published`). Answers on an older base than BASES_KEPT has are refused as stale.
-
-    `damped` by "age": an answer on a base that is n versions old counts as 1 / (1 + n) of itself; by "disagreement"
-    and "agreement": as (1 + c) / 2, c the cosine to the mean direction of the others.
     """
 
     outputs = ("gradient", "reached")
@@ -238,9 +232,8 @@ class Merge:
         share_max: float = 1.0,
         opposed: Literal["tell", "refuse"] = "tell",
         anchor: Anchor = "adopted",
-        damped: Damping = "none",
     ) -> None:
-        self._fragments, self._damping = fragments, damped
+        self._fragments = fragments
         self._published: dict[int, PublishedVersions] | None = {} if anchor == "syncer" else None
         """By fragment, where the anchor is the shard's own version."""
         self._of_regions = of_regions
@@ -467,10 +460,6 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         assert account is not None  # Or all would have been refused.
-        undamped = sum(weights)
-        weights = [own * share for own, share in zip(weights, self._damped(accepted, account), strict=True)]
-        if not any(weights):
-            return self._gradient(round, record, None)
         if self._of_regions:
             # Not said: it is so in every merge.
             shares, whole, _ = capped(weights, [str(vote["slot"]) for vote in accepted], self._parts(round, accepted))
@@ -486,7 +475,6 @@ class Merge:
             self._fragments[round["fragment"]],
             self._method,
         )
-        whole *= 1.0 if self._damping == "agreement" else sum(weights) / undamped
         if whole < 1.0:
             merged = replace(merged, scale=merged.scale * np.float32(whole))
         work = [row for vote in accepted for row in rows_of(vote)]
@@ -505,17 +493,6 @@ class Merge:
             self._merges += 1
             self._votes += len(voted)
         return self._gradient(round, record, merged, work)
-
-    def _damped(self, accepted: Sequence[Answer], account: FragmentAccount) -> list[float]:
-        """The share of each answer that counts, by the program's damping."""
-        if self._damping == "age":
-            return [1.0 / (1 + max(0, account.newest[1] - (vote["base"] or account.newest)[1])) for vote in accepted]
-        if self._damping in ("disagreement", "agreement") and len(accepted) > 1:
-            fragment = self._fragments[accepted[0]["fragment"]]
-            stride = stride_of(fragment.size)
-            samples = [self._coding.sampled(self._values(vote), fragment, stride) for vote in accepted]
-            return [(1.0 + cosine) / 2 for cosine in agreements(samples)]
-        return [1.0] * len(accepted)
 
     def _agreeing(self, accepted: list[Answer], record: Merging) -> list[Answer]:
         """The answers without those of lives that pull against all others; these are refused."""

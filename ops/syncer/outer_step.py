@@ -138,10 +138,9 @@ class OuterStep:
         lr: float,
         momentum: float,
         update: Format | Literal["auto"] = "float32",
-        warm_merges: float = 0.0,
     ) -> None:
         self._fragments = fragments
-        self._format, self._warm_merges = update, warm_merges
+        self._format = update
         self._publications: dict[int, Publication] = {}
         self._lr, self._momentum = lr, momentum
         self._theta: dict[int, Vector] = {}
@@ -247,7 +246,7 @@ class OuterStep:
         assert gradient["version"] is not None
         # Before the step, as of the version before: the step then decays a late momentum once more.
         self._go_on(p, [gradient["version"][0], gradient["version"][1] - 1])
-        theta = self._stepped(p, direction, scale, self._momentum_of(gradient["version"][1]))
+        theta = self._stepped(p, direction, scale)
         # Before it is kept or published: no receiver may see it.
         if not self._is_finite(theta):
             odd = np.count_nonzero(~np.isfinite(theta))
@@ -261,19 +260,14 @@ class OuterStep:
             assert gradient["version"] is not None
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
 
-    def _momentum_of(self, count: int) -> float:
-        """The momentum of the merge that makes version number `count` of a fragment: it rises linearly from 0 over the
-        first `warm_merges`, with the same rate of the step in the long run."""
-        return self._momentum * min(1.0, count / self._warm_merges) if self._warm_merges else self._momentum
-
-    def _stepped(self, p: int, direction: Vector, scale: Vector, momentum: float) -> Vector:
+    def _stepped(self, p: int, direction: Vector, scale: Vector) -> Vector:
         """The values of a fragment after a step; its momentum, where the program has any, is replaced."""
         fragment = self._fragments[p]
         if not self._momentum:
             theta: Vector = self._nesterov.descent(self._theta[p], direction, scale, fragment, self._lr)
             return theta
         theta, self._velocity[p] = self._nesterov.outer_step(
-            self._theta[p], self._velocity[p], direction, scale, fragment, self._lr, momentum
+            self._theta[p], self._velocity[p], direction, scale, fragment, self._lr, self._momentum
         )
         return theta
 

@@ -73,22 +73,6 @@ BY_SPEED: Final[Mapping[str, Settings]] = {
     "carry, by speed": {"carry": True, "steps_by_speed": True},
     "by speed, late refused": {"steps_by_speed": True, "late": "refuse"},
 }
-DAMPED: Final[Mapping[str, Settings]] = {
-    "as it is": {},
-    "damped by age": {"damped": "age"},
-    "damped by disagreement": {"damped": "disagreement"},
-    "weighed by agreement": {"damped": "agreement"},
-}
-WARMED: Final[Mapping[str, Settings]] = {
-    "(0.4, 0.7)": MEMORY["(0.4, 0.7)"],
-    "mu rises over a quarter": {**MEMORY["(0.4, 0.7)"], "momentum_warmup": 0.25},
-    "mu rises over all": {**MEMORY["(0.4, 0.7)"], "momentum_warmup": 1.0},
-    "(0.7, 0)": MEMORY["(0.7, 0)"],
-    "(1, 0)": MEMORY["(1, 0)"],
-    "(0.4, 0.7), damped by age": {**MEMORY["(0.4, 0.7)"], "damped": "age"},
-    "(0.4, 0.7), by disagreement": {**MEMORY["(0.4, 0.7)"], "damped": "disagreement"},
-    "(0.4, 0.7), by agreement": {**MEMORY["(0.4, 0.7)"], "damped": "agreement"},
-}
 TABLES: Final[Mapping[str, Table]] = {
     "near": Table(CARRIED),
     "trip-1": Table(CARRIED, delay_ms=5.0),
@@ -99,13 +83,7 @@ TABLES: Final[Mapping[str, Table]] = {
     "no-grace": Table(NO_GRACE, speeds=(1.0, 1.0, 0.8, 0.6)),
     "memory": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25)),
     "by-speed": Table(BY_SPEED, speeds=(1.0, 1.0, 0.5, 0.25)),
-    "damped": Table(DAMPED, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
-    "damped-no-grace": Table(
-        {side: {"grace": False, **settings} for side, settings in DAMPED.items()},
-        speeds=(1.0, 1.0, 0.5, 0.25),
-        by_part=True,
-    ),
-    "damped-momentum": Table(WARMED, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
+    "memory-unlike": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
     "alpha": Table({"alpha .5": {"alpha": 0.5}, "alpha 0": {"alpha": 0.0}}, program="streaming-diloco"),
 }
 """A transfer takes `delay_ms`, so that from an answer to its adoption two of them pass: 1, 6 and 24 steps."""
