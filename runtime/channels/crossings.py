@@ -24,6 +24,9 @@ CONTROL: Final = "control"
 RELAYED: Final = "relayed"
 FRAMING: Final = "framing"
 ITEMS: Final = "items"
+LENT: Final = ("items_lent", "bytes_lent", "items_unlent", "bytes_unlent", "desk_unreached")
+"""Statistics of channels that share memory: items of that size that went there and that did not, and peers of the same
+machine with which none could be shared."""
 
 
 @final
@@ -149,3 +152,5 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lines: list[EdgeCrossing]
     error_texts: dict[str, str] = {}
     """Of a daemon: where the machines say that texts of errors stay, 'local' or 'home'."""
+    lent: dict[str, Count] = {}
+    """Of a host, by LENT: what it sent to hosts of its machine through memory that both map."""

@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
-from isthmus.runtime.channels.crossings import Account, EdgeCrossing, lines
+from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan
@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX,
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
+from isthmus.runtime.system.memory import ProportionalMemory
 from isthmus.runtime.system.phases import Phase, note
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
@@ -453,7 +454,7 @@ class HostProcess:
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
-        self._computed = time.process_time()
+        self._computed, self._memory = time.process_time(), ProportionalMemory()
         self._parting = Parting()
         self._error: str | None = None
         self._is_over = self._gives_way = self._is_gone = False
@@ -532,7 +533,7 @@ class HostProcess:
             self._clock.now(),
             formed=Formed() if elastic is None else elastic.form_result,
             cpu_seconds=used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
-            memory_bytes=used.ru_maxrss * 1024,
+            memory_bytes=self._memory.peak_bytes,
             starved=None if starved is None else msgspec.to_builtins(starved),
         )
         phase = self._phase(self._host.published)
@@ -641,6 +642,7 @@ class HostProcess:
 
     def _account_later(self) -> None:
         self._write_account()
+        self._memory.look()
         self._loop.call_later(account_files.ACCOUNT_SECONDS, self._account_later)
 
     def _write_account(self, *, is_last: bool = False) -> None:
@@ -663,6 +665,7 @@ class HostProcess:
                 is_last,
                 self._keys is not None,
                 account,
+                lent={name: count for name, count in self._channel.statistics().items() if name in LENT},
             ),
         )
 

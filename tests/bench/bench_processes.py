@@ -29,8 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from observed import ISTHMUS, Run, cpu_of, pin, proportional_bytes, signal_all, status, training
+from observed import ISTHMUS, Run, cpu_of, pin, signal_all, status, training
 
+from isthmus.runtime.system.memory import proportional_bytes
 from isthmus.runtime.system.processes import ONE_THREAD
 
 LEARNERS = 4
@@ -101,7 +102,7 @@ def whole_run(folder: Path, tokens: int) -> tuple[dict[str, Any], dict[str, int]
         time.sleep(1.0)
         if not memory and reported_tokens(folder) > tokens / 2:
             pids = {host["name"]: host["pid"] for host in status(folder)["hosts"] if host["pid"]}
-            memory = {name: proportional_bytes(pid) for name, pid in (pids | {"command": run.pid}).items()}
+            memory = {name: proportional_bytes(pid) or 0 for name, pid in (pids | {"command": run.pid}).items()}
     if run.returncode:
         raise SystemExit(f"the run ended with {run.returncode}")
     return json.loads((folder / "summary.json").read_text()), memory

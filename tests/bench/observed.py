@@ -138,9 +138,3 @@ def signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def proportional_bytes(pid: int) -> int:
-    """The proportional set size (PSS) of a process."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))

@@ -68,7 +68,9 @@ _HOST: Final[Mapping[str, Family]] = {
     "bytes_sent": Family("learner_sent_bytes", "Bytes sent to other hosts in this life.", LEARNER, is_counter=True),
     "bytes_received": Family("learner_received_bytes", "Bytes received in this life.", LEARNER, is_counter=True),
     "cpu_seconds": Family("learner_cpu_seconds", "Processor time of this life.", LEARNER, is_counter=True),
-    "memory_bytes": Family("learner_memory_bytes", "Resident memory.", LEARNER),
+    "memory_bytes": Family(
+        "learner_memory_bytes", "Proportional memory (PSS), the most of looks every five seconds.", LEARNER
+    ),
     "incarnation": Family("learner_life_number", "Which life of its slot this is.", LEARNER),
 }
 """Figures of a learner's host."""

@@ -104,7 +104,8 @@ class Unknown(NamedTuple):
 @dataclass(slots=True)
 class Borders:
     """What crossed in a run, by way: `machines` and `regions`; `within` are both ends on one machine, `relayed` items
-    that a third host passed on, which are in other lines already. `at` is the time of the newest account."""
+    that a third host passed on, which are in other lines already. `at` is the time of the newest account, `lent` what
+    went through shared memory, by `crossings.LENT`."""
 
     run: str
     at: float | None
@@ -114,6 +115,7 @@ class Borders:
     regions: dict[BorderWay, list[CrossingSum]]
     relayed: dict[BorderWay, list[CrossingSum]]
     unknown: Sequence[Unknown]
+    lent: dict[str, int] = field(default_factory=dict)
 
     def as_data(self, *, with_digests: bool = False) -> dict[str, Any]:
         """All of it as plain data."""
@@ -137,6 +139,7 @@ class Borders:
             "within": rows(self.within),
             "regions": rows(self.regions),
             "relayed": rows(self.relayed),
+            "shared_memory": self.lent,
             "unknown": [each._asdict() for each in self.unknown],
         }
 
@@ -181,6 +184,7 @@ def read(run: Path) -> Borders:
         {"name": name, "region": regions.get(name), "error_texts": "home" if name in homes else texts.get(name)}
         for name in sorted(machines - {""})
     ]
+    borders.lent = {name: sum(account.lent.get(name, 0) for account in accounts) for name in crossings.LENT}
     borders.at = max((account.time for account in accounts), default=None)
     borders.unknown = [*damaged, *_unknown(run, accounts)]
     return borders

@@ -38,6 +38,7 @@ def _lines(borders: Borders) -> Iterator[str]:
         if ways:
             yield from ("", title)
             yield from _ways(ways)
+    yield from _lent(borders.lent)
     yield from _names(borders)
     yield from ("", NOT_COUNTED)
     yield from map(_unknown, borders.unknown)
@@ -63,6 +64,18 @@ def _ways(ways: Mapping[BorderWay, Sequence[CrossingSum]]) -> Iterator[str]:
             for each in sums
         ]
     return iter(table(rows))
+
+
+def _lent(lent: Mapping[str, int]) -> Iterator[str]:
+    """What of it went through shared memory, where any was shared or should have been."""
+    if any(lent.values()):
+        there, not_there = (
+            f"{lent[f'items_{name}']:,} items ({size(lent[f'bytes_{name}'])})" for name in ("lent", "unlent")
+        )
+        yield ""
+        yield f"Within a machine {there} went through shared memory, {not_there} of that size by TCP."
+    if lent.get("desk_unreached"):
+        yield f"{lent['desk_unreached']:,} connections between hosts of one machine could not share memory."
 
 
 def _names(borders: Borders) -> Iterator[str]:

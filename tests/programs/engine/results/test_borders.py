@@ -11,6 +11,7 @@ import pytest
 from isthmus.programs.engine.results import borders
 from isthmus.programs.engine.results.borders import BorderWay, Unknown
 from isthmus.programs.engine.results.crossing_kinds import CONTROL, FILES, FRAMING, OUTER_GRADIENTS, RELAYED, REPORTS
+from isthmus.programs.engine.results.words import size
 from isthmus.programs.study.terminal.borders_page import page
 from isthmus.runtime.channels import crossings
 from isthmus.runtime.channels.crossings import Account, EdgeCrossing, Tally
@@ -84,6 +85,17 @@ def test_what_a_host_sent_whose_account_is_elsewhere_is_by_its_peer(run: Path) -
     found = borders.read(run)
     assert sums(found, "beta", "alpha") == {(OUTER_GRADIENTS, ANSWER): 90}
     assert found.unknown == [Unknown("no account", "learner/0", 1, None)]
+
+
+def test_what_went_through_shared_memory_is_summed_over_hosts_and_told(run: Path) -> None:
+    one = {"items_lent": 3, "bytes_lent": 3_000_000, "items_unlent": 1, "bytes_unlent": 200_000}
+    keep(run, account("learner/0", lent=one), account("syncer/0", lent=one | {"desk_unreached": 2}))
+    found = borders.read(run)
+    wanted = {"items_lent": 6, "bytes_lent": 6_000_000, "items_unlent": 2, "bytes_unlent": 400_000, "desk_unreached": 2}
+    assert found.lent == found.as_data()["shared_memory"] == wanted
+    assert size(6_000_000) in page(found)
+    keep(run, account("learner/0"), account("syncer/0"))
+    assert size(6_000_000) not in page(borders.read(run))
 
 
 def test_edges_of_a_users_own_are_listed_by_name_and_every_byte_has_a_kind(run: Path) -> None:
