@@ -37,13 +37,18 @@ from isthmus.programs.engine.request.environment import compute_anywhere, comput
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
-from isthmus.runtime.system.processes import die_with_parent, end_after, environment, follow_daemon, kill_session
+from isthmus.runtime.system.processes import (
+    die_with_parent,
+    end_after,
+    environment,
+    follow_daemon,
+    kill_session,
+    name_process,
+)
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
 ORDER_BYTES_MAX: Final = 1 << 16
-FIRST: Final = 64
-"""The number of the first of the descriptors that the daemon gets, which are few until then."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
 _END: Final = b"\n"
 """Of an answer: processes that the task has started may have the pipe for longer."""
@@ -255,31 +260,43 @@ def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: soc
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, preparer = os.getpid(), os.fork()
         if preparer == 0:
-            command.close()
-            ours.close()
+            _close_all_but(writer, its.fileno())
             end_after(lambda: _prepare_and_serve(work, writer, its, parent))
         plain, its_plain = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plain_pid = os.fork()
         if plain_pid == 0:
-            for each in (command, ours, its, plain):
-                each.close()
-            os.close(writer)
+            _close_all_but(its_plain.fileno())
             end_after(lambda: _serve_plain(its_plain, parent))
         command.send(str(preparer).encode())
         os.dup2(command.fileno(), 0)
-        os.set_inheritable(0, True)
-        os.dup2(ours.fileno(), FIRST)
-        os.dup2(plain.fileno(), FIRST + 1)
-        os.closerange(3, FIRST)
-        os.closerange(FIRST + 2, os.sysconf("SC_OPEN_MAX"))
-        servers = [str(FIRST), str(preparer), str(FIRST + 1), str(plain_pid)]
+        _close_all_but(ours.fileno(), plain.fileno())
+        for each in (ours, plain):
+            each.set_inheritable(True)
+        servers = [str(each) for each in (ours.fileno(), preparer, plain.fileno(), plain_pid)]
         os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", *servers])
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 
 
+def _close_all_but(*kept: int) -> None:
+    """Close what the command has open but its standard streams: locks and sockets would stay with hosts, for the whole
+    run. Nothing here uses the objects that had them; their frames live as long as this process."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in kept:
+            with suppress(OSError):  # What listed them is gone.
+                os.close(number)
+
+
+def _name(what: str) -> None:
+    """Name this process, before its environment changes: a title is written over that, as it was at the beginning."""
+    name_process(f"isthmus {what}")
+
+
 def _serve_plain(daemon: socket.socket, parent: int) -> int:
     """In the plain fork server."""
+    _name("plain-server")
     os.setsid()
     follow_daemon()
     die_with_parent(parent)
@@ -292,6 +309,7 @@ def _serve_plain(daemon: socket.socket, parent: int) -> int:
 
 def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, parent: int) -> int:
     """In the preparer: write the result of the work into the pipe; then fork hosts of its task, if it has one."""
+    _name("preparer")
     os.setsid()  # The task may start processes, which end with this one.
     follow_daemon()
     die_with_parent(parent)

@@ -82,3 +82,38 @@ def test_a_command_that_ends_while_its_request_is_prepared_leaves_no_process(tmp
         process.send_signal(number)
         process.wait(PATIENCE)
     assert gone(mark)
+
+
+OPENED = """
+import json, os, sys
+from isthmus.programs.engine.run.preparing import DaemonAhead
+kept = os.open(sys.argv[1], os.O_RDONLY)
+def work():
+    files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return {"has": os.path.realpath(sys.argv[1]) in files, "task": ""}
+print(DaemonAhead(work).answer["has"])
+"""
+
+
+def test_what_the_command_has_open_does_not_stay_with_hosts(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    command = [sys.executable, "-c", OPENED, str(lock)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+NAMED = """
+import os
+from isthmus.programs.engine.run.preparing import DaemonAhead
+from isthmus.runtime.system.processes import name_process
+def work():
+    name_process("isthmus learner/0")
+    return {"has": open("/proc/self/cmdline").read().rstrip(chr(0)), "task": ""}
+print(DaemonAhead(work).answer["has"])
+"""
+
+
+def test_hosts_that_are_forked_from_it_have_their_names() -> None:
+    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout == "isthmus learner/0\n", done.stderr
