@@ -68,10 +68,21 @@ def channel(told: Any) -> Iterator[Share]:
     for mib in (4, 64):
         through = rates[f"channel {mib} stream"] / 1e9
         yield faster(f"{mib} MiB / raw TCP", through, rates[f"tcp {mib} stream"] / 1e9, "GB/s")
-        yield faster(f"{mib} MiB / memcpy", through, rates[f"memcpy {mib}"] / 1e9, "GB/s")
+        shared = rates[f"shared {mib} stream"] / 1e9
+        yield faster(f"{mib} MiB, shared memory / memcpy", shared, rates[f"memcpy {mib}"] / 1e9, "GB/s")
         shared = rates[f"shared {mib} stream"] / 1e9
         yield faster(f"{mib} MiB by shared memory / raw TCP", shared, rates[f"tcp {mib} stream"] / 1e9, "GB/s")
         yield faster(f"{mib} MiB by shared memory / memcpy", shared, rates[f"memcpy {mib}"] / 1e9, "GB/s")
+
+
+def start(told: Any) -> Iterator[Share]:
+    """From a command to what it shows or trains; the limits are a process that does the same alone, or nothing."""
+    found = {name: statistics.median(values) for name, values in told.items()}
+    first = found["all learners have begun their first step"]
+    yield shorter("first step of 2 learners / bare process", first, found["the bare process: its first step"], "s")
+    nothing = found["an interpreter"]
+    yield shorter("isthmus --help / an interpreter", found["isthmus --help"], nothing, "s")
+    yield shorter("isthmus status / an interpreter", found["isthmus status RUN"], nothing, "s")
 
 
 def merge(told: Any) -> Iterator[Share]:
@@ -115,6 +126,7 @@ def memory(told: Any) -> Iterator[Share]:
 MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]] = {
     "scheduler": (scheduler, ["bench_scheduler.py", "--firings", "20000", "--repeats", "9"]),
     "channel": (channel, ["bench_channel.py", "--repeats", "7", "--mib", "128"]),
+    "start": (start, ["bench_start.py", "--starts", "3", "--tokens", "20000"]),
     "merge": (merge, ["bench_merge.py", "--learners", "4", "--repeats", "7", "--cases", "read", "rda"]),
     "learner": (learner, ["bench_learner.py", "--pairs", "8"]),
     "deaths": (deaths, ["bench_deaths.py", "deaths", "syncer", "--kills", "3"]),
