@@ -27,6 +27,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.loop_task import LoopScript, LoopTask
+from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
@@ -350,8 +351,9 @@ def _computing(request: Request) -> tuple[str, ...]:
 
 
 def forks(request: Request) -> bool:
-    """Whether the hosts of a run that compute are forked: those of a script are processes of that."""
-    return not isinstance(request.task, LoopTask) and bool(_computing(request))
+    """Whether hosts can be forked from the process that has prepared a run: of a task in jax. What another framework
+    has done by then, as to start a device, is not known here; and hosts of a script are processes of that."""
+    return not isinstance(request.task, OwnTask) and bool(_computing(request))
 
 
 def _imports(node: Node) -> bool:
