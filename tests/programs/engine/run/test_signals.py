@@ -30,12 +30,12 @@ ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def is_preparing(run: Run) -> bool:
-    """Whether the child that prepares the request is there."""
-    return len(run.processes()) == 2 and not run.folder.exists()
+    """Whether what prepares the request is there, and what waits for the run: a daemon, and a server of its hosts."""
+    return len(run.processes()) == 4 and not run.folder.exists()
 
 
 def is_daemon_starting(run: Run) -> bool:
-    return (run.folder / "logs").exists()
+    return (run.folder / "logs" / "daemon.log").exists()
 
 
 def are_hosts_starting(run: Run) -> bool:
