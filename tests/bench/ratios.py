@@ -69,8 +69,6 @@ def channel(told: Any) -> Iterator[Share]:
         through = rates[f"channel {mib} stream"] / 1e9
         yield faster(f"{mib} MiB / raw TCP", through, rates[f"tcp {mib} stream"] / 1e9, "GB/s")
         shared = rates[f"shared {mib} stream"] / 1e9
-        yield faster(f"{mib} MiB, shared memory / memcpy", shared, rates[f"memcpy {mib}"] / 1e9, "GB/s")
-        shared = rates[f"shared {mib} stream"] / 1e9
         yield faster(f"{mib} MiB by shared memory / raw TCP", shared, rates[f"tcp {mib} stream"] / 1e9, "GB/s")
         yield faster(f"{mib} MiB by shared memory / memcpy", shared, rates[f"memcpy {mib}"] / 1e9, "GB/s")
 
