@@ -276,7 +276,7 @@ class SegmentDesk:
             return None
         self._accept()
         for connection, shown in list(self._waiting.items()):
-            now_shown = shown or _token_of(connection)
+            now_shown = _token_of(connection) if not shown else shown if _is_there(connection) else None
             if now_shown is None:
                 self._dismiss(connection)
                 continue
@@ -326,6 +326,16 @@ def _token_of(connection: socket.socket) -> bytes | None:
     except OSError:
         return None
     return token if len(token) == TOKEN_BYTES else None
+
+
+def _is_there(connection: socket.socket) -> bool:
+    """Whether the other end has not closed its connection."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def _is_own(connection: socket.socket) -> bool:

@@ -399,6 +399,21 @@ def test_only_the_token_of_the_session_opens_a_connection() -> None:
         each.close()
 
 
+def test_a_connection_whose_session_never_came_up_is_dismissed_once_it_has_ended() -> None:
+    here, there = SegmentDesk(), SegmentDesk()
+    early, later = there.call(here.address, TOKEN), there.call(here.address, b"u" * 16)
+    assert here.answer(there.address, b"v" * 16) is None
+    assert early is not None
+    early.close()
+    assert here.answer(there.address, b"v" * 16) is None
+    assert list(here._waiting.values()) == [b"u" * 16]
+    assert later is not None
+    mine = here.answer(there.address, b"u" * 16)
+    assert mine is not None
+    for each in (later, mine, here, there):
+        each.close()
+
+
 def test_strangers_at_a_desk_are_few_and_harm_nobody() -> None:
     here, there = SegmentDesk(), SegmentDesk()
     name = "\0" + here.address.partition("/")[2]
