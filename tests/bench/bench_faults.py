@@ -17,7 +17,7 @@ a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from th
 one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
 
 Seeds: the first with at least ten kills in the calm run's time, and no more than `IN_A_ROW_MAX` that follow within
-the `HEALTHY` seconds after which the runtime forgives an end, because a sixth ends a run: in data-parallel's favour.
+the `HEALTHY_IF_KILLED` seconds after which the runtime forgives an end, because a sixth ends a run: in data-parallel's favour.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from isthmus.programs.study.lab.chaos_snapshots import StepTime, step_times
 from isthmus.programs.study.lab.goodput import FailureTerms, Restarts, lived
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member
-from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, HEALTHY
+from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, HEALTHY_IF_KILLED
 from tests.bench.kept_cells import KeptCells
 from tests.bench.observed import COMMAND
 
@@ -86,7 +86,7 @@ def calm_seconds(asked: argparse.Namespace, mean: float) -> float:
 
 def seed_of(asked: argparse.Namespace, mean: float) -> int:
     """The first seed with enough kills, and none that data-parallel does not survive."""
-    soon = HEALTHY / NS + RESTART_SECONDS
+    soon = HEALTHY_IF_KILLED / NS + RESTART_SECONDS
 
     def suits(seed: int) -> bool:
         kills = [0.0, *(fault.at for fault in drawn(asked, mean, seed))]
@@ -203,7 +203,7 @@ def absences(lives: Lives, kills: Sequence[tuple[int, float]], program: str) -> 
         own = sorted(at for victim, at in kills if program == PARALLEL or victim == slot)
         for before, after in pairwise(lives.of_slot.get(slot, [])):
             begun, last = before[0][0], max(at if ended is None else ended for at, ended in before)
-            row = 1 if last - begun >= HEALTHY / NS else row + 1
+            row = 1 if last - begun >= HEALTHY_IF_KILLED / NS else row + 1
             met = sum(last - lives.step_seconds <= at < after[0][0] for at in own)
             if met == 1:
                 yield after[0][0] - last, row
@@ -232,7 +232,7 @@ def _excess(others: Sequence[list[tuple[float, float | None]]], at: float, step:
 def predicted(own: dict[str, Any], program: str, set_by: dict[str, Any]) -> float:
     """The share of its undisturbed goodput that the model says of a cell, with the absences of another."""
     step, seconds = own["step_seconds"], own["seconds"]
-    backoff = Restarts(healthy_seconds=HEALTHY / NS, backoff_seconds=BACKOFF_SECONDS)
+    backoff = Restarts(healthy_seconds=HEALTHY_IF_KILLED / NS, backoff_seconds=BACKOFF_SECONDS)
     away = statistics.fmean(took - backoff.backoff(row) for took, row in set_by["absences"])
     moments = [at for _, at in own["kills"]]
     if program == PARALLEL:

@@ -105,7 +105,7 @@ def figures(run: dict[str, Any], struck: dict[str, Any], calm: dict[str, Any]) -
 def _rate(summary: dict[str, Any]) -> float:
     """Tokens a second that were not lost, from the first step on."""
     kept: float = summary["tokens_total"] - summary["tokens_lost"]
-    return kept / (summary["wall_seconds"] - summary["start_seconds"])
+    return kept / summary["wall_seconds"]
 
 
 def _spread(seconds: Sequence[float]) -> list[float] | None:
