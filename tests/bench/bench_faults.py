@@ -17,7 +17,8 @@ a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from th
 one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
 
 Seeds: the first with at least ten kills in the calm run's time, and no more than `IN_A_ROW_MAX` that follow within
-the `HEALTHY_IF_KILLED` seconds after which the runtime forgives an end, because a sixth ends a run: in data-parallel's favour.
+the `HEALTHY_IF_KILLED` seconds after which the runtime forgives a kill, because a sixth ends a run: in data-parallel's
+favour.
 """
 
 from __future__ import annotations
