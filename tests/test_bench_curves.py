@@ -19,7 +19,8 @@ def test_a_seed_has_ten_kills_and_no_six_lives_in_a_row_that_end_soon(mean: floa
     kills = bench_faults.drawn(ASKED, mean, bench_faults.seed_of(ASKED, mean))
     assert 10 <= len(kills) <= 13
     assert {fault.kind for fault in kills} == {"kill"}
-    soon = [after.at - before.at < 10.0 for before, after in pairwise(kills)]
+    least = bench_faults.HEALTHY_IF_KILLED / 1e9 + bench_faults.RESTART_SECONDS
+    soon = [after.at - before.at < least for before, after in pairwise(kills)]
     assert all(sum(soon[first : first + 5]) < 5 for first in range(len(soon)))
 
 

@@ -345,6 +345,7 @@ def test_a_process_that_is_killed_leaves_views_as_they_were_and_nothing_else(wor
 
 
 @pytest.mark.process
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Of jax, where a test before this one has imported it.
 def test_a_segment_of_which_a_fork_may_have_a_view_is_not_written_again(world: World) -> None:
     syncer, [learner] = neighbours(world)
     learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
