@@ -23,7 +23,7 @@ checked) and `written`. The daemon is `waiting` for it, then `serving`; the fork
 are `open`, and a learner begins its first `step`."""
 
 
-class Reached(NamedTuple):
+class PhaseReached(NamedTuple):
     """A phase of a process, in one of its lives, 0 where it has none."""
 
     process: str
@@ -34,7 +34,7 @@ class Reached(NamedTuple):
 
 def note(folder: Path, process: str, phase: Phase, *, life: int = 0, at_ns: int | None = None) -> None:
     """Append a phase, reached now unless `at_ns` says when."""
-    reached = Reached(process, life, phase, time.monotonic_ns() if at_ns is None else at_ns)
+    reached = PhaseReached(process, life, phase, time.monotonic_ns() if at_ns is None else at_ns)
     line = (json.dumps(reached) + "\n").encode()
     with suppress(OSError):
         file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -44,9 +44,9 @@ def note(folder: Path, process: str, phase: Phase, *, life: int = 0, at_ns: int 
             os.close(file)
 
 
-def read(folder: Path) -> Iterator[Reached]:
+def read(folder: Path) -> Iterator[PhaseReached]:
     """The phases in the file, in its order; none without one. Lines that are not whole are left out."""
     with suppress(OSError):
         for line in (folder / FILE).read_text(errors="replace").splitlines():
             with suppress(ValueError, TypeError):
-                yield Reached(*json.loads(line))
+                yield PhaseReached(*json.loads(line))

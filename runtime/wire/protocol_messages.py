@@ -183,7 +183,7 @@ class ItemRecord(WireForm, frozen=True):
     tree: Any
 
 
-class Place(WireForm, frozen=True):
+class PiecePlace(WireForm, frozen=True):
     """Where a piece lies that has no frame: the `index` of its digest, its segment, and the bytes in it."""
 
     index: Count
@@ -203,7 +203,7 @@ class Batch(WireForm, frozen=True, tag=BATCH):
     transfer: Count
     piece: Count
     digests: Annotated[list[int], msgspec.Meta(max_length=FRAMES_MAX)]
-    places: Annotated[list[Place], msgspec.Meta(max_length=FRAMES_MAX)]
+    places: Annotated[list[PiecePlace], msgspec.Meta(max_length=FRAMES_MAX)]
     records: Annotated[list[ItemRecord], msgspec.Meta(max_length=RECORDS_MAX)]
 
 
@@ -322,7 +322,7 @@ def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
 
 
 def pack_batch(
-    transfer: int, piece: int, digests: list[int], records: Sequence[Any], places: Sequence[Place] = ()
+    transfer: int, piece: int, digests: list[int], records: Sequence[Any], places: Sequence[PiecePlace] = ()
 ) -> bytes:
     """The body of a BATCH. Each record is a sequence number and, as `msgspec.Raw`, an envelope and a spec."""
     return _pack((BATCH, transfer, piece, digests, places, records))

@@ -35,11 +35,11 @@ from isthmus.runtime.wire.protocol_transfers import (
     FramesHeard,
     Inbound,
     Incoming,
-    Lending,
     Outbound,
     PeerRefused,
     PeerUp,
     RelayHeard,
+    SharedMemory,
     ShipmentsEnded,
     UnreachableHeard,
     frames_of,
@@ -137,8 +137,8 @@ class Session:
         self.connection = connection
         self.token = token
         self.desk_of_peer = ""
-        self.lending: Lending | None = None
-        self._meet: Callable[[], Lending | None] | None = None
+        self.lending: SharedMemory | None = None
+        self._meet: Callable[[], SharedMemory | None] | None = None
         self._desk = desk
         self._own = own
         self._pair = pair
@@ -183,7 +183,7 @@ class Session:
         session = cls(own, peer, pair, phase="greeted", connection=connection, token=token, intake=intake, desk=desk)
         return session, session._open(hello)
 
-    def share_by(self, meet: Callable[[], Lending | None]) -> None:
+    def share_by(self, meet: Callable[[], SharedMemory | None]) -> None:
         """Have `share` call `meet`."""
         self._meet = meet
         self._incoming.lease_of = self._first_lease

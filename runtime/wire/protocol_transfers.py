@@ -44,7 +44,7 @@ from isthmus.runtime.wire.protocol_credit import (
     charge,
     claim,
 )
-from isthmus.runtime.wire.protocol_messages import ItemRecord, Place
+from isthmus.runtime.wire.protocol_messages import ItemRecord, PiecePlace
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of the records of one message, beyond the first: libzmq copies them while the loop waits."""
@@ -68,7 +68,7 @@ class Lodging(Protocol):
         """Where a piece lies now; None for one that has a frame."""
 
 
-class Lending(Protocol):
+class SharedMemory(Protocol):
     """Memory that two hosts of one machine lend each other, as long as their session lasts."""
 
     @property
@@ -351,7 +351,9 @@ def shipment(parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
     return Shipment(parcel, replaces, head_bytes, encoded.sizes, (envelope, encoded))
 
 
-def frames_of(load: Load, connection: int, now: Instant, lending: Lending | None = None) -> tuple[list[Any], int, int]:
+def frames_of(
+    load: Load, connection: int, now: Instant, lending: SharedMemory | None = None
+) -> tuple[list[Any], int, int]:
     """(frames, cost, bytes that have no frame) of a load; its new items have begun at `now`."""
     records: list[tuple[int, Raw, Raw]] = []
     claims = 0
@@ -364,7 +366,7 @@ def frames_of(load: Load, connection: int, now: Instant, lending: Lending | None
         claims += each.claim
     frames: list[Any] = [b""]
     digests: list[int] = []
-    places: list[Place] = []
+    places: list[PiecePlace] = []
     raw_bytes = lent_bytes = 0
     for each, piece in load.pieces:
         encoded = each.cargo[1]
@@ -374,7 +376,7 @@ def frames_of(load: Load, connection: int, now: Instant, lending: Lending | None
             frames.append(encoded.pieces[piece])
             raw_bytes += size
         else:
-            places.append(Place(len(digests), each.lodging.number, offset, size))
+            places.append(PiecePlace(len(digests), each.lodging.number, offset, size))
             lent_bytes += size
         digests.append(encoded.digests[piece])
     body = protocol_messages.pack_batch(load.transfer, load.piece, digests, records, places)
@@ -401,7 +403,7 @@ class Incoming:
     def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
         """Items that a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
         batch = protocol_messages.batch_of(body)
-        pieces: Sequence[Bytes | Place] = frames[1:]
+        pieces: Sequence[Bytes | PiecePlace] = frames[1:]
         raw_bytes = sum(map(len, frames[1:])) if pieces else 0
         if batch.places:
             pieces, lent_bytes = _merged(frames[1:], batch.places), sum(place.size_bytes for place in batch.places)
@@ -428,7 +430,7 @@ class Incoming:
         return lent_bytes
 
     def _assemble(
-        self, items: list[tuple[ItemRecord, Assembly]], pieces: Sequence[Bytes | Place], digests: list[int]
+        self, items: list[tuple[ItemRecord, Assembly]], pieces: Sequence[Bytes | PiecePlace], digests: list[int]
     ) -> deque[tuple[int, Parcel]]:
         """Distribute the pieces over the items that want them; (snapshot number, parcel) of each that is complete."""
         parcels: deque[tuple[int, Parcel]] = deque()
@@ -441,7 +443,7 @@ class Incoming:
                 raise RefusalError("message", "an item begins before the one before it is complete")
             while assembly.wanted and used < count:
                 piece = pieces[used]
-                if isinstance(piece, Place):
+                if isinstance(piece, PiecePlace):
                     where = piece.segment, piece.offset, piece.size_bytes
                     assembly.add_lent(*where, digests[used], self.lease_of)
                 else:
@@ -465,9 +467,9 @@ class Incoming:
         return parcels
 
 
-def _merged(raw: Sequence[Bytes], places: Sequence[Place]) -> list[Bytes | Place]:
+def _merged(raw: Sequence[Bytes], places: Sequence[PiecePlace]) -> list[Bytes | PiecePlace]:
     """The pieces of a message in their order; RefusalError for places that are not in order, or beyond the end."""
-    pieces: list[Bytes | Place] = list(raw)
+    pieces: list[Bytes | PiecePlace] = list(raw)
     last = -1
     for place in places:
         if not last < place.index <= len(pieces):

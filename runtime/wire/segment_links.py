@@ -41,7 +41,14 @@ from isthmus.runtime.items.layout import ITEM_BYTES_MAX, Bytes, RefusalError
 from isthmus.runtime.system import forks
 from isthmus.runtime.system.mappings import map_shared
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
-from isthmus.runtime.wire.segments import ITEM_BYTES_MIN, SEALS_MIN, SEGMENTS_MAX, SIZE_STEP_BYTES, Segment, SegmentPool
+from isthmus.runtime.wire.segments import (
+    ITEM_BYTES_MIN,
+    SEALS_MIN,
+    SEGMENTS_MAX,
+    SIZE_STEP_BYTES,
+    SegmentPool,
+    SharedSegment,
+)
 
 PACKET: Final = struct.Struct("<BQQ")
 """Kind, number of the segment, its size; one packet each."""
@@ -74,7 +81,7 @@ class SegmentLink:
 
     # -- lending -------------------------------------------------------------------------------------------------------
 
-    def lodge(self, encoded: Encoded) -> Segment | None:
+    def lodge(self, encoded: Encoded) -> SharedSegment | None:
         if sum(encoded.sizes) < self._pool.item_bytes_min:
             return None
         self._read_quietly()
@@ -87,12 +94,12 @@ class SegmentLink:
         self._counts[f"bytes_{name}"] += encoded.size_bytes
         return segment
 
-    def retire(self, segment: Segment) -> None:
+    def retire(self, segment: SharedSegment) -> None:
         """Tell the peer that a segment is of no more use."""
         self._outbox.append(PACKET.pack(RETIRE, segment.number, 0))
         self._write()
 
-    def _hand_over(self, segment: Segment) -> bool:
+    def _hand_over(self, segment: SharedSegment) -> bool:
         self._write()
         if self._outbox:  # Not before what waits.
             return False

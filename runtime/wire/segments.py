@@ -49,11 +49,11 @@ MEMORY_SHARE: Final = 8
 class Holder(Protocol):
     """A peer to which segments are lent."""
 
-    def retire(self, segment: Segment) -> None:
+    def retire(self, segment: SharedSegment) -> None:
         """Tell the peer, which has the segment, that it is of no more use."""
 
 
-class Segment:
+class SharedSegment:
     """Memory with one item. `holders` counts transfers that were not given back; `knowing` have its descriptor."""
 
     def __init__(self, number: int, size_bytes: int) -> None:
@@ -116,10 +116,10 @@ class SegmentPool:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._bytes_max = memory // MEMORY_SHARE if bytes_max is None else bytes_max
         self.item_bytes_min = item_bytes_min
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, SharedSegment] = {}
         self._numbers = count(1)
 
-    def lodge(self, encoded: Encoded, holder: Holder) -> Segment | None:
+    def lodge(self, encoded: Encoded, holder: Holder) -> SharedSegment | None:
         """A segment for a transfer of an item to a peer, which holds it from now on; None if there is none.
 
         It is that of an earlier transfer of the same item, if that is there.
@@ -165,7 +165,7 @@ class SegmentPool:
         """Of all segments."""
         return sum(each.size_bytes for each in self._segments.values())
 
-    def _look(self, segment: Segment, holder: Holder) -> None:
+    def _look(self, segment: SharedSegment, holder: Holder) -> None:
         """Forget a holder that has given everything back; retire what nobody needs."""
         if not segment.holders[holder]:
             del segment.holders[holder]
@@ -181,7 +181,7 @@ class SegmentPool:
                 free_bytes -= each.size_bytes
                 self._retire(each)
 
-    def _take(self, size_bytes: int) -> Segment | None:
+    def _take(self, size_bytes: int) -> SharedSegment | None:
         """A free segment of about this size, or a new one."""
         free = [each for each in self._segments.values() if each.is_free]
         fitting = [each for each in free if size_bytes <= each.size_bytes <= size_bytes + size_bytes // WASTE_MAX]
@@ -196,13 +196,13 @@ class SegmentPool:
                 break
             self._retire(each)
         try:
-            segment = Segment(next(self._numbers), needed)
+            segment = SharedSegment(next(self._numbers), needed)
         except OSError:
             return None
         self._segments[segment.number] = segment
         return segment
 
-    def _retire(self, segment: Segment) -> None:
+    def _retire(self, segment: SharedSegment) -> None:
         del self._segments[segment.number]
         for holder in segment.knowing:
             holder.retire(segment)

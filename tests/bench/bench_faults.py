@@ -43,12 +43,13 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan, DrawnFaults, Planned, faults_of
 from isthmus.programs.study.lab.chaos_snapshots import StepTime, step_times
-from isthmus.programs.study.lab.goodput import FailureTerms, Restarts, lived
+from isthmus.programs.study.lab.goodput import FailureTerms, RestartTerms, lived
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, HEALTHY_IF_KILLED
 from tests.bench.kept_cells import KeptCells
 from tests.bench.observed import COMMAND
+from tests.bench.poisson_kills import poisson_kills
 
 TASK: Final = Path(__file__).parent / "links" / "paced.py"
 BATCH_TOKENS: Final = 4
@@ -103,23 +104,15 @@ def seed_of(asked: argparse.Namespace, mean: float) -> int:
 def plan(asked: argparse.Namespace, mean: float) -> str:
     """The plan of `isthmus chaos` for a mean, TOML."""
     tokens = round(asked.learners * BATCH_TOKENS * calm_seconds(asked, mean) / asked.step_seconds)
-    return f"""
-[run]
-learners = {asked.learners}
-slots_max = {asked.learners}
-tokens = {tokens}
-task = {json.dumps(f"{TASK}:small_asleep")}
-
-[program.{DECOUPLED}]
-interval = {INTERVAL}
-fragments = 8
-
-[random]
-seed = {seed_of(asked, mean)}
-mean_seconds = {mean}
-kinds = ["kill"]
-hosts = {json.dumps(hosts(asked.learners))}
-"""
+    return poisson_kills(
+        f"{TASK}:small_asleep",
+        hosts(asked.learners),
+        learners=asked.learners,
+        tokens=tokens,
+        mean_seconds=mean,
+        seed=seed_of(asked, mean),
+        more=f"\n[program.{DECOUPLED}]\ninterval = {INTERVAL}\nfragments = 8\n",
+    )
 
 
 def cell(asked: argparse.Namespace, mean: float, program: str, folder: Path) -> dict[str, Any]:
@@ -233,12 +226,12 @@ def _excess(others: Sequence[list[tuple[float, float | None]]], at: float, step:
 def predicted(own: dict[str, Any], program: str, set_by: dict[str, Any]) -> float:
     """The share of its undisturbed goodput that the model says of a cell, with the absences of another."""
     step, seconds = own["step_seconds"], own["seconds"]
-    backoff = Restarts(healthy_seconds=HEALTHY_IF_KILLED / NS, backoff_seconds=BACKOFF_SECONDS)
+    backoff = RestartTerms(healthy_seconds=HEALTHY_IF_KILLED / NS, backoff_seconds=BACKOFF_SECONDS)
     away = statistics.fmean(took - backoff.backoff(row) for took, row in set_by["absences"])
     moments = [at for _, at in own["kills"]]
     if program == PARALLEL:
         pace = own["snapshots"]
-        restarts = Restarts(
+        restarts = RestartTerms(
             pace["snapshot_seconds"], pace["cost_seconds"], backoff.healthy_seconds, backoff.backoff_seconds
         )
         terms = FailureTerms(step, away, repair_seconds=math.inf)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from observed import COMMAND
+from poisson_kills import poisson_kills
 
 TASK: Final = Path(__file__).parent / "links" / "paced.py"
 PROGRAM: Final = "decoupled-diloco"
@@ -41,19 +42,14 @@ def plan(asked: argparse.Namespace, an_hour: float) -> str:
     """The plan of `isthmus chaos` for a rate, TOML."""
     tokens = round(asked.learners * BATCH_TOKENS * 60 * asked.minutes / asked.step_seconds)
     hosts = [f"learner/{slot}" for slot in range(asked.learners)] + ["syncer/0", "recorder/0", "evaluator/0"]
-    return f"""
-[run]
-learners = {asked.learners}
-slots_max = {asked.learners}
-tokens = {tokens}
-task = {json.dumps(f"{TASK}:small")}
-
-[random]
-seed = {asked.seed}
-mean_seconds = {3600 / an_hour}
-kinds = ["kill"]
-hosts = {json.dumps(hosts)}
-"""
+    return poisson_kills(
+        f"{TASK}:small",
+        hosts,
+        learners=asked.learners,
+        tokens=tokens,
+        mean_seconds=3600 / an_hour,
+        seed=asked.seed,
+    )
 
 
 def storm(asked: argparse.Namespace, an_hour: float, folder: Path) -> dict[str, Any]:

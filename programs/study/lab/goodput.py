@@ -48,7 +48,7 @@ class FailureTerms:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Restarts:
+class RestartTerms:
     """What processes that are restarted add to a failure, beside the published model. Durations in seconds.
 
     With `snapshot_seconds` above 0 all work since the last snapshot is lost with a failure, and each snapshot costs
@@ -115,7 +115,7 @@ def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
 
 
 def lived(
-    failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float, restarts: Restarts | None = None
+    failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float, restarts: RestartTerms | None = None
 ) -> Lived:
     """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`.
 

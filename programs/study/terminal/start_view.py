@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.run.in_processes import COMMAND
+from isthmus.programs.engine.run.watch_loop import Watch
 from isthmus.runtime.ids import LEARNER, Replica
-from isthmus.runtime.system.phases import Phase, Reached, read
+from isthmus.runtime.system.phases import Phase, PhaseReached, read
 
 _WORDS: Final[Mapping[Phase, str]] = {
     "begun": "begins",
@@ -27,7 +28,7 @@ _WORDS: Final[Mapping[Phase, str]] = {
 }
 
 
-def lines(reached: Iterable[Reached], learners: Sequence[str]) -> list[str]:
+def lines(reached: Iterable[PhaseReached], learners: Sequence[str]) -> list[str]:
     """The table, by time; of each process its first life. `learners` without a first step are named at its end."""
     first: dict[tuple[str, Phase], int] = {}
     for each in reached:
@@ -43,19 +44,11 @@ def lines(reached: Iterable[Reached], learners: Sequence[str]) -> list[str]:
     return ["start, in seconds from that of the command", *table, *unknown]
 
 
-class View(Protocol):
-    """A view of a run."""
-
-    def update(self, status: dict[str, Any]) -> None: ...
-
-    def close(self, summary: dict[str, Any]) -> None: ...
-
-
 @final
 class StartView:
     """A view beside which the phases of the start are printed, by `tell`, once all learners have begun a step."""
 
-    def __init__(self, view: View, folder: Path, tell: Any) -> None:
+    def __init__(self, view: Watch, folder: Path, tell: Any) -> None:
         self._view, self._folder, self._tell = view, folder, tell
         self._is_told = False
         self._learners: list[str] = []
@@ -75,7 +68,7 @@ class StartView:
             self._print(list(read(self._folder)))
         self._view.close(summary)
 
-    def _print(self, reached: list[Reached]) -> None:
+    def _print(self, reached: list[PhaseReached]) -> None:
         self._is_told = True
         self._tell("\n".join(lines(reached, self._learners)))
 

@@ -24,7 +24,7 @@ from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
 from isthmus.runtime.wire import protocol_messages
 from isthmus.runtime.wire.protocol_credit import Intake
-from isthmus.runtime.wire.protocol_messages import Place
+from isthmus.runtime.wire.protocol_messages import PiecePlace
 from isthmus.runtime.wire.protocol_transfers import Inbound, Incoming, ParcelsArrived
 from isthmus.runtime.wire.segment_links import (
     GIVE_BACK,
@@ -36,7 +36,7 @@ from isthmus.runtime.wire.segment_links import (
     SegmentDesk,
     SegmentLink,
 )
-from isthmus.runtime.wire.segments import FREE_BYTES_MAX, SEALS_MIN, SEGMENTS_MAX, Segment, SegmentPool, layout
+from isthmus.runtime.wire.segments import FREE_BYTES_MAX, SEALS_MIN, SEGMENTS_MAX, SegmentPool, SharedSegment, layout
 from tests.runtime.wire.cables import LEARNERS, MIB, SYNCER, End, World, floats
 from tests.runtime.wire.siege import Siege, Stranger, record, stranger
 
@@ -73,7 +73,7 @@ def pool_of(end: End) -> SegmentPool:
     return end.channel._desk._pool
 
 
-def segments_of(end: End) -> list[Segment]:
+def segments_of(end: End) -> list[SharedSegment]:
     return list(pool_of(end)._segments.values())
 
 
@@ -553,7 +553,7 @@ def test_a_peer_cannot_write_into_a_segment_or_change_its_size(liar: Liar) -> No
     os.close(descriptor)
 
 
-def batch_of(encoded: Encoded, places: list[Place], raw: list[int] = []) -> tuple[bytes, list[memoryview]]:  # noqa: B006
+def batch_of(encoded: Encoded, places: list[PiecePlace], raw: list[int] = []) -> tuple[bytes, list[memoryview]]:  # noqa: B006
     """A batch of one item, the pieces of which lie at places, or are frames."""
     body = protocol_messages.pack_batch(0, 0, encoded.digests, [record(1, encoded.spec)], places)
     return body, [memoryview(b"header"), *(encoded.pieces[piece] for piece in raw)]
@@ -561,23 +561,23 @@ def batch_of(encoded: Encoded, places: list[Place], raw: list[int] = []) -> tupl
 
 ITEM = encode(np.arange(10 * MIB, dtype=np.uint8))
 """Three pieces: 4, 4 and 2 MiB."""
-RIGHT = [Place(0, 1, 0, 4 * MIB), Place(1, 1, 4 * MIB, 4 * MIB), Place(2, 1, 8 * MIB, 2 * MIB)]
-HOSTILE_PLACES: dict[str, tuple[list[Place], list[int], str]] = {
-    "unknown": ([Place(0, 9, 0, 4 * MIB), *RIGHT[1:]], [], "segment"),
-    "another": ([*RIGHT[:2], Place(2, 2, 8 * MIB, 2 * MIB)], [], "segment"),
-    "outside": ([*RIGHT[:2], Place(2, 1, 11 * MIB, 2 * MIB)], [], "segment"),
-    "far outside": ([*RIGHT[:2], Place(2, 1, (1 << 63) - 1, 2 * MIB)], [], "segment"),
-    "apart": ([RIGHT[0], Place(1, 1, 5 * MIB, 4 * MIB), RIGHT[2]], [], "segment"),
-    "apart, alike": ([*RIGHT[:2], Place(2, 1, 10 * MIB, 2 * MIB)], [], "segment"),
-    "wrong size": ([*RIGHT[:2], Place(2, 1, 8 * MIB, MIB)], [], "size"),
-    "damaged": ([Place(0, 1, 1, 4 * MIB), *RIGHT[1:]], [], "digest"),
+RIGHT = [PiecePlace(0, 1, 0, 4 * MIB), PiecePlace(1, 1, 4 * MIB, 4 * MIB), PiecePlace(2, 1, 8 * MIB, 2 * MIB)]
+HOSTILE_PLACES: dict[str, tuple[list[PiecePlace], list[int], str]] = {
+    "unknown": ([PiecePlace(0, 9, 0, 4 * MIB), *RIGHT[1:]], [], "segment"),
+    "another": ([*RIGHT[:2], PiecePlace(2, 2, 8 * MIB, 2 * MIB)], [], "segment"),
+    "outside": ([*RIGHT[:2], PiecePlace(2, 1, 11 * MIB, 2 * MIB)], [], "segment"),
+    "far outside": ([*RIGHT[:2], PiecePlace(2, 1, (1 << 63) - 1, 2 * MIB)], [], "segment"),
+    "apart": ([RIGHT[0], PiecePlace(1, 1, 5 * MIB, 4 * MIB), RIGHT[2]], [], "segment"),
+    "apart, alike": ([*RIGHT[:2], PiecePlace(2, 1, 10 * MIB, 2 * MIB)], [], "segment"),
+    "wrong size": ([*RIGHT[:2], PiecePlace(2, 1, 8 * MIB, MIB)], [], "size"),
+    "damaged": ([PiecePlace(0, 1, 1, 4 * MIB), *RIGHT[1:]], [], "digest"),
     "a frame in between": ([RIGHT[0], RIGHT[2]], [1], "segment"),
     "a frame first": (RIGHT[1:], [0], "segment"),
     "twice": ([RIGHT[0], RIGHT[0], RIGHT[1]], [], "message"),
     "backwards": (RIGHT[::-1], [], "message"),
-    "beyond": ([*RIGHT[:2], Place(5, 1, 8 * MIB, 2 * MIB)], [], "message"),
+    "beyond": ([*RIGHT[:2], PiecePlace(5, 1, 8 * MIB, 2 * MIB)], [], "message"),
     "too few": (RIGHT[:2], [], "message"),
-    "too many": ([*RIGHT, Place(3, 1, 0, 4 * MIB)], [], "message"),
+    "too many": ([*RIGHT, PiecePlace(3, 1, 0, 4 * MIB)], [], "message"),
 }
 
 
@@ -622,7 +622,7 @@ def test_places_of_a_peer_that_shares_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, -1, CHUNK_BYTES + 1])
 def test_a_place_has_the_size_of_a_piece(size_bytes: int) -> None:
-    body, _ = batch_of(ITEM, [Place(0, 1, 0, size_bytes)])
+    body, _ = batch_of(ITEM, [PiecePlace(0, 1, 0, size_bytes)])
     with pytest.raises(RefusalError) as refusal:
         protocol_messages.batch_of(memoryview(body))
     assert refusal.value.reason == "message"
@@ -664,7 +664,7 @@ class Nobody:
     def __init__(self) -> None:
         self.retired: list[int] = []
 
-    def retire(self, segment: Segment) -> None:
+    def retire(self, segment: SharedSegment) -> None:
         self.retired.append(segment.number)
 
 

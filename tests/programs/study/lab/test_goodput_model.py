@@ -20,7 +20,7 @@ from isthmus.programs.study.lab.goodput import (
     TERMS,
     Cell,
     FailureTerms,
-    Restarts,
+    RestartTerms,
     Work,
     cells,
     goodput_of,
@@ -127,15 +127,15 @@ ONE = FailureTerms(1.0, 10.0, repair_seconds=inf)
 
 
 def test_restarted_processes_lose_what_is_after_their_last_snapshot_and_each_of_these_costs() -> None:
-    restarts = Restarts(snapshot_seconds=2.5, snapshot_cost_seconds=0.25)  # At ends of steps: every 3 s.
+    restarts = RestartTerms(snapshot_seconds=2.5, snapshot_cost_seconds=0.25)  # At ends of steps: every 3 s.
     first, second = lived([7.5], ONE, inf, 30.0, restarts).works
     assert (first.begin, first.end, first.lost) == (0.0, 8.0, 2.0 + 2 * 0.25)
     assert (second.begin, second.end, second.lost) == (18.0, 30.0, 4 * 0.25)
-    assert lived([7.5], ONE, inf, 30.0, Restarts()) == lived([7.5], ONE, inf, 30.0)
+    assert lived([7.5], ONE, inf, 30.0, RestartTerms()) == lived([7.5], ONE, inf, 30.0)
 
 
 def test_failures_in_a_row_stall_longer_and_one_in_a_stall_begins_it_again() -> None:
-    restarts = Restarts(healthy_seconds=5.0, backoff_seconds=(0.0, 1.0, 4.0))
+    restarts = RestartTerms(healthy_seconds=5.0, backoff_seconds=(0.0, 1.0, 4.0))
     stalls = lived([6.5, 20.5, 33.5, 60.5], ONE, inf, 100.0, restarts).stalls
     # After 7, 4, 2 and 13 s of work.
     assert [(stall.begin, stall.end) for stall in stalls] == [(7.0, 17.0), (21.0, 32.0), (34.0, 48.0), (61.0, 71.0)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.study.terminal.start_view import StartView, lines
-from isthmus.runtime.system.phases import Reached, note
+from isthmus.runtime.system.phases import PhaseReached, note
 
 S = 1_000_000_000
 STATUS = {"hosts": [{"name": "learner/0"}, {"name": "learner/1"}, {"name": "syncer/0"}]}
@@ -27,10 +27,10 @@ class Seen:
 
 def test_rows_are_by_time_and_count_from_the_command() -> None:
     reached = [
-        Reached("learner/0", 1, "step", 13 * S),
-        Reached("command", 0, "begun", 10 * S),
-        Reached("learner/0", 2, "begun", 11 * S),
-        Reached("daemon", 0, "begun", 10 * S + S // 2),
+        PhaseReached("learner/0", 1, "step", 13 * S),
+        PhaseReached("command", 0, "begun", 10 * S),
+        PhaseReached("learner/0", 2, "begun", 11 * S),
+        PhaseReached("daemon", 0, "begun", 10 * S + S // 2),
     ]
     _, *rows = lines(reached, ["learner/0", "learner/1"])
     assert [row.split()[:3] for row in rows] == [
@@ -42,7 +42,7 @@ def test_rows_are_by_time_and_count_from_the_command() -> None:
 
 
 def test_without_the_begin_of_the_command_no_figure_is_told() -> None:
-    (line,) = lines([Reached("daemon", 0, "begun", 5)], [])
+    (line,) = lines([PhaseReached("daemon", 0, "begun", 5)], [])
     assert "not known" in line
 
 
