@@ -21,6 +21,7 @@ from isthmus.programs.command.options import (
 )
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.addresses import LOOPBACK
 
 PANEL: Final = "Machines"
 
@@ -104,7 +105,7 @@ def daemon(
     ] = None,
     via_every: ViaEvery = None,
     metrics_port: MetricsPort = None,
-    metrics_address: MetricsHost = "127.0.0.1",
+    metrics_address: MetricsHost = LOOPBACK,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
@@ -184,7 +185,7 @@ def join(
     ] = None,
     via_every: ViaEvery = None,
     metrics_port: MetricsPort = None,
-    metrics_address: MetricsHost = "127.0.0.1",
+    metrics_address: MetricsHost = LOOPBACK,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 

@@ -36,6 +36,7 @@ from isthmus.runtime.errors import (
     nearest,
     printable,
 )
+from isthmus.runtime.system.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
@@ -249,14 +250,10 @@ Page: TypeAlias = Annotated[
 ]
 
 
-METRICS_ADDRESS: Final = "127.0.0.1"
-"""Where figures are served by default: only this machine reads them there."""
-
-
 def metrics_at(port: int | None, address: str) -> MetricsAddress | None:
     """Where metrics are to be; None without --metrics-port. ConfigError if that is no port, or is missing."""
     if port is None:
-        if address != METRICS_ADDRESS:
+        if address != LOOPBACK:
             raise ConfigError("Reading --metrics-address", "--metrics-port beside it", "none", "Give a port, too.")
         return None
     if not 0 <= port < 1 << 16:

@@ -17,6 +17,7 @@ from isthmus.programs.command import options
 from isthmus.programs.command.options import FAILED, AsJson, Commands, Options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
+from isthmus.runtime.system.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
@@ -46,7 +47,7 @@ def train(
     detach: options.Detach = False,
     grace: options.Grace = GRACE_SECONDS,
     metrics_port: options.MetricsPort = None,
-    metrics_address: options.MetricsHost = options.METRICS_ADDRESS,
+    metrics_address: options.MetricsHost = LOOPBACK,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:

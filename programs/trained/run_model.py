@@ -249,8 +249,7 @@ def task_of(folder: Path, doing: str) -> AnyTask:
         ) from None
     task = _found(config.get("run", {}).get("task"), config.get("task", {}))
     routed_by = getattr(task, "routed_by", "")
-    began = job_of(folder, doing).routed_by if routed_by and (folder / SPEC).is_file() else routed_by
-    if began != routed_by:
+    if routed_by and (folder / SPEC).is_file() and (began := job_of(folder, doing).routed_by) != routed_by:
         do = "Give the router file its former contents: its path decides what is held out of each shard."
         raise ConfigError(doing, f"the router of the run, {began}", routed_by, do)
     return task

@@ -194,6 +194,9 @@ def _has_learner(run: RunState) -> bool:
     return any(life.seen.heartbeat.phase in watch.SERVING for life in run.learners)
 
 
+KILLED: Final = "SIGKILL"
+
+
 def _follow(run: RunState, former: Member, gang_end: GangEnd) -> None:
     """Schedule the next life of a replica, unless its lives end again and again."""
     replica, ended, served_at = former.replica, gang_end.ended, gang_end.served_at
@@ -219,9 +222,6 @@ def _follow(run: RunState, former: Member, gang_end: GangEnd) -> None:
         run.due[replica] = run.after(delay)
     else:
         start(run, [replica])
-
-
-KILLED: Final = "SIGKILL"
 
 
 def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:

@@ -8,6 +8,8 @@ import socket
 from contextlib import suppress
 from typing import Final
 
+LOOPBACK: Final = "127.0.0.1"
+"""Where only processes of this machine come."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 

@@ -145,7 +145,6 @@ def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Wor
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_path_that_is_gone_for_a_third_of_a_run_is_merged_again_at_once(world: Worlds) -> None:
     gone = [RefuseStarts("learner-3", at=1.9), Kill("learner/3", at=2.0)]
     result = _run(world, 1, 4, steps=2000, faults=gone)

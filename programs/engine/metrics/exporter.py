@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.addresses import LOOPBACK
 from isthmus.runtime.wire.security_keys import is_loopback, is_loopback_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SECONDS_MAX: Final = 5.0
 PATH: Final = "/metrics"
-LOOPBACK: Final = "127.0.0.1"
 
 
 SCRAPES_MAX: Final = 32

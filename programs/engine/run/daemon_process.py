@@ -1,6 +1,5 @@
 """The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--pipe] [--lock
-DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID
-DESCRIPTOR PID`.
+DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID DESCRIPTOR PID`.
 
 It ends with the run in RUN, and takes no other. With `--pipe` its standard input is held by the command that started
 it: when that ends, the run ends with it, unless the command has written DETACH into it. With `--lock` it inherits the

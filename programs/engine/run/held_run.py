@@ -33,8 +33,8 @@ class HeldRun:
     It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
     summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
     `is_unwritten` or it was set aside, and `on_over` is called. `own_seconds` returns further CPU seconds of the run,
-    beside those of hosts and fork servers; `ahead` as in `Launcher`; `of_machines`
-    are the arguments of `Daemon` about other machines.
+    beside those of hosts and fork servers; `ahead` as in `Launcher`; `of_machines` are the arguments of `Daemon` about
+    other machines.
     """
 
     def __init__(
