@@ -45,8 +45,8 @@ MIB = 1 << 20
 CHUNK = 4 * MIB
 SENDER, RECEIVER = (Member(Replica("bench", slot), 1) for slot in range(2))
 RUN = {"run": "bench", "fingerprint": "bench"}
+SMALL = {"slot": 3, "phase": "stepping", "x": np.arange(4, dtype=np.float32)}
 SMALL_COUNT = 20_000
-SMALL_BYTES = 100
 BURST = 100
 
 
@@ -125,11 +125,10 @@ class Sides:
 
     def small(self) -> float:
         """Many small items, a burst a turn of the loop, five thousand ahead of their acknowledgement."""
-        item = {"slot": 3, "phase": "stepping", "x": np.arange(4, dtype=np.float32)}
 
         def burst() -> None:
             for _ in range(BURST):
-                self.channel.send(RECEIVER, Parcel(1, None, item, None, 0, 32, encode(dict(item))), replaces=False)
+                self.channel.send(RECEIVER, Parcel(1, None, SMALL, None, 0, 32, encode(dict(SMALL))), replaces=False)
 
         return self._timed(burst, SMALL_COUNT // BURST, 50, BURST)
 
@@ -162,9 +161,9 @@ class Sides:
 
     def small_by_tcp(self) -> float:
         """As many small sends, of as many bytes as an encoded small item, each a system call."""
-        self.tcp.sendall(f"{SMALL_BYTES * SMALL_COUNT} 1 0".encode().ljust(32))
+        item = bytes(encode(SMALL).size_bytes)
+        self.tcp.sendall(f"{len(item) * SMALL_COUNT} 1 0".encode().ljust(32))
         self.tcp.recv(1)
-        item = bytes(SMALL_BYTES)
         begun = time.perf_counter()
         for _ in range(SMALL_COUNT):
             self.tcp.sendall(item)
