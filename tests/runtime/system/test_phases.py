@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from isthmus.runtime.system.phases import FILE, Reached, note, read
+from isthmus.runtime.system.phases import FILE, PhaseReached, note, read
 
 
 def test_phases_are_read_in_the_order_in_which_they_were_noted(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_phases_are_read_in_the_order_in_which_they_were_noted(tmp_path: Path) -
     note(tmp_path, "daemon", "begun", at_ns=3)
     note(tmp_path, "daemon", "serving")
     first, second, third = read(tmp_path)
-    assert (first, second) == (Reached("learner/0", 1, "step", 7), Reached("daemon", 0, "begun", 3))
+    assert (first, second) == (PhaseReached("learner/0", 1, "step", 7), PhaseReached("daemon", 0, "begun", 3))
     assert third.phase == "serving"
     assert third.at_ns > 7
 

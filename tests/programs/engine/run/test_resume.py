@@ -33,7 +33,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     ]
     run = Run(tmp_path_factory.mktemp("cut-off"), *(part for each in settings for part in ("--set", each)))
     try:
-        run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())
+        run.wait_for(lambda: all((run.folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE)))
         run.wait_for(lambda: all((run.folder / "local" / f"learner-{slot}").exists() for slot in range(2)))
         run.wait_for_merges(20)
         run.kill_all()
@@ -129,7 +129,9 @@ def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_writ
         path.write_bytes(path.read_bytes()[:-1])
     before = contents(spoilt)
     told = refusal(folder="spoilt")
-    assert told.count("is not what was written") == 2
+    # Two, unless the run was killed between the renaming of the older manifest and the writing of the newer one.
+    there = [name for name in (MANIFEST, BEFORE) if (spoilt / FOLDER / name).exists()]
+    assert told.count("is not what was written") == len(there) > 0
     assert "expected a snapshot in spoilt/snapshots that is whole, of this model" in told
     assert contents(spoilt) == before
 
