@@ -91,15 +91,15 @@ soak: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
 	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
 	$(BIN)/isthmus simulate world --seeds 500 --each 1 --gangs
-	$(BIN)/python tests/bench/soak_kills.py
+	$(BIN)/python -m tests.bench.long.soak_kills
 
 # 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
 scale: .venv/installed-test
-	$(BIN)/python tests/bench/bench_merge.py --learners 4 --mib 1907 --repeats 5 --cases rda
-	$(BIN)/python tests/bench/bench_fragment.py --codes float32
-	$(BIN)/python tests/bench/bench_fragment.py --codes int4 --dtype bfloat16
-	$(BIN)/python tests/bench/bench_fragment.py --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32
-	$(BIN)/python tests/bench/bench_memory.py --every 15
+	$(BIN)/python -m tests.bench.bench_merge --learners 4 --mib 1907 --repeats 5 --cases rda
+	$(BIN)/python -m tests.bench.long.bench_fragment --codes float32
+	$(BIN)/python -m tests.bench.long.bench_fragment --codes int4 --dtype bfloat16
+	$(BIN)/python -m tests.bench.long.bench_fragment --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32
+	$(BIN)/python -m tests.bench.bench_memory --every 15
 
 # One at a time: each starts an engine, and measures on it.
 engines: .venv/installed-engines
@@ -142,10 +142,10 @@ versions: .venv/installed
 
 # Each figure that matters as a share of its limit, beside those kept: seven minutes on two idle cores.
 bench: .venv/installed-test
-	$(BIN)/python tests/bench/ratios.py
+	$(BIN)/python -m tests.bench.ratios
 
 bench-keep: .venv/installed-test
-	$(BIN)/python tests/bench/ratios.py --keep
+	$(BIN)/python -m tests.bench.ratios --keep
 
 clean:
 	rm -rf .venv .venv-* .typing .site build dist *.egg-info runs

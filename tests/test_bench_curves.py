@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench import bench_equal_time, bench_faults
-from tests.bench.bench_equal_time import DECOUPLED, PARALLEL, SHARES
+from tests.bench.long import bench_equal_time, bench_faults
+from tests.bench.long.bench_equal_time import DECOUPLED, PARALLEL, SHARES
 
 ASKED = Namespace(learners=4, failures=11.0, kills=10, seed=0, step_seconds=0.25)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -18,18 +17,13 @@ from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.language_model import rate_default
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
+from tests.bench import gap
+from tests.bench.long import bench_line
 from tests.effort import soaked
 
-BENCH = Path(__file__).parent / "bench"
+ROOT = Path(__file__).parents[1]
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 32}
 STEPS = 48
-
-
-@pytest.fixture(scope="module")
-def benches() -> tuple[Any, Any]:
-    """`bench_line` and `gap`, which it imports by its bare name."""
-    sys.path.insert(0, str(BENCH))
-    return importlib.import_module("bench_line"), importlib.import_module("gap")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +35,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(gap: Any, batch: int, **others: Any) -> dict[str, Any]:
+def settings(batch: int, **others: Any) -> dict[str, Any]:
     """With so small an interval that in 48 steps every fragment is merged six times."""
     return {**gap.DEFAULTS, "H": 8, "P": 4, "eta": 0.4, "omu": 0.7, "batch": batch, "lr": 0.012, **others}
 
 
-def line_loss(bench_line: Any, of: dict[str, Any], cell: Any, text: Path) -> float:
+def line_loss(of: dict[str, Any], cell: Any, text: Path) -> float:
     """The loss of a cell after 48 steps, in three calls."""
     size = bench_line.Size("test", SHAPE, of["lr"], of["batch"], of["H"], (cell.learners,))
     train, windows, held_out = bench_line.read(text, size)
@@ -63,37 +57,30 @@ def line_loss(bench_line: Any, of: dict[str, Any], cell: Any, text: Path) -> flo
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "bar"), [("adamw", 1e-5), soaked("muon", 1e-4)])
-def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(
-    benches: tuple[Any, Any], text: Path, kind: str, bar: float
-) -> None:
-    bench_line, gap = benches
-    of = settings(gap, batch=4, optimizer=kind)
+def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(text: Path, kind: str, bar: float) -> None:
+    of = settings(batch=4, optimizer=kind)
     model = {**SHAPE, "data": (str(text),)}
     run = gap.Run(STEPS * 2 * 4 * SHAPE["context"], 3, of, learners=2, model=model)
     assert run.steps == STEPS
     cell = bench_line.Cell(3, decoupled=True, learners=2)
-    assert line_loss(bench_line, {**of, "batch": 8}, cell, text) == pytest.approx(run.decoupled()["loss"], rel=bar)
+    assert line_loss({**of, "batch": 8}, cell, text) == pytest.approx(run.decoupled()["loss"], rel=bar)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_data_parallel_is_one_learner_of_the_plain_loop_with_the_whole_batch(
-    benches: tuple[Any, Any], text: Path
-) -> None:
-    bench_line, gap = benches
-    of = settings(gap, batch=8)
+def test_data_parallel_is_one_learner_of_the_plain_loop_with_the_whole_batch(text: Path) -> None:
+    of = settings(batch=8)
     model = {**SHAPE, "data": (str(text),)}
     run = gap.Run(STEPS * 8 * SHAPE["context"], 3, of, learners=1, model=model)
-    value = line_loss(bench_line, of, bench_line.Cell(3, decoupled=False), text)
+    value = line_loss(of, bench_line.Cell(3, decoupled=False), text)
     assert value == pytest.approx(run.data_parallel()["loss"], rel=1e-5)
     assert abs(value - run.decoupled()["loss"]) > 1e-3
 
 
 @pytest.mark.parametrize("method", ["rda", "average"])
 @pytest.mark.parametrize("learners", [1, 2, 4])
-def test_a_merge_is_that_of_the_plain_loop(benches: tuple[Any, Any], method: str, learners: int) -> None:
+def test_a_merge_is_that_of_the_plain_loop(method: str, learners: int) -> None:
     """Of unlike lengths, of one that is zero, and where directions cancel."""
-    bench_line, gap = benches
     rng = np.random.default_rng(learners)
     given = rng.standard_normal((learners, 6, 5)).astype(np.float32) * (10.0 ** np.arange(learners))[:, None, None]
     some = given.astype(np.float32)
@@ -105,8 +92,7 @@ def test_a_merge_is_that_of_the_plain_loop(benches: tuple[Any, Any], method: str
         np.testing.assert_allclose(bench_line.merged(gradients, method), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_what_the_plain_loop_says_again_is_what_programs_do(benches: tuple[Any, Any]) -> None:
-    _, gap = benches
+def test_what_the_plain_loop_says_again_is_what_programs_do() -> None:
     assert (gap.FINAL_SHARE, gap.EPSILON) == (schedule.FINAL_SHARE, schedule.EPSILON)
     assert gap.CANCELLED_SHARE == averaging.CANCELLED_SHARE
     own = schedule.BETA_1, schedule.BETA_2, optimizer.BETA_MUON, optimizer.RMS_MUON
@@ -116,8 +102,7 @@ def test_what_the_plain_loop_says_again_is_what_programs_do(benches: tuple[Any, 
         assert gap.learning_rate(gap.DEFAULTS, progress) == pytest.approx(float(rate), rel=1e-5)
 
 
-def test_sizes_are_the_presets_and_long_enough_for_momentum(benches: tuple[Any, Any]) -> None:
-    bench_line, gap = benches
+def test_sizes_are_the_presets_and_long_enough_for_momentum() -> None:
     for name in ("line", "long"):
         size = bench_line.SIZES[name]
         width, batch = size.shape["width"], size.sequences // max(size.learners)
@@ -132,11 +117,11 @@ def test_sizes_are_the_presets_and_long_enough_for_momentum(benches: tuple[Any, 
         assert all(size.sequences % learners == 0 for learners in size.learners)
 
 
-def test_published_percents_are_those_of_the_published_losses(benches: tuple[Any, Any]) -> None:
+def test_published_percents_are_those_of_the_published_losses() -> None:
     """arXiv 2503.09799, table 4, the row of 35M."""
     losses = {"M=1": 3.482, "M=2": 3.508, "M=4": 3.554}
     percents = {name: round(100 * (loss / 3.485 - 1), 1) for name, loss in losses.items()}
-    assert percents == benches[0].PUBLISHED
+    assert percents == bench_line.PUBLISHED
 
 
 def countdown(count: int) -> Any:
@@ -146,9 +131,8 @@ def countdown(count: int) -> Any:
 
 
 @pytest.fixture
-def tiny(benches: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`bench_line` with a size of 64 steps, or four calls."""
-    bench_line, _ = benches
     size = bench_line.Size("tiny", {"layers": 1, "width": 8, "heads": 2, "context": 8}, 0.01, 4, 4, (2,))
     monkeypatch.setitem(bench_line.SIZES, "tiny", size)
     monkeypatch.setattr(bench_line.Bench, "steps", 64)
@@ -156,7 +140,7 @@ def tiny(benches: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def records(
-    bench_line: Any, text: Path, *options: str, calls: int = 1000, compiled: dict[int, Any] | None = None
+    text: Path, *options: str, calls: int = 1000, compiled: dict[int, Any] | None = None
 ) -> list[dict[str, Any]]:
     """What a call records whose time is over after it has been asked so often; `compiled` are programs to share."""
     given = bench_line.parser().parse_args(["--tiny", "--data", str(text), *options])
@@ -170,27 +154,27 @@ def records(
 @pytest.mark.slow
 def test_a_call_goes_on_within_a_cell_where_the_one_before_ended(tiny: Any, text: Path, tmp_path: Path) -> None:
     compiled: dict[int, Any] = {}
-    whole = records(tiny, text, compiled=compiled)
+    whole = records(text, compiled=compiled)
     assert [each["cell"] for each in whole] == ["data-parallel", "M=2"]
     assert whole[1]["gap"] == pytest.approx(whole[1]["loss"] - whole[0]["loss"])
     assert whole[1]["gap_percent"] == pytest.approx(100 * whole[1]["gap"] / whole[0]["loss"])
     assert [each["sweeps"] for each in whole] == [None, 16]
     state = ("--state", str(tmp_path / "state"))
     # Before the first cell, before each of its four calls, at the end of it no more; the next ends after two calls.
-    first = records(tiny, text, *state, calls=5 + 3, compiled=compiled)
+    first = records(text, *state, calls=5 + 3, compiled=compiled)
     assert first[0]["loss"] == whole[0]["loss"]
     assert (first[1]["loss"], first[1]["gap"], first[1]["tokens"]) == (None, None, 2 * 16 * 4 * 8)
     assert first[1]["loss_so_far"] > whole[1]["loss"]
-    rest = records(tiny, text, *state, compiled=compiled)
+    rest = records(text, *state, compiled=compiled)
     assert [(each["cell"], each["loss"], each["gap"]) for each in rest] == [
         ("M=2", whole[1]["loss"], whole[1]["gap"]),
     ]
     assert rest[0]["seconds"] > first[1]["seconds"]
-    assert records(tiny, text, *state) == []
+    assert records(text, *state) == []
 
 
 def test_what_time_did_not_reach_is_null(tiny: Any, text: Path) -> None:
-    for record in records(tiny, text, "--seeds", "2", calls=0):
+    for record in records(text, "--seeds", "2", calls=0):
         assert {record[key] for key in ("loss", "loss_so_far", "gap", "gap_percent", "seconds")} == {None}
         assert record["tokens"] == 0 < record["tokens_planned"]
 
@@ -216,7 +200,7 @@ def test_each_cell_is_a_line_of_the_file_and_all_are_one_object(
     assert len(out.read_text().splitlines()) == 4
 
 
-def refused(bench_line: Any, capsys: pytest.CaptureFixture[str], *arguments: str, size: str = "--tiny") -> str:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, size: str = "--tiny") -> str:
     """The message of a call that is wrong: one, on standard error."""
     assert bench_line.main([size, *arguments]) == 2
     printed = capsys.readouterr()
@@ -231,20 +215,20 @@ def test_what_is_wrong_is_refused_in_one_message(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    assert str(tokens) in refused(tiny, capsys, "--data", str(tokens))
+    assert str(tokens) in refused(capsys, "--data", str(tokens))
     np.save(tokens / "ids.npy", np.arange(1000))
-    assert "ids.npy" in refused(tiny, capsys, "--data", str(tokens))
+    assert "ids.npy" in refused(capsys, "--data", str(tokens))
     short = tmp_path / "short"
     short.mkdir()
     (short / "a.txt").write_text("too short")
-    assert "task." not in refused(tiny, capsys, "--data", str(short))
-    assert "--data" in refused(tiny, capsys, "--data", str(tmp_path / "nothing"))
+    assert "task." not in refused(capsys, "--data", str(short))
+    assert "--data" in refused(capsys, "--data", str(tmp_path / "nothing"))
     for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--seeds", "0"), ("--lr", "-1")):
-        assert option in refused(tiny, capsys, f"{option}={value}")
+        assert option in refused(capsys, f"{option}={value}")
     monkeypatch.setattr(tiny, "machine", lambda: {"platform": "cpu"})
-    assert "--tiny" in refused(tiny, capsys, size="--long")
+    assert "--tiny" in refused(capsys, size="--long")
     for option in ("--out", "--state"):
-        assert option in refused(tiny, capsys, option, str(tmp_path / "no folder" / "file"))
+        assert option in refused(capsys, option, str(tmp_path / "no folder" / "file"))
     assert not (tmp_path / "no folder").exists()
 
 
@@ -255,12 +239,12 @@ def test_a_state_of_another_request_or_of_none_is_refused(
 ) -> None:
     state = tmp_path / "state"
     arguments = ("--data", str(text), "--state", str(state))
-    records(tiny, text, "--state", str(state), calls=2)
-    assert "lr=0.02" in refused(tiny, capsys, *arguments, "--lr", "0.02")
+    records(text, "--state", str(state), calls=2)
+    assert "lr=0.02" in refused(capsys, *arguments, "--lr", "0.02")
     whole = state.read_bytes()
     for content in (b"", b"no state", whole[: len(whole) // 2]):
         state.write_bytes(content)
-        assert str(state) in refused(tiny, capsys, *arguments)
+        assert str(state) in refused(capsys, *arguments)
         assert state.read_bytes() == content
 
 
@@ -268,11 +252,11 @@ def test_a_state_of_another_request_or_of_none_is_refused(
 def test_it_loads_no_package_that_a_machine_with_a_gpu_may_lack(text: Path) -> None:
     """The packages of the project, without what jax brings and the one that divides the text."""
     code = (
-        "import sys; import bench_line; bench_line.read(None, bench_line.SIZES['tiny']); "
+        "import sys; from tests.bench.long import bench_line; bench_line.read(None, bench_line.SIZES['tiny']); "
         "print(sorted({'optax', 'numba', 'msgspec', 'zmq', 'safetensors', 'typer', 'rich', 'fsspec', "
         "'uvloop', 'jinja2', 'setproctitle'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
@@ -281,8 +265,18 @@ def test_it_loads_no_package_that_a_machine_with_a_gpu_may_lack(text: Path) -> N
 @pytest.mark.parametrize("options", [(), ("--dtype", "bfloat16", "--optimizer", "muon")])
 def test_tiny_is_trained_as_a_command(options: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "line.jsonl"
-    command = [sys.executable, str(BENCH / "bench_line.py"), "--tiny", "--minutes", "30", "--out", str(out), *options]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.long.bench_line",
+        "--tiny",
+        "--minutes",
+        "30",
+        "--out",
+        str(out),
+        *options,
+    ]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     losses = {each["cell"]: each["loss"] for each in map(json.loads, out.read_text().splitlines())}
     assert set(losses) == {"data-parallel", "M=1", "M=2", "M=4"}

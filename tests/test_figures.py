@@ -24,6 +24,7 @@ from tests.programs.page_blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "tests" / "bench"
+INDEX = BENCH / "long" / "README.md"
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "changelog.md")]
 IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
 UNIT = r"(?:%|ms|us|s|MB|GB|kB|times|nats|points)"
@@ -31,7 +32,7 @@ FIGURE = re.compile(rf"(?<![\w./v-])(?:\d*\.\d+(?:[ ]?{UNIT}(?!\w))?|\d+ {UNIT}(
 FIGURES_MAX = 2
 """Without a command: an example has one or two."""
 MAKER = re.compile(
-    r"\bbench/\w+\.(?:py|sh)|\b(?:bench|soak|gpu)_\w+\.py|\bgap\.py|\bon_a_gpu\.sh|\btests/[\w/*]+\.py|\btest_\w+\.py"
+    r"\bbench/(?:long/)?\w+\.(?:py|sh)|\b(?:bench|soak|gpu)_\w+\.py|\btests\.bench\.[\w.]+|\bgap\.py|\bon_a_gpu\.sh|\btests/[\w/*]+\.py|\btest_\w+\.py"
     r"|(?:`|bin/|\n +)isthmus [a-z]+|\bmake [a-z]+|\bpytest\b|docs/examples/[\w-]+\.(?:py|sh)"
 )
 MARK = re.compile(r"<!-- figures: (?:settings|published|computed) -->")
@@ -40,7 +41,9 @@ LOST = re.compile(r"not\s+measured\s+again")
 VIRTUAL = re.compile(r"isthmus compare [^`]*--speeds|isthmus simulate (?:speeds|borrowed)")
 WORDS = r"((?: +[^\s#;&|<>]+)*)"
 ISTHMUS = re.compile(rf"(?:^[ $]*|[;&|] *|bin/)isthmus{WORDS}", re.MULTILINE)
-SCRIPT = re.compile(rf"(?:^|[\s/.])((?:bench|soak|gpu)_\w+|gap)(?:\.py)?{WORDS}")
+SCRIPT = re.compile(
+    rf"(?:^|\s|tests[./]bench[./](?P<long>long[./])?)(?P<name>(?:bench|soak|gpu)_\w+|gap)(?:\.py)?{WORDS}"
+)
 MAKE = re.compile(r"(?:^|[\s;&|])make((?: +[a-z][\w-]*)+)")
 SPAN = re.compile(r"`([^`]+)`")
 
@@ -87,6 +90,20 @@ def options_in(words: str) -> list[str]:
     return [option for option in found if option != "--help"]
 
 
+def scripts() -> Iterator[Path]:
+    """The files of all benches."""
+    yield from sorted((*BENCH.glob("*.py"), *(BENCH / "long").glob("*.py")))
+
+
+def imported_of_bench(statement: ast.ImportFrom) -> Iterator[Path]:
+    """The files of the bench from which a statement imports."""
+    module = (statement.module or "").split(".")
+    named = (ROOT.joinpath(*module, alias.name).with_suffix(".py") for alias in statement.names)
+    for path in (ROOT.joinpath(*module).with_suffix(".py"), *named):
+        if BENCH in path.parents and path.exists():
+            yield path
+
+
 @cache
 def options_of_script(path: Path) -> frozenset[str]:
     """The options that a script, or a module beside it that it imports, declares."""
@@ -99,8 +116,7 @@ def options_of_script(path: Path) -> frozenset[str]:
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     }
     for each in ast.walk(tree):
-        beside = BENCH / f"{each.module}.py" if isinstance(each, ast.ImportFrom) and each.module else None
-        if beside is not None and beside.exists():
+        for beside in imported_of_bench(each) if isinstance(each, ast.ImportFrom) else ():
             declared |= options_of_script(beside)
     return frozenset(declared)
 
@@ -132,11 +148,13 @@ def wrong_in(code: str) -> Iterator[str]:
     for found in ISTHMUS.finditer(code):
         yield from wrong_isthmus(found[1].partition(" -- ")[0].split())
     for found in SCRIPT.finditer(code) if ".py" in code or "python -m" in code else ():
-        path = BENCH / f"{found[1]}.py"
-        if not path.exists():
-            yield path.name
+        name = f"{found['name']}.py"
+        path = next((each for each in scripts() if each.name == name), None)
+        is_elsewhere = path is not None and "tests" in found[0] and bool(found["long"]) != (path.parent != BENCH)
+        if path is None or is_elsewhere:
+            yield name
             continue
-        yield from (f"{path.name} {option}" for option in options_in(found[2]) if option not in options_of_script(path))
+        yield from (f"{name} {option}" for option in options_in(found[3]) if option not in options_of_script(path))
     if code.startswith("make ") or "\nmake " in code:
         targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         for found in MAKE.finditer(code):
@@ -159,11 +177,19 @@ def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
 
 
 def test_every_bench_says_how_it_is_called_by_options_that_it_has() -> None:
-    benches = sorted(BENCH.glob("bench_*.py"))
+    benches = [path for path in scripts() if path.stem.startswith(("bench_", "soak_"))]
     assert len(benches) > 40
     heads = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in benches}
     assert [path.name for path, head in heads.items() if path.stem not in head] == []
     assert [wrong for head in heads.values() for code in code_of(head) for wrong in wrong_in(code)] == []
+
+
+def test_the_index_has_a_line_for_each_long_bench_with_what_it_shows_and_how_long_it_takes() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+\.py)\) \| (.+?) \| (.+?) \|$", INDEX.read_text(), re.MULTILINE)
+    heads = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in (BENCH / "long").glob("*.py")}
+    shown = {path.name: " ".join(head.partition("\n\n")[0].split()) for path, head in heads.items()}
+    assert {file: what for _, file, what, _ in rows} == shown
+    assert [name for name, file, _, takes in rows if f"{name}.py" != file or not re.search(r"\d", takes)] == []
 
 
 def test_what_the_table_of_formats_was_measured_by_exists() -> None:
@@ -182,6 +208,7 @@ def test_what_is_missing_is_found() -> None:
     assert list(wrong_in("isthmus trane")) == ["isthmus trane"]
     assert list(wrong_in(".venv/bin/isthmus train --tokns 4 --learners 2")) == ["isthmus train --tokns"]
     assert list(wrong_in("isthmus simulate speeds --slower 1 --chips 2")) == ["isthmus simulate speeds --chips"]
-    assert list(wrong_in("python tests/bench/bench_regions.py --stepz 4 --json")) == ["bench_regions.py --stepz"]
+    assert list(wrong_in("python -m tests.bench.long.bench_regions --stepz 4 --json")) == ["bench_regions.py --stepz"]
+    assert list(wrong_in("python -m tests.bench.bench_regions --json")) == ["bench_regions.py"]
     assert list(wrong_in("bench_nothing.py")) == ["bench_nothing.py"]
     assert list(wrong_in("make quick nonsense")) == ["make nonsense"]

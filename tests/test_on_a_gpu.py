@@ -13,12 +13,16 @@ import subprocess
 import sys
 import time
 import zipfile
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench import gpu_figures as figures
+from tests.bench import gpu_machine as machine
+from tests.bench import gpu_steps as steps
+from tests.bench.gpu_machine import RefusedError
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -27,35 +31,15 @@ LACKING = ("pyzmq", "msgspec", "setproctitle")
 """What a machine that has jax and the usual packages was seen to lack."""
 
 
-@pytest.fixture(scope="module")
-def benches() -> Any:
-    """The modules of the bench, which import each other by their bare names."""
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield {name: import_module(f"gpu_{name}") for name in ("machine", "figures", "steps")}
-    finally:
-        sys.path.remove(str(BENCH))
-
-
-@pytest.fixture
-def machine(benches: Any) -> Any:
-    return benches["machine"]
-
-
-@pytest.fixture
-def figures(benches: Any) -> Any:
-    return benches["figures"]
-
-
 # -- what a machine has ------------------------------------------------------------------------------------------------
 
 
-def of(machine: Any, **bounds: str) -> list[Any]:
+def of(**bounds: str) -> list[Any]:
     """Requirements by their lower bounds."""
     return [machine.Requirement(name, ((">=", bound),)) for name, bound in bounds.items()]
 
 
-def test_what_is_needed_is_what_setup_says(machine: Any) -> None:
+def test_what_is_needed_is_what_setup_says() -> None:
     needed = {each.name: each for each in machine.requirements()}
     assert {"jax", "optax", "pyzmq", "ml-dtypes", "uvloop", "setproctitle"} <= set(needed)
     assert needed["pyzmq"].module == "zmq"
@@ -67,7 +51,7 @@ def test_what_is_needed_is_what_setup_says(machine: Any) -> None:
     ("version", "is_allowed"),
     [("0.8.3", False), ("0.9", True), ("0.9.0", True), ("0.10.2", True), ("0.11.0rc1", False)],
 )
-def test_bounds_of_a_version(machine: Any, version: str, is_allowed: bool) -> None:
+def test_bounds_of_a_version(version: str, is_allowed: bool) -> None:
     assert machine.Requirement("jax", ((">=", "0.9"), ("<", "0.11"))).allows(version) == is_allowed
 
 
@@ -82,19 +66,19 @@ def test_bounds_of_a_version(machine: Any, version: str, is_allowed: bool) -> No
         ("shellingham-1.5.4-py2.py3-none-any.whl", (3, 12), True),
     ],
 )
-def test_a_wheel_says_which_python_it_is_for(machine: Any, name: str, python: tuple[int, int], fits: bool) -> None:
+def test_a_wheel_says_which_python_it_is_for(name: str, python: tuple[int, int], fits: bool) -> None:
     assert machine.wheel_of(Path(name)).fits(python) == fits
 
 
-def test_other_files_are_no_wheels(machine: Any) -> None:
+def test_other_files_are_no_wheels() -> None:
     assert [machine.wheel_of(Path(name)) for name in ("README.md", "a.whl", "a-1.tar.gz")] == [None] * 3
 
 
-def wheels(machine: Any, *names: str) -> list[Any]:
+def wheels(*names: str) -> list[Any]:
     return [machine.wheel_of(Path("wheels", name)) for name in names]
 
 
-def test_the_newest_wheel_is_taken_of_what_is_not_there(machine: Any) -> None:
+def test_the_newest_wheel_is_taken_of_what_is_not_there() -> None:
     there = {"optax": "0.2.6", "msgspec": "0.10"}
     files = (
         "optax-0.3-py3-none-any.whl",  # There already.
@@ -104,14 +88,14 @@ def test_the_newest_wheel_is_taken_of_what_is_not_there(machine: Any) -> None:
         "click-8.0-py3-none-any.whl",  # Needed by another, which this does not know.
         "numpy-3.0-py3-none-any.whl",  # Never: jax was built with the one that is there.
     )
-    needed = of(machine, optax="0.2", msgspec="0.19")
-    taken = machine.chosen(needed, there.get, wheels(machine, *files), (3, 12), Path("wheels"))
+    needed = of(optax="0.2", msgspec="0.19")
+    taken = machine.chosen(needed, there.get, wheels(*files), (3, 12), Path("wheels"))
     assert [path.name for path in taken] == ["click-8.0-py3-none-any.whl", "msgspec-0.22-py3-none-any.whl"]
 
 
-def test_all_that_is_missing_is_one_message_with_the_command_that_fetches_it(machine: Any) -> None:
-    files = wheels(machine, "pyzmq-27-cp311-cp311-manylinux_2_28_x86_64.whl", "optax-0.3-py3-none-any.whl")
-    needed = of(machine, optax="0.2", pyzmq="26", msgspec="0.19")
+def test_all_that_is_missing_is_one_message_with_the_command_that_fetches_it() -> None:
+    files = wheels("pyzmq-27-cp311-cp311-manylinux_2_28_x86_64.whl", "optax-0.3-py3-none-any.whl")
+    needed = of(optax="0.2", pyzmq="26", msgspec="0.19")
     with pytest.raises(machine.RefusedError) as caught:
         machine.chosen(needed, {}.get, files, (3, 12), Path("wheels"))
     told = str(caught.value)
@@ -123,14 +107,14 @@ def test_all_that_is_missing_is_one_message_with_the_command_that_fetches_it(mac
 
 
 @pytest.mark.parametrize("version", [None, "0.8.1", "0.13.0"])
-def test_a_jax_that_is_not_allowed_is_refused(machine: Any, version: str | None) -> None:
+def test_a_jax_that_is_not_allowed_is_refused(version: str | None) -> None:
     needed = [machine.Requirement("jax", ((">=", "0.9"), ("<", "0.13")))]
     with pytest.raises(machine.RefusedError, match=rf"expected jax>=0\.9,<0\.13, found {version or 'none'}, in "):
         machine.check_base(needed, {"jax": version}.get)
     machine.check_base(needed, {"jax": "0.11.2"}.get)
 
 
-def test_a_card_of_which_too_little_is_free_is_refused(machine: Any) -> None:
+def test_a_card_of_which_too_little_is_free_is_refused() -> None:
     told = "0, NVIDIA H100 80GB HBM3, 81559, 80995, 580.159.04\n1, NVIDIA H100 80GB HBM3, 81559, 1024, 580.159.04\n"
     first, second = machine.card_of(told, "0"), machine.card_of(told, "1")
     assert (first.name, first.driver, first.total_bytes) == ("NVIDIA H100 80GB HBM3", "580.159.04", 81559 << 20)
@@ -140,9 +124,7 @@ def test_a_card_of_which_too_little_is_free_is_refused(machine: Any) -> None:
         machine.check_memory(second)
 
 
-def test_wheels_that_are_too_large_together_are_named(
-    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wheels_that_are_too_large_together_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     orders: list[list[str]] = []
 
     def pip(doing: str, arguments: list[str]) -> str:
@@ -227,7 +209,7 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-def test_figures_are_medians_with_ranges_and_null_where_nothing_was_reached(figures: Any) -> None:
+def test_figures_are_medians_with_ranges_and_null_where_nothing_was_reached() -> None:
     told = figures.figures(LINES)
     assert (told["card"], told["versions"]["jax"], told["commit"]) == (MACHINE["card"], "0.11.2", MACHINE["commit"])
     steps = told["steps"]
@@ -251,7 +233,7 @@ def test_figures_are_medians_with_ranges_and_null_where_nothing_was_reached(figu
         }
 
 
-def test_a_step_that_is_carried_out_again_begins_anew_and_the_long_one_goes_on(figures: Any) -> None:
+def test_a_step_that_is_carried_out_again_begins_anew_and_the_long_one_goes_on() -> None:
     again = [{"step": "learner", "event": "begun"}, {**PAIR, "ratio": 0.5}]
     assert figures.figures([*LINES, *again])["steps"]["learner"]["figures"]["ratio"]["count"] == 1
     first = [
@@ -263,7 +245,7 @@ def test_a_step_that_is_carried_out_again_begins_anew_and_the_long_one_goes_on(f
     assert [found[name]["loss"]["median"] for name in ("data-parallel", "M=4")] == [1.5, 1.6]
 
 
-def test_every_figure_has_a_row(figures: Any) -> None:
+def test_every_figure_has_a_row() -> None:
     rows = {name: text for name, _, text in figures.rows(figures.figures(LINES))}
     assert rows["a learner inside a run / its bare loop"] == "0.980 (0.960 to 0.990); 9.80 of 10.00 steps a second"
     assert rows["peak memory: predicted / measured"] == "not reached"
@@ -275,28 +257,28 @@ def test_every_figure_has_a_row(figures: Any) -> None:
     assert rows["26 million parameters, M=4: loss in nats a byte"] == "not reached"
 
 
-def test_a_folder_has_the_figures_of_one_card_and_tree(figures: Any, benches: Any, tmp_path: Path) -> None:
+def test_a_folder_has_the_figures_of_one_card_and_tree(tmp_path: Path) -> None:
     machine = {name: value for name, value in MACHINE.items() if name != "step"}
     figures.check_folder(tmp_path / "out", machine)
     (tmp_path / "out" / figures.LINES).write_text(json.dumps(MACHINE) + "\n")
     figures.check_folder(tmp_path / "out", machine)
     for name, value in (("card", "NVIDIA H200"), ("sources", "0" * 32)):
-        with pytest.raises(benches["machine"].RefusedError, match=f"found those of {name}"):
+        with pytest.raises(RefusedError, match=f"found those of {name}"):
             figures.check_folder(tmp_path / "out", {**machine, name: value})
 
 
 # -- documents ---------------------------------------------------------------------------------------------------------
 
 
-def clone_of_documents(figures: Any, folder: Path) -> None:
+def clone_of_documents(folder: Path) -> None:
     for name in figures.PLACES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         page = (ROOT / name).read_text()
         (folder / name).write_text(figures.rewritten(page, figures.text_of(None, figures.SENTENCE), name))
 
 
-def test_one_command_writes_the_figures_into_the_documents(figures: Any, tmp_path: Path) -> None:
-    clone_of_documents(figures, tmp_path)
+def test_one_command_writes_the_figures_into_the_documents(tmp_path: Path) -> None:
+    clone_of_documents(tmp_path)
     before = {name: (tmp_path / name).read_text() for name in figures.PLACES}
     assert all(figures.NOTHING in page for page in before.values())
     (tmp_path / "gpu.json").write_text(json.dumps(figures.figures(LINES)))
@@ -311,10 +293,10 @@ def test_one_command_writes_the_figures_into_the_documents(figures: Any, tmp_pat
         assert figures.rewritten(after, figures.NOTHING) == page
 
 
-def test_figures_of_a_cpu_or_none_are_in_no_document(figures: Any, benches: Any, tmp_path: Path) -> None:
-    clone_of_documents(figures, tmp_path)
+def test_figures_of_a_cpu_or_none_are_in_no_document(tmp_path: Path) -> None:
+    clone_of_documents(tmp_path)
     before = {name: (tmp_path / name).read_text() for name in figures.PLACES}
-    refused = benches["machine"].RefusedError
+    refused = machine.RefusedError
     for lines in ([{**MACHINE, "is_tiny": True, "card": "cpu"}, *LINES[1:]], []):
         (tmp_path / "gpu.json").write_text(json.dumps(figures.figures(lines)))
         with pytest.raises(refused, match="expected figures of a GPU"):
@@ -331,19 +313,24 @@ def test_figures_of_a_cpu_or_none_are_in_no_document(figures: Any, benches: Any,
 
 
 @pytest.fixture
-def bench(benches: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A bench whose steps are the files of a folder."""
-    steps = benches["steps"]
-    monkeypatch.setattr(steps, "HERE", tmp_path / "steps")
     monkeypatch.setattr(steps, "draw", lambda bench: None)
     for name in ("steps", "scratch", "out"):
         (tmp_path / name).mkdir()
 
     def command(self: Any, step: str, out: Path, seconds: float) -> list[str]:
-        return [f"{step}.py", str(out)]
+        return [step, str(out)]
 
     monkeypatch.setattr(steps.Bench, "command", command)
-    return steps.Bench(tmp_path / "out", tmp_path / "scratch", dict(os.environ), None, True, time.monotonic() + 3600)
+    return steps.Bench(
+        tmp_path / "out",
+        tmp_path / "scratch",
+        {**os.environ, "PYTHONPATH": str(tmp_path / "steps")},
+        None,
+        True,
+        time.monotonic() + 3600,
+    )
 
 
 WRITING = """
@@ -366,10 +353,10 @@ def lines_of(bench: Any, step: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.process
-def test_a_step_that_fails_is_recorded_and_the_next_one_begins(benches: Any, bench: Any) -> None:
+def test_a_step_that_fails_is_recorded_and_the_next_one_begins(bench: Any) -> None:
     written(bench, "learner", "write('{\"ratio\": 1.0}\\n{\"rat'); sys.exit('it broke')")
     written(bench, "memory", "write('{\"ratio\": 2.0}\\n')")
-    assert not benches["steps"].carry_out(bench, ("learner", "memory"))
+    assert not steps.carry_out(bench, ("learner", "memory"))
     told = json.loads((bench.folder / "gpu.json").read_text())["steps"]
     assert (told["learner"]["state"], told["learner"]["error"]) == ("failed", "it broke")
     assert told["learner"]["figures"]["ratio"]["count"] == 1  # A line that is torn is none.
@@ -379,7 +366,7 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_begins(benches: Any, ben
 
 @pytest.mark.long
 @pytest.mark.process
-def test_a_step_that_runs_past_its_time_is_ended_with_all_that_it_started(benches: Any, bench: Any) -> None:
+def test_a_step_that_runs_past_its_time_is_ended_with_all_that_it_started(bench: Any) -> None:
     """A daemon, stopped, in a session of its own, as a run leaves it behind."""
     daemon = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     written(
@@ -389,17 +376,17 @@ def test_a_step_that_runs_past_its_time_is_ended_with_all_that_it_started(benche
         'write(\'{"killed": "%d"}\\n\' % started.pid)\n'
         "import signal; signal.pause()\n",
     )
-    benches["steps"].adopt_descendants()
-    assert benches["steps"]._run(bench, "kill", 2.0) == ("cut off", "it ran past its 2 s")
+    steps.adopt_descendants()
+    assert steps._run(bench, "kill", 2.0) == ("cut off", "it ran past its 2 s")
     (line,) = lines_of(bench, "kill")
     assert not Path(f"/proc/{line['killed']}").exists()
 
 
 @pytest.mark.process
-def test_a_step_without_time_is_not_begun(benches: Any, bench: Any) -> None:
+def test_a_step_without_time_is_not_begun(bench: Any) -> None:
     written(bench, "memory", "write('{\"ratio\": 2.0}\\n')")
     late = bench._replace(until=time.monotonic() + 5)
-    assert not benches["steps"].carry_out(late, ("memory",))
+    assert not steps.carry_out(late, ("memory",))
     (line,) = lines_of(bench, "memory")
     assert (line["state"], line["error"]) == ("not reached", "0 s were left for it")
 
@@ -448,7 +435,7 @@ def wheel_again(name: str, folder: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.process
-def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path, figures: Any) -> None:
+def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path) -> None:
     tree, python = tree_of(tmp_path / "tree"), bare_python(tmp_path / "bare")
     (tmp_path / "wheels").mkdir()
     for name in LACKING:

@@ -44,7 +44,7 @@ from isthmus.runtime.wire.porter_greeting import (
 )
 
 PIECE_BYTES: Final = 512 << 10
-"""Read at once: 0.3 ms of a core. Measured by tests/bench/bench_porter.py: smaller ones carry less, larger no more."""
+"""Read at once: 0.3 ms of a core. Smaller ones carry less, larger no more (tests/bench/long/bench_porter.py)."""
 WAYS_MAX: Final = 4096
 """Two for each pair of hosts: four times the peers of one host, and twice the file descriptors."""
 GREETINGS_MAX: Final = 256

@@ -1,4 +1,6 @@
-"""The ZeroMQ channel against a plain TCP socket: `python tests/bench/bench_channel.py [--json]`.
+"""The ZeroMQ channel against a plain TCP socket.
+
+    python -m tests.bench.bench_channel [--json]
 
 Two processes, the sender on core 0, the receiver on core 1. Items of 4 and 64 MiB go through the channel as views of
 chunks, with digests made and checked, and through a TCP socket with `sendall` and `recv_into` into memory that is there

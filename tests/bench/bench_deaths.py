@@ -1,6 +1,6 @@
 """What a death costs the others, and how often a healthy host is taken for a dead, slow or stuck one.
 
-    python tests/bench/bench_deaths.py [deaths] [syncer] [calm] [--kills 8] [--minutes 10] [--json]
+    python -m tests.bench.bench_deaths [deaths] [syncer] [calm] [--kills 8] [--minutes 10] [--json]
 
 deaths  a run of 4 learners, whose learners are killed (SIGKILL) in turn, each once the one before is merged again: from
         the kill to the next fragment that is merged at all, to the next one of a round that was opened after the kill,
@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from observed import Run, status, training
+from tests.bench.observed import Run, status, training
 
 LEARNERS = 4
 CALM_SECONDS = 3.0

@@ -1,6 +1,6 @@
 """What the runtime costs a learner: its steps a second and CPU a step inside a run, against the bare loop.
 
-    python tests/bench/bench_learner.py [--pairs 20] [--seconds 2] [--batch 8] [--model own-step] [--json]
+    python -m tests.bench.bench_learner [--pairs 20] [--seconds 2] [--batch 8] [--model own-step] [--json]
 
 One learner of a real run (daemon, syncer, evaluator, recorder, fragments 8, interval 24) is pinned to core 0 and
 everything else to core 1. The bare loop calls the same jitted function, with the same flags, on the same batches, and
@@ -31,9 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from observed import Run, cpu_of, pin, signal_all, training
-
 from isthmus.runtime.system.processes import ONE_THREAD
+from tests.bench.observed import Run, cpu_of, pin, signal_all, training
 
 BAR_CPU_MS = 0.5
 BAR, BAR_LONG_STEPS = 0.93, 0.97
@@ -115,10 +114,10 @@ def _own_step(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """The jitted step of a task that brings one, in the thread that asks, as a learner's is; and its batches."""
     import jax
     import numpy as np
-    from own_step import nano
 
     from isthmus.ops.island.functions import compute_in_the_calling_thread
     from isthmus.ops.island.recipe import Now
+    from tests.bench.own_step import nano
 
     compute_in_the_calling_thread()
     task = nano(batch=batch)
@@ -136,7 +135,8 @@ def _own_step(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 def _torch(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """A step as a script in PyTorch has it, and its batches."""
     import torch
-    from torch_tasks import nano
+
+    from tests.bench.torch_tasks import nano
 
     task = nano(batch=batch)
     torch.manual_seed(0)
@@ -206,7 +206,7 @@ def take_turns(loop: int, run: Run, pairs: int, seconds: float) -> tuple[list[Wi
 def bare_loop(here: Path, model: str, batch: int) -> Iterator[int]:
     """The bare loop in a process of its own."""
     with (here / "bare.txt").open("w") as lines:
-        command = [sys.executable, __file__, "--bare", "--batch", str(batch), "--model", model]
+        command = [sys.executable, "-m", "tests.bench.bench_learner", "--bare", "--batch", str(batch), "--model", model]
         loop = subprocess.Popen(command, stdout=lines)
     try:
         until = time.monotonic() + START_SECONDS_MAX

@@ -1,6 +1,6 @@
 """What the hosts of a large run take of memory at most, in sizes of its parameters; with snapshots and without.
 
-    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--task TASK] [--learners 2] [--json]
+    python -m tests.bench.bench_memory [--steps 24] [--every 15 86400] [--task TASK] [--learners 2] [--json]
 
 gpt-124m by AdamW, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire, processes on this
 machine: with two learners 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.

@@ -1,4 +1,6 @@
-"""Merge with RDA and outer step, against reading the same bytes: `python tests/bench/bench_merge.py [--json]`.
+"""Merge with RDA and outer step, against reading the same bytes.
+
+    python -m tests.bench.bench_merge [--json]
 
 Eight learners, 64 MiB each, norms sent along; 4 of 500M values by `--learners 4 --mib 1907 --cases rda` (18 GB).
 The figure is the seconds to read the gradients once (a numba sum, as many threads) over seconds to merge them and make
@@ -12,14 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 

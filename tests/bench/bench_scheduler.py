@@ -1,4 +1,6 @@
-"""Firings a second of the scheduler core with its tape, one thread: `python tests/bench/bench_scheduler.py [--json]`.
+"""Firings a second of the scheduler core with its tape, one thread.
+
+    python -m tests.bench.bench_scheduler [--json]
 
 The limit is what the event loop itself can do: hops of uvloop's `call_soon`, in the same run. `chain` is three nodes by
 Queue edges in one host; in `join` two nodes feed a third by Latest edges. Each firing makes its item and its event, and

@@ -1,4 +1,6 @@
-"""What hosts hand to their sockets: `python tests/bench/bench_sent.py [--steps N] [--repeats N] [--json]`.
+"""What hosts hand to their sockets.
+
+    python -m tests.bench.bench_sent [--steps N] [--repeats N] [--json]
 
 Real runs of four learners on nano, in turns: data-parallel (a ring of float32), and decoupled-diloco with int4 both
 ways, interval 24. Counted are bytes that learners and shards hand to the sockets that lead to learners and shards, all

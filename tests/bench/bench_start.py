@@ -1,6 +1,6 @@
 """How long a run takes to start: from the command to the first inner step of all learners, with a warm cache.
 
-    python tests/bench/bench_start.py [--starts 5] [--tokens 100000] [--learners 2] [--json]
+    python -m tests.bench.bench_start [--starts 5] [--tokens 100000] [--learners 2] [--json]
 
 Each start is a whole `isthmus train`, whose processes say when they reached each phase (`phases.jsonl`). Beside it is
 its limit: one process that imports jax and the shipped task, traces and loads the same step from the same cache, makes
@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from observed import COMMAND
-
 from isthmus.runtime.system.phases import read
+from tests.bench.observed import COMMAND
 
 NS = 1e9
 BARS = {

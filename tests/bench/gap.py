@@ -1,6 +1,6 @@
 """What closes the gap between decoupled learners and data-parallel: variants of both, in one loop, a first look.
 
-    python tests/bench/gap.py [VARIANT ...] [--program decoupled|data-parallel] [--tokens 1020000] [--seed 100]
+    python -m tests.bench.gap [VARIANT ...] [--program decoupled|data-parallel] [--tokens 1020000] [--seed 100]
                               [--learners 4] [--model nano]
 
 Learners of the shipped task in lock-step, one after another, one step of overlap, eight fragments, equal weights;

@@ -1,6 +1,6 @@
 """What the lines of the steps on a GPU come to: gpu.json, a page, and the places in the documents that say it.
 
-    python tests/bench/gpu_figures.py DIR/gpu.json      # writes the figures into the documents; see `PLACES`
+    python -m tests.bench.gpu_figures DIR/gpu.json      # writes the figures into the documents; see `PLACES`
 
 Every figure is a median with its range and how many there were, and null where it was not measured: a step that was not
 reached, or a counter that the device does not have. Figures of a CPU (`--tiny`) are never written into a document.
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_machine import ROOT, RefusedError, commit, sources
+from tests.bench.gpu_machine import ROOT, RefusedError, commit, sources
 
 LINES: Final = "gpu.jsonl"
 JSON: Final = "gpu.json"

@@ -309,7 +309,7 @@ def check_memory(found: Card | None) -> None:
 
 def environment(site: Path, *, is_tiny: bool, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of every process that measures; one that is tiny computes on the CPU."""
-    path = os.pathsep.join([str(site), *filter(None, [given.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(site), str(ROOT), *filter(None, [given.get("PYTHONPATH")])])
     own = {"JAX_PLATFORMS": "cpu"} if is_tiny else {}
     return {**given, **own, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
@@ -322,7 +322,11 @@ def probe(variables: Mapping[str, str], data: Path | None, *, is_tiny: bool) -> 
     modules = [each.module for each in requirements()]
     order = json.dumps({"modules": modules, "data": None if data is None else str(data), "tiny": is_tiny})
     done = subprocess.run(
-        [sys.executable, __file__, order], env=dict(variables), capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.bench.gpu_machine", order],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

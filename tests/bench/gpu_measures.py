@@ -1,6 +1,6 @@
 """What is measured of one learner, and of two, on one GPU: each by one call, in lines of JSON as they come.
 
-    python tests/bench/gpu_measures.py learner|memory|exchange|kill [--tiny] [--data FOLDER] --out FILE
+    python -m tests.bench.gpu_measures learner|memory|exchange|kill [--tiny] [--data FOLDER] --out FILE
 
 learner   steps a second inside a run against the bare loop, pairs in turn: whoever is not measured is stopped
 memory    the peak as jax's allocator counts it, after ten steps and an exchange of every fragment, against what the
@@ -53,7 +53,7 @@ def settings(asked: argparse.Namespace) -> dict[str, Any]:
 
 def learner(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A line a pair."""
-    from in_turns import turns
+    from tests.bench.in_turns import turns
 
     pairs, seconds = (1, 1.0) if asked.tiny else (PAIRS, PAIR_SECONDS)
     os.environ["XLA_CLIENT_MEM_FRACTION"] = SHARE
@@ -63,10 +63,9 @@ def learner(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One line."""
-    from bench_gpu import memory as measured
-
     from isthmus.programs.engine.cluster.placing import learner_bytes
     from isthmus.programs.engine.request.request import prepare
+    from tests.bench.long.bench_gpu import memory as measured
 
     own = settings(asked)
     request = prepare(run={"learners": 1}, task_settings=own)
@@ -156,9 +155,9 @@ def _seconds_of(call: Callable[[], object]) -> list[float]:
 
 def kill(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A line a kill, and one of the whole run."""
-    from bench_deaths import kill_one
-    from in_turns import options_of
-    from observed import training
+    from tests.bench.bench_deaths import kill_one
+    from tests.bench.in_turns import options_of
+    from tests.bench.observed import training
 
     given = [item for key, value in settings(asked).items() for item in options_of(key, value)]
     given += ["--set", "program.push=int4"]

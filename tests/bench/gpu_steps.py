@@ -38,11 +38,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
-import gpu_figures
-import gpu_machine
-from gpu_machine import RefusedError
+from tests.bench import gpu_figures, gpu_machine
+from tests.bench.gpu_machine import RefusedError
 
-HERE: Final = Path(__file__).resolve().parent
 SHARES: Final[Mapping[str, float]] = {"learner": 0.4, "memory": 0.15, "exchange": 0.15, "kill": 0.6, "line": 1.0}
 """Of the time that is left when a step begins. Of ten minutes: 240 s for a run that compiles gpt-124m and five pairs of
 9 s (110 s on one core, on a machine that had just begun; the bare loop has the same programs); memory took 12 s on an
@@ -83,16 +81,21 @@ class Bench(NamedTuple):
         gpu_figures.write(self.folder)
 
     def command(self, step: str, out: Path, seconds: float) -> list[str]:
-        """The command of a step; RefusedError if its bench is not there."""
+        """The module of a step, and its options."""
         options = ["--out", str(out), *(["--data", str(self.data)] if self.data else [])]
         if step not in ("line", LONG):
-            return ["gpu_measures.py", step, *options, *(["--tiny"] if self.is_tiny else [])]
-        name = "bench_line.py"
-        if not (HERE / name).exists():
-            raise RefusedError("Measuring the line", f"tests/bench/{name}", "none", "Take a tree that has it.")
+            return ["tests.bench.gpu_measures", step, *options, *(["--tiny"] if self.is_tiny else [])]
         minutes = max((seconds - LINE_MARGIN_SECONDS) / 60, LINE_MINUTES_MIN)
         size = ["--long", "--state", str(self.folder / "long.state")] if step == LONG else []
-        return [name, *options, "--minutes", f"{minutes:.2f}", "--json", *size, *(["--tiny"] if self.is_tiny else [])]
+        return [
+            "tests.bench.long.bench_line",
+            *options,
+            "--minutes",
+            f"{minutes:.2f}",
+            "--json",
+            *size,
+            *(["--tiny"] if self.is_tiny else []),
+        ]
 
 
 def carry_out(bench: Bench, steps: Sequence[str]) -> bool:
@@ -132,7 +135,7 @@ def _run(bench: Bench, step: str, seconds: float) -> tuple[str, str | None]:
     """How a step ended, and why if it is not done; its lines are written as they come."""
     out, log = bench.scratch / f"{step}.jsonl", bench.scratch / f"{step}.log"
     name, *options = bench.command(step, out, seconds)
-    bounded = ["timeout", f"--kill-after={KILL_SECONDS}", f"{seconds:.1f}", sys.executable, str(HERE / name)]
+    bounded = ["timeout", f"--kill-after={KILL_SECONDS}", f"{seconds:.1f}", sys.executable, "-m", name]
     lines = _lines(out)
     try:
         with log.open("wb") as stream:
@@ -175,7 +178,7 @@ def _keep(log: Path, into: Path, step: str) -> None:
 
 def draw(bench: Bench) -> None:
     """The page, by a process that has what pages are made with."""
-    command = [sys.executable, str(HERE / "gpu_figures.py"), str(bench.folder / gpu_figures.JSON), "--draw"]
+    command = [sys.executable, "-m", "tests.bench.gpu_figures", str(bench.folder / gpu_figures.JSON), "--draw"]
     subprocess.run(command, env=dict(bench.variables), check=False, timeout=60)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from observed import Run, signal_all, training
+from tests.bench.observed import Run, signal_all, training
 
 SETTLE_SECONDS = 0.5
 START_SECONDS_MAX = 300.0
@@ -84,7 +84,7 @@ def _bare_loop(lines: Path, settings: Mapping[str, Any]) -> Iterator[subprocess.
     from isthmus.runtime.system.processes import environment
 
     with lines.open("w") as file:
-        command = [sys.executable, __file__, json.dumps(settings)]
+        command = [sys.executable, "-m", "tests.bench.in_turns", json.dumps(settings)]
         loop = subprocess.Popen(command, stdout=file, env=environment(computes=True))
     try:
         yield loop

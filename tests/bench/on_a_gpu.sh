@@ -4,4 +4,5 @@
 #     tests/bench/on_a_gpu.sh --fetch-wheels DIR [--python 3.12] [--without NAME,...]
 # By python3, or what PYTHON names, which has jax for CUDA; docs/how-to/islands.md says more, and gpu_steps.py does it.
 set -euo pipefail
-exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/gpu_steps.py" "$@"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "${PYTHON:-python3}" -m tests.bench.gpu_steps "$@"

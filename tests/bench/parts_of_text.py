@@ -1,4 +1,4 @@
-"""Text that has parts, from what a machine has: `python tests/bench/parts_of_text.py FOLDER [--megabytes N]`.
+"""Text that has parts, from what a machine has: `python -m tests.bench.parts_of_text FOLDER [--megabytes N]`.
 
 A folder for each part, of files of 512 to 2,048 bytes, which begin and end at ends of lines:
 

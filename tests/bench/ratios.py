@@ -1,6 +1,6 @@
 """The figures that matter, each with its limit from the same run, beside those that were kept: `make bench`.
 
-    python tests/bench/ratios.py [--only NAME ...] [--keep] [--json]
+    python -m tests.bench.ratios [--only NAME ...] [--keep] [--json]
 
 Every figure is a share of its limit: what the event loop, a socket, memory or the bare loop does in the same run is 1,
 and more is better. `kept.json` has the shares of an earlier commit; a share that is smaller by more than a tenth is
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[1]
 KEPT: Final = HERE / "kept.json"
 WORSE: Final = 0.9
 """Of the kept share."""
@@ -122,14 +123,14 @@ def memory(told: Any) -> Iterator[Share]:
 
 
 MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]] = {
-    "scheduler": (scheduler, ["bench_scheduler.py", "--firings", "20000", "--repeats", "9"]),
-    "channel": (channel, ["bench_channel.py", "--repeats", "7", "--mib", "128"]),
-    "start": (start, ["bench_start.py", "--starts", "3", "--tokens", "20000"]),
-    "merge": (merge, ["bench_merge.py", "--learners", "4", "--repeats", "7", "--cases", "read", "rda"]),
-    "learner": (learner, ["bench_learner.py", "--pairs", "8"]),
-    "deaths": (deaths, ["bench_deaths.py", "deaths", "syncer", "--kills", "3"]),
-    "sent": (sent, ["bench_sent.py", "--repeats", "1", "--steps", "192"]),
-    "memory": (memory, ["bench_memory.py", "--every", "15", "--task", f"{HERE}/memory/large.py:GPT_34M"]),
+    "scheduler": (scheduler, ["bench_scheduler", "--firings", "20000", "--repeats", "9"]),
+    "channel": (channel, ["bench_channel", "--repeats", "7", "--mib", "128"]),
+    "start": (start, ["bench_start", "--starts", "3", "--tokens", "20000"]),
+    "merge": (merge, ["bench_merge", "--learners", "4", "--repeats", "7", "--cases", "read", "rda"]),
+    "learner": (learner, ["bench_learner", "--pairs", "8"]),
+    "deaths": (deaths, ["bench_deaths", "deaths", "syncer", "--kills", "3"]),
+    "sent": (sent, ["bench_sent", "--repeats", "1", "--steps", "192"]),
+    "memory": (memory, ["bench_memory", "--every", "15", "--task", f"{HERE}/memory/large.py:GPT_34M"]),
 }
 """Name -> the figures of a bench, and its arguments."""
 
@@ -137,8 +138,8 @@ MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]
 def measured(name: str) -> list[Share]:
     """The figures of one bench."""
     figures, arguments = MEASURES[name]
-    command = [sys.executable, str(HERE / arguments[0]), *arguments[1:], "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    command = [sys.executable, "-m", f"tests.bench.{arguments[0]}", *arguments[1:], "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}")
     return list(figures(json.loads(done.stdout)))

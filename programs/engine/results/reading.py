@@ -45,7 +45,7 @@ from isthmus.runtime.supervision.incidents import Restarted
 
 _END_SECONDS: Final = 3.5
 """A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
-_STALE_SECONDS: Final = 0.5
+_STALE_SECONDS: Final = 0.2
 """A record sooner after a restart is still from the life before: a process takes longer to start."""
 
 

@@ -27,6 +27,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import reading, tapes
+from isthmus.programs.engine.results.absences import Absence
 from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
@@ -57,9 +58,6 @@ from isthmus.programs.study.lab.chaos_strikes import (
 from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
-
-_BEFORE_SECONDS: Final = 0.5
-"""A daemon may have written of an end a moment before the strike was noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
         begun = strike.begun - zero
     elif fault.kind == "kill":
         begun = strike.begun - zero
-        came = [_back_from_the_dead(record, host, begun) for host in strike.hosts or (fault.host,)]
+        came = [back_from_the_dead(record.absences, host, begun) for host in strike.hosts or (fault.host,)]
         back = None if None in came else max(at for at in came if at is not None)
     else:
         begun = strike.ended - zero
@@ -138,9 +136,11 @@ def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
     return Recovery(strike, None if back is None else round(max(0.0, back - begun), 3))
 
 
-def _back_from_the_dead(record: RunRecord, host: str, begun: float) -> float | None:
-    ends = [each.ended for each in record.absences if each.host == host and each.begun >= begun - _BEFORE_SECONDS]
-    return next((end for end in ends if end is not None), None)
+def back_from_the_dead(absences: Sequence[Absence], host: str, killed: float) -> float | None:
+    """When the absence ended that a kill began or, where the host had not worked since an earlier death, went on."""
+    of_it = (each for each in absences if each.host == host and (each.ended is None or each.ended > killed))
+    absence = next(of_it, None)
+    return None if absence is None else absence.ended
 
 
 def _works(record: RunRecord, host: str) -> Iterator[float]:

@@ -1,0 +1,184 @@
+"""What a syncer takes for each learner, as learners become more.
+
+    python -m tests.bench.long.bench_size [--json]
+
+Decoupled DiLoCo on a task in NumPy whose steps sleep, 8 fragments of 40 kB, H = 16. `real`: processes on this machine;
+CPU time of the syncer's process between two looks, a minute apart, by merges in merges.jsonl and by learners, and the
+memory that the processes have for themselves. `simulated`: hosts on one virtual clock, as the simulator has them; CPU
+time of everything that the syncer's host does, its sockets apart, from its start to its end; and the most memory that
+this process has had. Ratios are to the smallest number of learners of the same kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from isthmus.programs.engine.recorder.roles import least_replicas, resolving
+from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.study.simulation import toy_task
+from isthmus.runtime.clock import Instant, milliseconds
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.machine import HostClock
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.tape.writing import SEGMENT_BYTES
+from tests.bench.size import ordered
+from tests.bench.size.light import STEP_SECONDS
+
+LOOK_SECONDS = 60.0
+STEPS_SIMULATED = 40
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+class TimedClock(HostClock):
+    """A host's clock that counts the CPU seconds of what it calls; of calls within calls, the outer one counts."""
+
+    is_within = False
+
+    def __init__(self, universe: Any) -> None:
+        super().__init__(universe)
+        self.used = 0.0
+
+    def run(self, callback: Callable[[], None]) -> None:
+        super().run(self._timed(callback))
+
+    def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
+        return super().call_at(at, self._timed(callback))
+
+    def _timed(self, callback: Callable[[], None]) -> Callable[[], None]:
+        def timed() -> None:
+            if TimedClock.is_within:
+                callback()
+                return
+            TimedClock.is_within, began = True, time.thread_time()
+            try:
+                callback()
+            finally:
+                self.used += time.thread_time() - began
+                TimedClock.is_within = False
+
+        return timed
+
+
+def simulated(learners: int) -> dict[str, Any]:
+    """So many learners in one universe, without faults and without checkers."""
+    graph = toy_task.graph_of(ordered.PROGRAM, learners=learners, steps=STEPS_SIMULATED, seed=1, task=toy_task.EVEN)
+    began = time.monotonic()
+    with (
+        mock.patch("isthmus.runtime.sim.host.HostClock", TimedClock),
+        mock.patch("isthmus.runtime.sim.host.SEGMENT_BYTES", SEGMENT_BYTES),  # As long as those of a real run.
+    ):
+        universe = Universe(
+            lower(graph),
+            roster_counts(graph, learners),
+            seed=1,
+            resolve=resolving(Path("/run"), resolve, 15.0, None),
+            duration=lambda _, node: milliseconds(1e3 * STEP_SECONDS if node == "inner-step" else 1),
+            jitter=0.05,
+            climate=Climate(latency=0.001, jitter=0.001, gbits=1.0),
+            least=least_replicas(graph),
+        )
+        universe.run(lambda: universe.outcome is not None, seconds_max=600.0)
+    assert universe.outcome == "done"
+    (syncer,) = [life for life in universe.lives if life.member.replica.role == "syncer"]
+    recorder = universe.last(Replica("recorder", 0))
+    assert isinstance(syncer.clock, TimedClock)
+    assert recorder is not None
+    merges = int(recorder.host.published["record"]["outer_steps"])
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    found = told("simulated", learners, merges, syncer.clock.used)
+    return found | {"wall_s": round(time.monotonic() - began, 1), "process_mb": round(most / 1e6)}
+
+
+def real(learners: int) -> dict[str, Any]:
+    """So many learners, each a process of this machine."""
+    with tempfile.TemporaryDirectory() as within:
+        folder = Path(within) / "run"
+        ordered.begin(learners, folder)
+        isthmus = str(Path(sys.executable).with_name("isthmus"))
+        try:
+            until = time.monotonic() + 60 + 3 * learners
+            while merges_in(folder) < 24:
+                assert time.monotonic() < until, "the run does not come to merging"
+                time.sleep(0.5)
+            status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
+            pids = {host["name"]: host["pid"] for host in status["hosts"]}
+            alive = sum(host["role"] == "learner" and host["phase"] == "stepping" for host in status["hosts"])
+            before, used = merges_in(folder), cpu_seconds(pids["syncer/0"])
+            time.sleep(LOOK_SECONDS)
+            merges, used = merges_in(folder) - before, cpu_seconds(pids["syncer/0"]) - used
+            lines = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()[-merges:]]
+            found = told("real", learners, merges, used)
+            found["stepping"] = alive
+            found["voters_mean"] = round(sum(len(line["voters"]) for line in lines) / len(lines), 1)
+            found["own_mb_learner"] = round(own_bytes(pids["learner/0"]) / 1e6, 1)
+            found["own_mb_syncer"] = round(own_bytes(pids["syncer/0"]) / 1e6, 1)
+            found["load"] = os.getloadavg()[0]
+        finally:
+            ordered.stop(folder)
+            ordered.wait_for_summary(folder)
+    return found
+
+
+def merges_in(folder: Path) -> int:
+    path = folder / "merges.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that a process shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def told(kind: str, learners: int, merges: int, used: float) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "learners": learners,
+        "merges": merges,
+        "syncer_ms_per_merge_and_learner": round(1e3 * used / merges / learners, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", default="4,16,64", help="numbers of learners; empty for none")
+    parser.add_argument("--simulated", default="4,64,256", help="the same")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for measure, counts in ((real, asked.real), (simulated, asked.simulated)):
+        first = None
+        for learners in [int(count) for count in counts.split(",") if count]:
+            row = measure(learners)
+            cost = row["syncer_ms_per_merge_and_learner"]
+            first = cost if first is None else first
+            rows.append(row | {"ratio": round(cost / first, 3)})
+            if not asked.json:
+                print(rows[-1], flush=True)
+    if asked.json:
+        print(json.dumps({"rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
