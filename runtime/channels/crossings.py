@@ -12,6 +12,7 @@ there; only the first item of an edge makes something.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeAlias, final
 
 import msgspec
@@ -63,12 +64,15 @@ class OneWay:
         self.edges: dict[int, Tally] = {}
         self.whole_bytes = self.greeting_bytes = self.lent_bytes = 0
 
-    def item(self, edge: int, size_bytes: int, at: Instant) -> None:
-        """An item crosses on an edge, by its index in the graph."""
-        tally = self.edges.get(edge)
-        if tally is None:
-            tally = self.edges[edge] = Tally()
-        tally.add(size_bytes, at)
+    def items(self, crossing: Iterable[tuple[int, int]], at: Instant) -> None:
+        """Items cross together: the edge of each, by its index in the graph, and its bytes."""
+        edges, last, tally = self.edges, None, None
+        for edge, size_bytes in crossing:
+            if tally is None or edge != last:
+                last, tally = edge, edges.get(edge)
+                if tally is None:
+                    tally = edges[edge] = Tally()
+            tally.add(size_bytes, at)
 
     @property
     def framing_bytes(self) -> int:

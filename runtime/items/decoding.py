@@ -30,6 +30,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from isthmus.runtime.items.layout import (
+    ARRAY,
     AXES_MAX,
     BLOB,
     CHUNK_BYTES,
@@ -104,6 +105,8 @@ LENT_BYTES_MIN: Final = 1 << 20
 Read = TypeVar("Read")
 
 _HEAD_BYTES: Final = SHAPE.size
+_AXES: Final = tuple(struct.Struct(f"<{axes}Q") for axes in range(AXES_MAX + 1))
+"""By their number: the axes of an array."""
 
 
 class _Large(msgspec.Struct, frozen=True, gc=False):
@@ -152,7 +155,7 @@ def _extension(kind: int, lent: memoryview) -> Any:
     if code >= len(DTYPES) or form > BLOB or axes > AXES_MAX or follow_bytes < 0:
         raise RefusalError("dtype", f"dtype {code}, form {form}, {axes} axes in {len(data)} bytes")
     dtype = DTYPES[code]
-    shape: tuple[int, ...] = struct.unpack_from(f"<{axes}Q", data, _HEAD_BYTES)
+    shape: tuple[int, ...] = _AXES[axes].unpack_from(data, _HEAD_BYTES)
     size_bytes = longest = dtype.itemsize
     for length in shape:
         size_bytes *= length
@@ -167,6 +170,8 @@ def _extension(kind: int, lent: memoryview) -> Any:
         return _Large(dtype, form, shape, size_bytes)
     if follow_bytes != size_bytes:
         raise RefusalError("shape", f"shape {shape} of {dtype} in {len(data)} bytes")
+    if form == ARRAY and axes == 1 and size_bytes:  # The usual one; `bytes` are aligned, and not written.
+        return np.frombuffer(data, dtype, offset=_HEAD_BYTES + 8)
     return _leaf(memoryview(data)[_HEAD_BYTES + 8 * axes :], dtype, form, shape)
 
 

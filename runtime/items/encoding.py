@@ -10,6 +10,7 @@ library takes 15 to 60 us. So there is one walk, whose parts serve the wire and 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -52,6 +53,8 @@ SPEC_BYTES_SMALL: Final = 48 << 10
 
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 _TUPLE_MARK: Final = Ext(TUPLE, b"")
+_HEADS: Final = tuple(struct.Struct(f"{SHAPE.format}{axes}Q") for axes in range(AXES_MAX + 1))
+"""By the number of axes: the entry of an array in a spec, without its elements."""
 
 
 class Encoded(msgspec.Struct, frozen=True, weakref=True):
@@ -62,9 +65,9 @@ class Encoded(msgspec.Struct, frozen=True, weakref=True):
     """
 
     spec: bytes
-    pieces: list[Bytes]
-    sizes: list[int]
-    digests: list[int]
+    pieces: Sequence[Bytes]
+    sizes: Sequence[int]
+    digests: Sequence[int]
     digest: int
 
     @property
@@ -86,21 +89,19 @@ def encode(item: Any) -> Encoded:
         odd.append((None, None, item))
         if isinstance(item, CONTAINERS):
             _survey(item, odd)
-    walk = _Walk()
+    walk = _of_thread.walk
     try:
         tree = _native(item) if odd else item
-        spec = walk.packed(tree)
+        spec, large = walk.packed(tree)
         if len(spec) > SPEC_BYTES_SMALL:
-            walk = _Walk()
-            spec = walk.packed(_with_blobs(tree))
+            spec, large = walk.packed(_with_blobs(tree))
     except (TypeError, ValueError, OverflowError) as error:
         allowed = "dicts, lists, tuples, None, bool, int of 64 bits, float, str, bytes and arrays"
         raise _unsendable(allowed, str(error), "Convert it in the body that emits it.") from error
-    large = walk.large
     if large or len(spec) > SPEC_BYTES_SMALL:
         _check_size(spec, large)
     if not large:
-        return Encoded(spec, [], [], [], xxhash.xxh3_64_intdigest(spec))
+        return Encoded(spec, (), (), (), xxhash.xxh3_64_intdigest(spec))
     pieces = [part[at : at + CHUNK_BYTES] for part in large for at in range(0, len(part), CHUNK_BYTES)]
     digests = list(map(xxhash.xxh3_64_intdigest, pieces))
     digest = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(digests)}Q", *digests) + spec)
@@ -117,40 +118,57 @@ class _Blob:
 
 
 class _Walk:
-    """One walk over a tree: the leaves that get frames of their own, and the remaining budget of inline bytes."""
+    """Walks over trees, one after the other: the leaves that get frames of their own, and what is left of the inline
+    bytes."""
 
-    __slots__ = ("_inline_left", "large")
+    __slots__ = ("_encode", "_inline_left", "_large")
 
     def __init__(self) -> None:
-        self.large: list[Bytes] = []
-        self._inline_left = INLINE_BYTES_TOTAL
+        self._large: list[Bytes] = []
+        self._inline_left = 0
+        self._encode = msgspec.msgpack.Encoder(enc_hook=self._leaf).encode
 
-    def packed(self, tree: Any) -> bytes:
-        return msgspec.msgpack.Encoder(enc_hook=self._leaf).encode(tree)
+    def packed(self, tree: Any) -> tuple[bytes, list[Bytes]]:
+        """The spec of a tree, and the bytes of its leaves that get frames of their own."""
+        large: list[Bytes] = []
+        self._large, self._inline_left = large, INLINE_BYTES_TOTAL
+        try:
+            return self._encode(tree), large
+        finally:
+            self._large = []  # It outlives the item.
 
     def _leaf(self, leaf: Any) -> Ext:
         """The extension for a leaf that msgpack does not know."""
-        kind = type(leaf)
-        if kind is np.ndarray:
+        if type(leaf) is np.ndarray:
             leaf.setflags(write=False)
             return self._array(leaf, ARRAY)
-        if kind is _Blob:
+        if type(leaf) is _Blob:
             return self._array(np.frombuffer(leaf.value, np.uint8), BLOB)
         return self._array(np.asarray(leaf), SCALAR if isinstance(leaf, np.generic) else ARRAY)
 
     def _array(self, array: NDArray[Any], form: int) -> Ext:
         """The spec's entry for an array: all of it, or its shape."""
-        code = _CODES.get(array.dtype)
-        axes = array.ndim
+        code, shape = _CODES.get(array.dtype), array.shape
+        axes = len(shape)
         if code is None or axes > AXES_MAX:
             raise TypeError(f"an array of {array.dtype} with {axes} axes")
-        head = struct.pack(f"{SHAPE.format}{axes}Q", code, form, axes, *array.shape)
+        head = _HEADS[axes].pack(code, form, axes, *shape)
         size_bytes = array.nbytes
         if size_bytes <= INLINE_BYTES_MAX and size_bytes <= self._inline_left:
             self._inline_left -= size_bytes
             return Ext(INLINE, head + array.tobytes())
-        self.large.append(_bytes_of(array))
+        self._large.append(_bytes_of(array))
         return Ext(LARGE, head)
+
+
+class _OfThread(threading.local):
+    """An encoder costs more to make than to use for a small item, and serves one walk at a time."""
+
+    def __init__(self) -> None:
+        self.walk = _Walk()
+
+
+_of_thread: Final = _OfThread()
 
 
 def _native(node: Any) -> Any:

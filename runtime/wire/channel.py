@@ -277,7 +277,7 @@ class WireChannel:
         self._on_peer_up, self._on_peer_lost, self._on_snapshot = on_peer_up, on_peer_lost, on_snapshot
         self._counts: Counter[str] = Counter()
         self._desk = sockets.desk
-        self._awake: dict[Member, Peer] = {}
+        self._awake: dict[Peer, None] = {}
         self._is_closed = False
         own = Identity(member, run, fingerprint)
         self._connections = Connections(
@@ -314,7 +314,8 @@ class WireChannel:
             self._counts["dropped"] += 1
             return
         transfer = shipment(parcel, self.snapshot, replaces)
-        self._counts["superseded"] += peer.pair.outbound.put(transfer) is not None
+        if peer.pair.outbound.put(transfer) is not None:
+            self._counts["superseded"] += 1
         if peer.session is not None:
             self._rouse(peer)
 
@@ -421,8 +422,8 @@ class WireChannel:
             if peer.session is not session:
                 return
             if isinstance(event, ParcelsArrived):
-                for _, parcel in event.parcels:
-                    peer.pair.crossed.received.item(parcel.edge, parcel.size_bytes, peer.heard_at)
+                crossing = [(parcel.edge, parcel.size_bytes) for _, parcel in event.parcels]
+                peer.pair.crossed.received.items(crossing, peer.heard_at)
                 self._delivery.hold(peer, HeldMessage(session, event.parcels, event.cost))
             elif isinstance(event, CreditHeard):
                 self._delivery.credit(peer.member, event.edge, event.more)
@@ -446,12 +447,12 @@ class WireChannel:
         """Schedule a peer for the end of this turn."""
         if not self._awake:
             self._clock.call_soon(self._turn)
-        self._awake[peer.member] = peer
+        self._awake[peer] = None
 
     def _turn(self) -> None:
         """Send what is pending for all scheduled peers."""
         awake, self._awake = self._awake, {}
-        for peer in awake.values():
+        for peer in awake:
             self._speak(peer)
 
     def _speak(self, peer: Peer) -> None:
@@ -476,10 +477,10 @@ class WireChannel:
         if event.is_superseded:
             self._counts["superseded"] += len(event.shipments)
         elif self._watch is not None:
-            now = self._clock.now()
+            now, watch, source, target = self._clock.now(), self._watch, self.member, peer.member
             for each, age in zip(event.shipments, event.ages, strict=True):
-                arrived = max(each.begun, Instant(now - age))
-                self._watch(each.parcel.edge, self.member, peer.member, each.parcel.size_bytes, each.begun, arrived)
+                parcel, begun, arrived = each.parcel, each.begun, now - age
+                watch(parcel.edge, source, target, parcel.size_bytes, begun, Instant(max(begun, arrived)))
 
     def _note_snapshot(self, member: Member, number: int) -> None:
         if number > self.snapshot:

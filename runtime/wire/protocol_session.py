@@ -440,7 +440,7 @@ class Session:
             return None
         frames, cost, lent_bytes = frames_of(load, self.connection, now, self.lending)
         self._pair.crossed.sent.lent_bytes += lent_bytes
-        for each in load.begun:
-            self._pair.crossed.sent.item(each.parcel.edge, each.parcel.size_bytes, now)
+        if load.begun:
+            self._pair.crossed.sent.items([(each.parcel.edge, each.parcel.size_bytes) for each in load.begun], now)
         self._window.spend(cost)
         return frames

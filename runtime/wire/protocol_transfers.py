@@ -91,7 +91,7 @@ class SharedMemory(Protocol):
         """End it: nothing that is in use is written again."""
 
 
-class Shipment:
+class Shipment(msgspec.Struct, eq=False, gc=False):
     """An item on its way to one peer.
 
     `head_bytes` of its record (or its `claim`, if that is more), `sizes` of its pieces, its `claim` beyond them, its
@@ -100,19 +100,24 @@ class Shipment:
     its large pieces there.
     """
 
-    __slots__ = (
-        "begun", "cargo", "claim", "head_bytes", "lodging", "parcel", "place", "replaces", "sent", "sequence", "sizes",
-    )  # fmt: skip
+    parcel: Parcel
+    replaces: bool
+    head_bytes: int
+    sizes: Sequence[int]
+    cargo: Any
+    claim: int = 0
+    place: tuple[int, int | str | None] | None = None
+    sequence: int = 0
+    sent: int = 0
+    begun: Instant = _NEVER
+    lodging: Lodging | None = None
 
-    def __init__(self, parcel: Parcel, replaces: bool, head_bytes: int, sizes: Sequence[int], cargo: Any) -> None:
-        self.parcel, self.replaces = parcel, replaces
-        self.place = (parcel.edge, parcel.key) if replaces else None
-        self.claim = claim(parcel.size_bytes, sum(sizes))
-        self.head_bytes = head_bytes if head_bytes > self.claim else self.claim
-        self.sizes, self.cargo = sizes, cargo
-        self.sequence = self.sent = 0
-        self.begun = _NEVER
-        self.lodging: Lodging | None = None
+    def __post_init__(self) -> None:
+        if self.replaces:
+            self.place = self.parcel.edge, self.parcel.key
+        self.claim = claimed = claim(self.parcel.size_bytes, sum(self.sizes) if self.sizes else 0)
+        if claimed > self.head_bytes:
+            self.head_bytes = claimed
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
@@ -205,6 +210,15 @@ class Outbound:
 
         while (shipment := self._current or self.line.first()) is not None:
             sizes, count = shipment.sizes, len(shipment.sizes)
+            if not count and begun and raw_bytes <= raw_bytes_max and len(pieces) <= pieces_max:
+                taken = head_bytes + raw_bytes + len(pieces) * PIECE_OVERHEAD_BYTES
+                left_bytes = min(HEAD_BYTES_MAX - head_bytes, room - taken) if room >= CHARGE_MIN else 0
+                small = self._begin_small(left_bytes, records_max - len(begun))
+                if not small:
+                    break
+                begun += small
+                head_bytes += sum([each.head_bytes for each in small])
+                continue
             is_new = shipment is not self._current
             if is_new and not fits(shipment.head_bytes, sizes[0] if count else 0):
                 break
@@ -241,6 +255,28 @@ class Outbound:
         self.kept.clear()
         self._current = self.window = None
         return count
+
+    def _begin_small(self, left_bytes: int, count_max: int) -> list[Shipment]:
+        """Begin, and so complete, the items at the front of the line that have no pieces, as far as they fit."""
+        begun: list[Shipment] = []
+        for shipment in self.line:
+            left_bytes -= shipment.head_bytes
+            if shipment.sizes or left_bytes < 0 or len(begun) == count_max:
+                break
+            begun.append(shipment)
+        size_bytes = 0
+        for shipment in begun:
+            self.line.pop()
+            parcel = shipment.parcel
+            edge = parcel.edge
+            size_bytes += parcel.size_bytes
+            if not shipment.sequence:
+                shipment.sequence = self._sequences[edge] = self._sequences.get(edge, 0) + 1
+        self._begun += len(begun)
+        self.items_begun += len(begun)
+        self.bytes_begun += size_bytes
+        self.kept += begun
+        return begun
 
     def _begin(self, shipment: Shipment) -> None:
         edge = shipment.parcel.edge
