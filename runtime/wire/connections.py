@@ -293,6 +293,10 @@ class Connections:
         self._gone: dict[Replica, int] = {}
         self._is_encrypted = sockets.keys is not None
         self._desk = sockets.desk
+        self._is_copied = False
+        """Whether the loop is to look for more of lent items soon."""
+        if self._desk is not None:
+            self._desk.notify(self._copied)
         self._departed: dict[Member, tuple[Member, Member | None, Crossed]] = {}
         self._reception: Reception | None = None
         self._is_closed = False
@@ -527,6 +531,18 @@ class Connections:
         if self._desk is not None:
             meet = self._desk.call if dials else self._desk.answer
             session.share_by(lambda: meet(session.desk_of_peer, session.token) if session.desk_of_peer else None)
+
+    def _copied(self) -> None:
+        """In another thread: more of an item lies in shared memory."""
+        if not self._is_copied:
+            self._is_copied = True
+            self._clock.post(self._send_copied)
+
+    def _send_copied(self) -> None:
+        self._is_copied = False  # First: what is copied from now on is told again.
+        for peer in self.peers.values():
+            if peer.session is not None and peer.session.lending is not None:
+                self._owner.wake(peer)
 
     def crossed(self) -> list[tuple[Member, Member | None, Crossed]]:
         """What has crossed to and from each peer that was ever up, and the peer that relays, None if none does."""

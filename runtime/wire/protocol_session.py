@@ -435,10 +435,11 @@ class Session:
         return self._forwards.popleft()
 
     def _next_batch(self, now: Instant) -> list[Any] | None:
-        load = self._pair.outbound.load(CHUNK_BYTES, protocol_messages.FRAMES_MAX, protocol_messages.RECORDS_MAX)
+        limits = CHUNK_BYTES, protocol_messages.FRAMES_MAX, protocol_messages.RECORDS_MAX
+        load = self._pair.outbound.load(*limits, self.lending)
         if load is None:
             return None
-        frames, cost, lent_bytes = frames_of(load, self.connection, now, self.lending)
+        frames, cost, lent_bytes = frames_of(load, self.connection, now)
         self._pair.crossed.sent.lent_bytes += lent_bytes
         if load.begun:
             self._pair.crossed.sent.items([(each.parcel.edge, each.parcel.size_bytes) for each in load.begun], now)

@@ -64,8 +64,11 @@ class Lodging(Protocol):
     @property
     def number(self) -> int: ...
 
+    def has_piece(self, piece: int) -> bool:
+        """Whether a piece can be sent now."""
+
     def offset_of(self, piece: int) -> int | None:
-        """Where a piece lies now; None for one that has a frame."""
+        """Where a piece lies that can be sent; None for one that has a frame."""
 
 
 class SharedMemory(Protocol):
@@ -181,10 +184,13 @@ class Outbound:
         """Whether anything waits, or is partly sent."""
         return self._current is not None or bool(self.line.entries)
 
-    def load(self, raw_bytes_max: int, pieces_max: int, records_max: int) -> Load | None:
+    def load(
+        self, raw_bytes_max: int, pieces_max: int, records_max: int, lending: SharedMemory | None = None
+    ) -> Load | None:
         """The next load, within these limits: at least one piece or item; None if nothing waits or credit is short.
 
-        The load counts as under way from now on.
+        The load counts as under way from now on. Items that begin get a place in `lending`, where there is one; an item
+        then begins before its first piece is there.
         """
         window, current = self.window, self._current
         if window is None or (current is None and not self.line.entries):
@@ -226,8 +232,13 @@ class Outbound:
                 self._begin(self.line.pop())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
+                if lending is not None and count:
+                    shipment.lodging = lending.lodge(shipment.cargo[1])
+            lodging = shipment.lodging
             # The check of its record included the first piece.
             while shipment.sent < count and (is_new or fits(0, sizes[shipment.sent])):
+                if lodging is not None and not lodging.has_piece(shipment.sent):
+                    break
                 is_new = False
                 pieces.append((shipment, shipment.sent))
                 raw_bytes += sizes[shipment.sent]
@@ -387,17 +398,13 @@ def shipment(parcel: Parcel, snapshot: int, replaces: bool) -> Shipment:
     return Shipment(parcel, replaces, head_bytes, encoded.sizes, (envelope, encoded))
 
 
-def frames_of(
-    load: Load, connection: int, now: Instant, lending: SharedMemory | None = None
-) -> tuple[list[Any], int, int]:
+def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int, int]:
     """(frames, cost, bytes that have no frame) of a load; its new items have begun at `now`."""
     records: list[tuple[int, Raw, Raw]] = []
     claims = 0
     for each in load.begun:
         each.begun = now
         envelope, encoded = each.cargo
-        if lending is not None and each.sizes:
-            each.lodging = lending.lodge(encoded)
         records.append((each.sequence, Raw(envelope), Raw(encoded.spec)))
         claims += each.claim
     frames: list[Any] = [b""]

@@ -29,6 +29,7 @@ import socket
 import struct
 import weakref
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -252,6 +253,10 @@ class SegmentDesk:
             self.close()
         else:
             self._listener.setblocking(False)
+
+    def notify(self, on_copied: Callable[[], None]) -> None:
+        """Have `on_copied` called, in another thread, when more of an item can be sent."""
+        self._pool.on_copied = on_copied
 
     @property
     def address(self) -> str:

@@ -9,8 +9,10 @@ no holder it is free: another item may be written into it, or it is *retired*, w
 peer whose connection ended while it was a holder may read for ever, so the segment is *spoilt*: it is never written
 again, and retired when its other holders have given it back. The memory lasts as long as anybody maps it.
 
-Pieces are copied into a segment when they are sent, in their order: the copy for the first peer serves the others.
-Small leaves stay in frames, so that one that is kept for long keeps no segment.
+The pieces of an item are copied into its segment in their order, by a thread of the pool, and sent as they get there:
+the loop goes on meanwhile, and the copy for the first peer serves the others. A small item, for which a hop to another
+thread takes longer, is copied by the loop. Small leaves stay in frames, so that one that is kept for long keeps no
+segment.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ import fcntl
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import CHUNK_BYTES
@@ -42,6 +47,8 @@ FREE_BYTES_MAX: Final = 144 << 20
 """Bytes of segments that may lie unused, as of memory for received arrays (`items.decoding`)."""
 SEGMENTS_MAX: Final = 256
 """Segments of one host: of each, it and every peer have a mapping, and it has a descriptor."""
+APART_BYTES_MIN: Final = 1 << 20
+"""Of an item that is copied by the thread: .1 to .2 ms of a loop's turn, about what a hop takes on busy cores."""
 MEMORY_SHARE: Final = 8
 """All segments of a host have at most an eighth of the memory of its machine."""
 
@@ -51,6 +58,29 @@ class Holder(Protocol):
 
     def retire(self, segment: SharedSegment) -> None:
         """Tell the peer, which has the segment, that it is of no more use."""
+
+
+class Filling:
+    """The copying of one item into a segment, in any thread; `copied` pieces are there."""
+
+    def __init__(self, pieces: Sequence[Any], offsets: list[int | None], memory: NDArray[np.uint8]) -> None:
+        self._pieces, self._offsets, self._memory = pieces, offsets, memory
+        self.copied = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is written any more."""
+        return self.copied == len(self._offsets)
+
+    def run(self, on_copied: Callable[[], None]) -> None:
+        """Copy; `on_copied` is called after each piece."""
+        pieces, self._pieces = self._pieces, ()
+        for piece, at in zip(pieces, self._offsets, strict=True):
+            if at is not None:
+                source = np.frombuffer(piece, np.uint8)
+                np.copyto(self._memory[at : at + len(source)], source)  # It lets other threads go on.
+            self.copied += 1
+            on_copied()
 
 
 class SharedSegment:
@@ -64,7 +94,7 @@ class SharedSegment:
         self.is_spoilt = False
         self._encoded: weakref.ref[Encoded] | None = None
         self._offsets: list[int | None] = []
-        self._filled = 0
+        self._filling: Filling | None = None
         self.descriptor = os.memfd_create(f"isthmus-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size_bytes)
@@ -76,48 +106,50 @@ class SharedSegment:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody may read it."""
-        return not self.holders and not self.is_spoilt
+        """Whether nobody may read it, nor writes into it."""
+        return not self.holders and not self.is_spoilt and (self._filling is None or self._filling.is_done)
 
     def has(self, encoded: Encoded) -> bool:
         """Whether it was given to this item."""
         return self._encoded is not None and self._encoded() is encoded
 
-    def assign(self, encoded: Encoded, offsets: list[int | None]) -> None:
-        """Give it to another item."""
+    def assign(self, encoded: Encoded, offsets: list[int | None]) -> Filling:
+        """Give it to another item; its filling is to be run."""
         assert self.is_free
-        self._encoded, self._offsets, self._filled = weakref.ref(encoded), offsets, 0
+        self._encoded, self._offsets = weakref.ref(encoded), offsets
+        self._filling = Filling(encoded.pieces, offsets, self._memory)
+        return self._filling
+
+    def has_piece(self, piece: int) -> bool:
+        """Whether a piece of its item can be sent: it is there, or has a frame."""
+        return self._filling is not None and piece < self._filling.copied
 
     def offset_of(self, piece: int) -> int | None:
-        """Where a piece of its item lies now; None for one that has a frame. The item has to be there still."""
-        while self._filled <= piece:
-            encoded = None if self._encoded is None else self._encoded()
-            assert encoded is not None
-            at = self._offsets[self._filled]
-            if at is not None:
-                source = np.frombuffer(encoded.pieces[self._filled], np.uint8)
-                np.copyto(self._memory[at : at + len(source)], source)  # It lets other threads go on.
-            self._filled += 1
+        """Where a piece of its item lies; None for one that has a frame."""
         return self._offsets[piece]
 
     def close(self) -> None:
         """Give up the descriptor, and the memory, where nobody else has it."""
         os.close(self.descriptor)
         self._memory = np.empty(0, np.uint8)
+        self._filling = None
 
 
 class SegmentPool:
     """The segments of one host, of at most `bytes_max` in all, for items of at least `item_bytes_min`.
 
-    Of these, pieces of at least half of that go there.
+    Of these, pieces of at least half of that go there. `on_copied` is called, in another thread, when there is more to
+    send.
     """
 
     def __init__(self, bytes_max: int | None = None, item_bytes_min: int = ITEM_BYTES_MIN) -> None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._bytes_max = memory // MEMORY_SHARE if bytes_max is None else bytes_max
         self.item_bytes_min = item_bytes_min
+        self.on_copied: Callable[[], None] = lambda: None
         self._segments: dict[int, SharedSegment] = {}
         self._numbers = count(1)
+        self._thread: ThreadPoolExecutor | None = None
 
     def lodge(self, encoded: Encoded, holder: Holder) -> SharedSegment | None:
         """A segment for a transfer of an item to a peer, which holds it from now on; None if there is none.
@@ -130,7 +162,7 @@ class SegmentPool:
             segment = self._take(size_bytes) if size_bytes else None
             if segment is None:
                 return None
-            segment.assign(encoded, offsets)
+            self._fill(segment.assign(encoded, offsets), size_bytes)
         segment.holders[holder] += 1
         return segment
 
@@ -159,11 +191,23 @@ class SegmentPool:
             segment.close()
         self._segments.clear()
         self._bytes_max = 0
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
 
     @property
     def size_bytes(self) -> int:
         """Of all segments."""
         return sum(each.size_bytes for each in self._segments.values())
+
+    def _fill(self, filling: Filling, size_bytes: int) -> None:
+        """Have an item copied: one after the other, so that each is there soon."""
+        if size_bytes < APART_BYTES_MIN:
+            filling.run(lambda: None)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "segments")
+        self._thread.submit(filling.run, self.on_copied)
 
     def _look(self, segment: SharedSegment, holder: Holder) -> None:
         """Forget a holder that has given everything back; retire what nobody needs."""
@@ -209,7 +253,7 @@ class SegmentPool:
         segment.close()
 
 
-def layout(sizes: list[int], piece_bytes_min: int) -> tuple[list[int | None], int]:
+def layout(sizes: Sequence[int], piece_bytes_min: int) -> tuple[list[int | None], int]:
     """(offset of each piece, bytes in all) of an item in a segment; None for a smaller piece, which has a frame.
 
     Pieces of one array lie one after the other; where the piece before is a whole chunk, this one may belong to it.

@@ -25,6 +25,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ class Sides:
     ) -> None:
         self.loop = uvloop.new_event_loop()
         up = self.loop.create_future()
+        self._acknowledged: Callable[[], None] = lambda: None
         self.channel = WireChannel(
             SENDER,
             clock=LoopClock(self.loop),
@@ -113,17 +115,22 @@ class Sides:
         self.channel.open(Sink())
         self.channel.connect(RECEIVER, endpoints)
         self.loop.run_until_complete(up)
+        self.node = ThreadPoolExecutor(1)
+        """As a node's thread, which encodes what it emits, beside the loop."""
+        self.by_channel(np.zeros(MIB), 8 * MIB, 1, is_alone=True)  # Its threads begin before this one is bound to a core.
         self.tcp = socket.create_connection(("127.0.0.1", port))
         self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._acknowledged: Callable[[], None] = lambda: None
 
     def by_channel(self, item: Any, size: int, count: int, is_alone: bool) -> float:
         """Send an item so often."""
 
-        def send() -> None:
-            self.channel.send(RECEIVER, Parcel(1, None, item, None, 0, size, encode(item)), replaces=False)
+        def send(parcel: Parcel) -> None:
+            self.channel.send(RECEIVER, parcel, replaces=False)
 
-        return self._timed(send, count, 1 if is_alone else count)
+        def emit() -> None:
+            self.loop.call_soon_threadsafe(send, Parcel(1, None, item, None, 0, size, encode(item)))
+
+        return self._timed(partial(self.node.submit, emit), count, 1 if is_alone else count)
 
     def small(self) -> float:
         """Many small items, a burst a turn of the loop, five thousand ahead of their acknowledgement."""
@@ -134,7 +141,7 @@ class Sides:
 
         return self._timed(burst, SMALL_COUNT // BURST, 50, BURST)
 
-    def _timed(self, send: Callable[[], None], count: int, ahead: int, each: int = 1) -> float:
+    def _timed(self, send: Callable[[], object], count: int, ahead: int, each: int = 1) -> float:
         """Call `send`, which sends `each` items, `count` times, at most `ahead` times beyond what was acknowledged."""
         done, sent = 0, 0
         ended = 0.0

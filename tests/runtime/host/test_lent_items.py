@@ -38,7 +38,7 @@ class StoppedClock:
         self._loop.call_soon(callback)
 
     def post(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
+        self._loop.call_soon_threadsafe(callback)
 
 
 class Numbers:

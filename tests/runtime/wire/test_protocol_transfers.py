@@ -406,3 +406,54 @@ def test_every_item_goes_once_whatever_is_cut(data: Any) -> None:
         deliver()
     assert got == sent
     assert dict(newest) == last
+
+
+class Copying:
+    """Shared memory in which the first `copied` pieces of every item are there."""
+
+    has_ended_leases = False
+    number = 1
+
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def lodge(self, encoded: Any) -> Copying:
+        return self
+
+    def has_piece(self, piece: int) -> bool:
+        return piece < self.copied
+
+    def offset_of(self, piece: int) -> int | None:
+        return 64 * piece
+
+    def lease_of(self, segment: int) -> Any:
+        raise AssertionError
+
+    def settle(self) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        raise AssertionError
+
+
+def test_a_lent_item_begins_at_once_and_its_pieces_follow_as_they_are_copied() -> None:
+    lane, copying = outbound(), Copying()
+    large, small = latest(1, sizes=[10, 20, 30]), queued(2)
+    large.cargo = b"", None
+    lane.put(large)
+    lane.put(small)
+
+    def next_pieces() -> list[int] | None:
+        found = lane.load(CHUNK, 64, 16, copying)
+        return None if found is None else [piece for _, piece in found.pieces]
+
+    assert next_pieces() == []
+    assert lane.has_more()
+    assert next_pieces() is None
+    copying.copied = 2
+    assert next_pieces() == [0, 1]
+    assert next_pieces() is None
+    copying.copied = 3
+    assert next_pieces() == [2]
+    assert small.sequence == 1
+    assert not lane.has_more()

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from isthmus.runtime.wire.segment_links import (
     SegmentLink,
 )
 from isthmus.runtime.wire.segments import FREE_BYTES_MAX, SEALS_MIN, SEGMENTS_MAX, SegmentPool, SharedSegment, layout
+from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, MIB, SYNCER, End, World, floats
 from tests.runtime.wire.siege import Siege, Stranger, record, stranger
 
@@ -531,6 +533,7 @@ def test_what_is_given_back_twice_is_refused(liar: Liar) -> None:
     assert segment is not None
     liar.lend([], 0, segment.number, GIVE_BACK)
     liar.link.settle()
+    all_copied(liar.link._pool)
     assert segment.is_free
     liar.lend([], 0, segment.number, GIVE_BACK)
     with pytest.raises(RefusalError):
@@ -668,6 +671,12 @@ class Nobody:
         self.retired.append(segment.number)
 
 
+def all_copied(pool: SegmentPool) -> None:
+    """Wait until the thread of a pool has copied what it was given."""
+    assert pool._thread is not None
+    pool._thread.submit(lambda: None).result(PATIENCE)
+
+
 def test_the_pieces_of_an_array_lie_one_after_the_other() -> None:
     assert layout([CHUNK_BYTES, CHUNK_BYTES, 10, 70_001, 5, 70_000], 65_536) == (
         [0, CHUNK_BYTES, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 64, None, 2 * CHUNK_BYTES + 64 + 70_016],
@@ -680,7 +689,7 @@ def test_a_pool_keeps_no_item_and_remembers_it_while_it_lives() -> None:
     encoded = encode(floats(1))
     segment = pool.lodge(encoded, one)
     assert segment is not None
-    segment.offset_of(0)
+    all_copied(pool)
     assert pool.give_back(segment.number, one)
     assert pool.lodge(encoded, other) is segment
     gone = weakref.ref(encoded)
@@ -689,6 +698,25 @@ def test_a_pool_keeps_no_item_and_remembers_it_while_it_lives() -> None:
     assert pool.give_back(segment.number, other)
     assert not pool.give_back(segment.number, other)
     assert not pool.give_back(99, other)
+    pool.close()
+
+
+def test_a_segment_is_not_given_to_another_item_while_it_is_written() -> None:
+    pool, one, go_on = SegmentPool(), Nobody(), threading.Event()
+    waited: list[bool] = []
+    pool.on_copied = lambda: waited.append(go_on.wait(PATIENCE))
+    items = [encode(floats(5, number)) for number in (1.0, 2.0)]
+    first = pool.lodge(items[0], one)
+    assert first is not None
+    assert pool.give_back(first.number, one)
+    second = pool.lodge(items[1], one)
+    assert second is not None
+    assert second is not first
+    assert not first.has_piece(1)
+    go_on.set()
+    all_copied(pool)
+    assert first.is_free
+    assert second.has_piece(1)
     pool.close()
 
 
@@ -712,6 +740,7 @@ def test_a_pool_makes_room_by_retiring_what_is_free_and_has_bounds() -> None:
     first = pool.lodge(encode(floats(1)), one)
     assert first is not None
     first.knowing[one] = None
+    all_copied(pool)
     pool.give_back(first.number, one)
     items = [encode(floats(2, 1.0)), encode(floats(2, 2.0))]
     second = pool.lodge(items[0], one)
@@ -720,6 +749,7 @@ def test_a_pool_makes_room_by_retiring_what_is_free_and_has_bounds() -> None:
     assert pool.lodge(items[1], one) is None
     third = pool.lodge(encode(floats(1, 3.0)), one)
     assert third is first
+    all_copied(pool)
     pool.give_back(first.number, one)
     pool.give_back(second.number, one)
     assert pool.lodge(encode(floats(3)), one) is not None
