@@ -1,11 +1,12 @@
 """The figures that matter, each with its limit from the same run, beside those that were kept: `make bench`.
 
-    python -m tests.bench.ratios [--only NAME ...] [--keep] [--json]
+    python -m tests.bench.ratios [--only NAME ...] [--keep | --beside FOLDER] [--json]
 
 Every figure is a share of its limit: what the event loop, a socket, memory or the bare loop does in the same run is 1,
 and more is better. `kept.json` has the shares of an earlier commit; a share that is smaller by more than a tenth is
-marked, and the exit status is 1. --keep writes what was measured there, of all benches at once. It took 6:40 on two
-idle cores; where other work keeps the machine busy, the first line says so, and nothing is kept.
+marked, and the exit status is 1. --keep writes what was measured there, of all benches at once; --beside measures
+another tree, bench by bench in turn with this one, and compares with that. It took 6:40 on two idle cores; where other
+work keeps the machine busy, the first line says so, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -135,19 +137,26 @@ MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]
 """Name -> the figures of a bench, and its arguments."""
 
 
-def measured(name: str) -> list[Share]:
-    """The figures of one bench."""
+def measured(name: str, folder: Path = ROOT) -> list[Share]:
+    """The figures of one bench of the tree in `folder`, as far as that has them; its own must have all."""
     figures, arguments = MEASURES[name]
-    command = [sys.executable, "-m", f"tests.bench.{arguments[0]}", *arguments[1:], "--json"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
+    python = sys.executable if folder == ROOT else str(folder / ".venv" / "bin" / "python")
+    command = [python, f"tests/bench/{arguments[0]}.py", *arguments[1:], "--json"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, stdout=subprocess.PIPE, check=False
+    )
+    if folder == ROOT and done.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}")
-    return list(figures(json.loads(done.stdout)))
+    found = list[Share]()
+    with nullcontext() if folder == ROOT else suppress(LookupError, TypeError, ValueError):
+        for share in figures(json.loads(done.stdout)):
+            found.append(share)
+    return found
 
 
-def of_machine() -> dict[str, Any]:
+def of_machine(folder: Path = ROOT) -> dict[str, Any]:
     """The commit and the machine of figures."""
-    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    git = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
@@ -156,7 +165,7 @@ def of_machine() -> dict[str, Any]:
 
 def table(shares: list[Share], kept: Mapping[str, float]) -> Iterator[str]:
     """A line for each figure."""
-    yield f"{'':46}{'here':>10}{'limit':>10}       {'share':>7}{'kept':>7}"
+    yield f"{'':46}{'here':>10}{'limit':>10}       {'share':>7}{'before':>7}"
     for each in shares:
         was = kept.get(each.name)
         line = f"{each.name:46}{each.value:>10.4g}{each.limit:>10.4g} {each.unit:5} {each.share:>7.3f}"
@@ -174,26 +183,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=MEASURES, help="may be repeated")
     parser.add_argument("--keep", action="store_true", help="write what was measured to kept.json")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FOLDER", help="compare with the tree there, which has a .venv, bench by bench"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if asked.keep and asked.beside:
+        parser.error("--keep is of this tree alone: leave --beside out")
     if asked.keep and asked.only:
         parser.error("--keep is of all figures, which are of one commit: leave --only out")
     load, begun = os.getloadavg()[0], time.monotonic()
     is_busy = load > LOAD_MAX
     if is_busy:
         print(f"The machine is busy (load {load:.1f}): shares are too small.", file=sys.stderr)
-    shares = []
+    shares, beside = [], []
     for name in asked.only or MEASURES:
         print(f"{name} ...", file=sys.stderr, flush=True)
         shares += measured(name)
-    before = json.loads(KEPT.read_text()) if KEPT.exists() else {"shares": {}}
+        beside += measured(name, asked.beside.resolve()) if asked.beside else []
+    if asked.beside:
+        before = {**of_machine(asked.beside), "shares": {each.name: each.share for each in beside}}
+    else:
+        before = json.loads(KEPT.read_text()) if KEPT.exists() else {"shares": {}}
     here = {**of_machine(), "load": round(load, 2), "seconds": round(time.monotonic() - begun)}
     if asked.json:
-        print(json.dumps({**here, "figures": [asdict(each) for each in shares]}))
+        print(json.dumps({**here, "figures": [asdict(each) for each in shares], "before": before}))
     else:
         print("\n".join(table(shares, before["shares"])))
         if before["shares"]:
-            print(f"kept: commit {before['commit']}, {before['cores']} cores, {before['processor']}")
+            print(f"before: commit {before['commit']}, {before['cores']} cores, {before['processor']}")
     if asked.keep and is_busy:
         raise SystemExit("Nothing was kept: wait until the machine is idle.")
     if asked.keep:

@@ -13,14 +13,14 @@ bodies = st.lists(st.binary(min_size=1, max_size=30), max_size=5)
 
 @given(bodies)
 def test_what_is_framed_comes_back(written: list[bytes]) -> None:
-    data = b"".join(map(framed, written))
+    data = framed(written)
     found = frames(data)
     assert (found.bodies, found.end, found.rest, found.is_unfinished) == (written, len(data), "", False)
 
 
 @given(bodies.filter(bool), st.data())
 def test_a_tape_that_is_cut_has_all_whole_records_before_the_cut(written: list[bytes], data: st.DataObject) -> None:
-    whole = b"".join(map(framed, written))
+    whole = framed(written)
     cut = data.draw(st.integers(0, len(whole)))
     found = frames(whole[:cut])
     sizes = [HEAD_SIZE + len(body) for body in written]
@@ -32,14 +32,14 @@ def test_a_tape_that_is_cut_has_all_whole_records_before_the_cut(written: list[b
 
 @given(bodies.filter(bool), st.integers(1, 5000))
 def test_zeros_behind_the_last_record_are_none(written: list[bytes], zeros: int) -> None:
-    found = frames(b"".join(map(framed, written)) + bytes(zeros))
+    found = frames(framed(written) + bytes(zeros))
     assert found.bodies == written
     assert found.is_unfinished
 
 
 @given(bodies.filter(bool), st.data())
 def test_a_bit_that_changed_is_noticed(written: list[bytes], data: st.DataObject) -> None:
-    whole = bytearray(b"".join(map(framed, written)))
+    whole = bytearray(framed(written))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
     found = frames(bytes(whole))

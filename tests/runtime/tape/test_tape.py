@@ -121,7 +121,7 @@ def begun(segment_bytes: int = SEGMENT_BYTES, state: Callable[[], bytes] = lambd
 
 def opened(*bodies: bytes) -> bytes:
     """A tape with some records, whatever they are."""
-    return joined(begun().drain()) + b"".join(map(framed, bodies))
+    return joined(begun().drain()) + framed(bodies)
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     ("data", "what"),
     [
         (b"PK\x03\x04 something else", "begins with 50 4b 03 04 .*, which no tape does"),
-        (framed(msgspec.msgpack.encode([5, ["NodesNudged"], []])), "does not begin with the state of a core"),
-        (framed(msgspec.msgpack.encode([MARK, 3, "what", "ever"])), "is of version 3 of tapes, .* reads version 2$"),
+        (framed([msgspec.msgpack.encode([5, ["NodesNudged"], []])]), "does not begin with the state of a core"),
+        (framed([msgspec.msgpack.encode([MARK, 3, "what", "ever"])]), "is of version 3 of tapes, .* reads version 2$"),
         (
-            framed(msgspec.msgpack.encode([MARK, 1, "what", "ever"])),
+            framed([msgspec.msgpack.encode([MARK, 1, "what", "ever"])]),
             "is of version 1 of .* 2; commit [0-9a-f]+ reads it$",
         ),
-        (framed(msgspec.msgpack.encode([MARK])), "is of version None of tapes"),
+        (framed([msgspec.msgpack.encode([MARK])]), "is of version None of tapes"),
     ],
     ids=["foreign", "no state", "future", "past", "nothing"],
 )
@@ -198,7 +198,7 @@ def test_what_is_foreign_is_told(data: bytes, what: str) -> None:
 
 def test_what_is_refused_takes_no_more_memory_than_it_has_bytes() -> None:
     mark = msgspec.msgpack.encode(MARK)
-    data = framed(b"\x93" + mark + b"\x03" + b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x80" * (1 << 20))
+    data = framed([b"\x93" + mark + b"\x03" + b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x80" * (1 << 20)])
     tracemalloc.start()
     try:
         with pytest.raises(ForeignTapeError, match="is of version 3"):
@@ -210,7 +210,7 @@ def test_what_is_refused_takes_no_more_memory_than_it_has_bytes() -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_tape_or_refused(data: bytes) -> None:
-    for given_ in (data, opened() + data, opened(data) if data else b"", framed(data or b"1")):
+    for given_ in (data, opened() + data, opened(data) if data else b"", framed([data or b"1"])):
         with suppress(ValueError):
             read(given_, HostRecord)
 

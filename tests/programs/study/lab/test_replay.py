@@ -77,7 +77,7 @@ def edited(path: Path, change: Callable[[list[HostRecord]], Sequence[HostRecord]
     tape = read(path.read_bytes(), HostRecord)
     encode = msgspec.msgpack.encode
     parts = [encode(tape.segments[0].opening), *map(encode, change(tape.records))]
-    path.write_bytes(b"".join(map(framed, parts)))
+    path.write_bytes(framed(parts))
 
 
 def taped(driver: Driver) -> bytes:
@@ -132,7 +132,7 @@ def cut(path: Path, segments: slice) -> Reading:
     for body in found.bodies:
         if MARK.encode() in body[:20]:
             bodies.append([])
-        bodies[-1].append(framed(body))
+        bodies[-1].append(framed([body]))
     path.unlink()
     name = path.name.removesuffix(".1.tape")
     for number in range(1, len(bodies) + 1)[segments]:
@@ -162,7 +162,7 @@ def test_a_tape_with_a_hole_is_refused_unless_records_were_lost_there(run: Path)
     assert "syncer-0-1: expected a tape, found it is not whole before its segment 3" in refused(run)
     bodies = frames(files[2].read_bytes()).bodies
     opening = msgspec.structs.replace(msgspec.msgpack.decode(bodies[0], type=Opening), is_after_loss=True)
-    files[2].write_bytes(b"".join(map(framed, [msgspec.msgpack.encode(opening), *bodies[1:]])))
+    files[2].write_bytes(framed([msgspec.msgpack.encode(opening), *bodies[1:]]))
     status, told = replayed(run)
     assert (status, told["identical"]) == (0, True)
     assert hosts(told)["syncer-0-1"]["missing"] > 0
@@ -175,7 +175,7 @@ def test_a_core_that_comes_to_another_state_is_a_difference(run: Path) -> None:
     at = [number for number, body in enumerate(bodies) if MARK.encode() in body[:20]][1]
     opening = msgspec.msgpack.decode(bodies[at], type=Opening)
     bodies[at] = msgspec.msgpack.encode(msgspec.structs.replace(opening, state=opening.state + b"\x00"))
-    path.write_bytes(b"".join(map(framed, bodies)))
+    path.write_bytes(framed(bodies))
     status, told = replayed(run)
     assert (status, told["identical"]) == (1, False)
     found = hosts(told)["learner-0-1"]["difference"]
@@ -188,7 +188,7 @@ def test_a_core_that_comes_to_another_state_is_a_difference(run: Path) -> None:
     [
         (lambda data: b"PK\x03\x04" + data, "found it begins with 50 4b 03 04"),
         (
-            lambda data: framed(msgspec.msgpack.encode([MARK, 9, "later"])) + data,
+            lambda data: framed([msgspec.msgpack.encode([MARK, 9, "later"])]) + data,
             "it is of version 9 of tapes, this isth",
         ),
         (lambda data: data[:-5], "bytes of an unfinished record at byte"),
