@@ -2,13 +2,14 @@
 
     python -m tests.bench.bench_channel [--json]
 
-Two processes, the sender on core 0, the receiver on core 1. Items of 4 and 64 MiB go through the channel as views of
-chunks, with digests made and checked, and through a TCP socket with `sendall` and `recv_into` into memory that is there
-already. `stream`: items are handed over at once; the bar is for these. `alone`: each item waits until the one before
-it was acknowledged, as the TCP side waits for a byte; an item of 4 MiB then pays for two digests and six hand-overs
-between threads that nothing hides, and bare pyzmq sockets reach 0.7 to 0.9. The cases take turns within each repeat;
-the figures are medians, and the ratio is that of medians of one run. The first repeat warms memory and is not counted.
-Beside the bar, too: a 64 MiB array that the receiver gets as one piece of memory, and small items a second.
+Two processes, the sender's loop on core 0, the receiver on core 1. Items of 4 and 64 MiB go through the channel as
+views of chunks, with digests made, in a thread as that of a node, and checked, and through a TCP socket with `sendall`
+and `recv_into` into memory that is there already. `stream`: items are handed over at once; the bar is for these.
+`alone`: each item waits until the one before it was acknowledged, as the TCP side waits for a byte; an item of 4 MiB
+then pays for two digests and six hand-overs between threads that nothing hides, and bare pyzmq sockets reach 0.7 to
+0.9. The cases take turns within each repeat; the figures are medians, and the ratio is that of medians of one run. The
+first repeat warms memory and is not counted. Beside the bar, too: a 64 MiB array that the receiver gets as one piece of
+memory, and small items a second.
 
 `shared` is the same channel with shared memory (`run.shared_memory`), beside TCP and a copy in memory; its bars are for
 a stream of 64 MiB. CPU seconds a GB are those of both processes, all threads.
@@ -117,7 +118,8 @@ class Sides:
         self.loop.run_until_complete(up)
         self.node = ThreadPoolExecutor(1)
         """As a node's thread, which encodes what it emits, beside the loop."""
-        self.by_channel(np.zeros(MIB), 8 * MIB, 1, is_alone=True)  # Its threads begin before this one is bound to a core.
+        # Its threads begin before this one is bound to a core.
+        self.by_channel(np.zeros(MIB), 8 * MIB, 1, is_alone=True)
         self.tcp = socket.create_connection(("127.0.0.1", port))
         self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -102,7 +102,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = TAPE_BYTES
     shared_memory: Annotated[
         bool, Setting("Whether large items between hosts of one machine go through memory that both map.")
-    ] = False
+    ] = True
     processes: Annotated[
         tuple[int, ...], Setting("The processes of each learner's island, by slot; of slots beyond the end, one.")
     ] = ()

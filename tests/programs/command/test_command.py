@@ -311,7 +311,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "evaluate_on": "cpu",
         "snapshot_every_seconds": 15.0,
         "tape_bytes": 64 << 20,
-        "shared_memory": False,
+        "shared_memory": True,
         "home_away_seconds": 600.0,
         "devices_min": 0,
         "keep_to_go_on": True,

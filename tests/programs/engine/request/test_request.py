@@ -130,7 +130,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "snapshot_every_seconds": 15.0,
         "keep_to_go_on": True,
         "tape_bytes": 64 << 20,
-        "shared_memory": False,
+        "shared_memory": True,
         "home_away_seconds": 600.0,
         "devices_min": 0,
     }
