@@ -14,6 +14,7 @@ from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.functions import Functions, compute_in_the_calling_thread, functions_of
+from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.ops.island.life import CORES, Tensors
 from isthmus.ops.island.recipe import abstract_key
 
@@ -43,6 +44,7 @@ class JaxEvaluation:
         compute_in_the_calling_thread()
         self._batches = list(task.evaluation_batches(seed, path))
         self._functions = functions_of(task, (), 0.0)
+        keep_no_large_blocks(sum(4 * each.size for each in self._functions.shapes))
         self._evaluate = _evaluate_of(self._functions)
         has_others = self._functions.has_local_model
         self._others = jax.jit(self._functions.local_of_model)(jax.random.key(seed)) if has_others else []

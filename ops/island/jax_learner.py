@@ -4,19 +4,12 @@ Buffers. The state is donated to every step, so nothing outside may hold one of 
 its own jitted `extract`, dispatched before the next step by the thread that owns the state; its result is a new array.
 An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
 because JAX may alias it for ever.
-
-Returns unused memory that malloc keeps to the kernel.
-
-XLA's CPU backend has its arrays from malloc, which keeps what is freed below 32 MB for those that come later: after
-compiling, and after a state was initialized again, that is as much as some states, and nothing uses it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import jax
@@ -30,18 +23,8 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
 from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
+from isthmus.ops.island.heap import give_back, keep_no_large_blocks
 from isthmus.ops.island.life import CORES, LearnerLife
-
-
-@lru_cache(maxsize=1)
-def _trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)  # Other C libraries than glibc have none.
-
-
-def give_back() -> None:
-    """Have malloc keep nothing that is free."""
-    _trim()(0)
-
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""
@@ -108,6 +91,7 @@ class Learner:
         self._step_number = self._restarts = 0
         self._batch: Any = None
         shapes = self._functions.shapes
+        keep_no_large_blocks(sum(4 * each.size for each in shapes))
         self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])
         self._local: list[Any] = []
         frozen = self._functions.frozen_leaves(life.seed)

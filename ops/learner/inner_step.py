@@ -267,6 +267,7 @@ class InnerStep:
         # Before the step: a round does not wait for it.
         if answers:
             yield answers
+            del answers  # The captures are not kept while the step is made.
         has_evaluated = self._evaluate()
         tokens = 0
         if batch is not None and self._phase == "stepping" and not self._is_spent():

@@ -288,8 +288,12 @@ class Bodies:
                 return end.value
             if result is None:
                 yield
-            elif emissions := self._emissions(node, body, result):
+                continue
+            emissions = self._emissions(node, body, result)
+            del result
+            if emissions:
                 self._emitted(node, emissions)
+            del emissions  # Nothing here keeps items while the firing goes on: that may be a whole step.
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
         """Items of a body's result or yield, by number of output port; the only place that freezes and encodes them."""

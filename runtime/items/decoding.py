@@ -1,11 +1,12 @@
 """Decoding: items made of specs and pieces.
 
-It decides which specs are accepted, and in whose memory a received array lies.
+It decides which specs are accepted, in whose memory a received array lies, and which arrays share it.
 
 Theory of operation. An array of at most one chunk lies in one frame, and its receiver reads it there without a copy; a
 larger one is assembled by copying while its pieces come, each while it is still in cache. The arrays of a large item
 are copied, too: its frames would keep more memory from libzmq than malloc leaves mapped, and each item would arrive on
-pages that the kernel must clear first.
+pages that the kernel must clear first. An array that has just come from the same peer, and is still held, is not copied
+again: an item that crosses on two edges to one host is there once (`Lately`).
 
 All input counts as hostile until checked. The C code that reads a spec allocates for what is there, not for what is
 announced: a list of a million that does not follow costs nothing. How deep it reads is bounded by the interpreter (997
@@ -18,11 +19,15 @@ reason.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -58,9 +63,17 @@ much as its parameters unused."""
 WASTE_MAX: Final = 4
 """A block is lent for an array that leaves at most a fourth of it unused."""
 
+IDLE_SECONDS: Final = 2.0
+"""For as long an unused block waits for the next array, then it goes to the kernel."""
+_MAPPED_BYTES_MIN: Final = 1 << 22
+"""Larger blocks are mapped: malloc would take them from its heap, and keep them there."""
+
 _lock = threading.RLock()
 """Reentrant: a collection inside `_take` may end another lease."""
-_shelf: list[NDArray[np.uint8]] = []
+_shelf: list[tuple[NDArray[np.uint8], float]] = []
+"""Unused blocks, and since when."""
+_looking: list[threading.Timer] = []
+"""What drops those that nothing takes, if there is any."""
 
 
 def empty(size_bytes: int) -> NDArray[np.uint8]:
@@ -75,25 +88,56 @@ def empty(size_bytes: int) -> NDArray[np.uint8]:
     needed = size_bytes + ALIGNMENT_BYTES
     block = _take(needed)
     if block is None:
-        block = np.empty(needed, np.uint8)
+        block = _new(needed)
     lease = (ctypes.c_uint8 * len(block)).from_buffer(block.data)
     weakref.finalize(lease, _put, block).atexit = False
     return np.frombuffer(memoryview(lease), np.uint8, size_bytes, -block.ctypes.data % ALIGNMENT_BYTES)
 
 
+def _new(size_bytes: int) -> NDArray[np.uint8]:
+    if size_bytes < _MAPPED_BYTES_MIN:
+        return np.empty(size_bytes, np.uint8)
+    try:
+        block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{size_bytes} bytes") from error
+    with suppress(OSError):  # A kernel without huge pages. NumPy asks for them, too.
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8)
+
+
 def _take(needed: int) -> NDArray[np.uint8] | None:
     with _lock:
-        for index, block in enumerate(_shelf):
+        for index, (block, _) in enumerate(_shelf):
             if needed <= len(block) <= needed + needed // WASTE_MAX:
-                return _shelf.pop(index)
+                return _shelf.pop(index)[0]
     return None
 
 
 def _put(block: NDArray[np.uint8]) -> None:
     with _lock:
-        _shelf.append(block)
-        while sum(map(len, _shelf)) > SHELF_BYTES_MAX:
+        _shelf.append((block, time.monotonic()))
+        while sum(len(each) for each, _ in _shelf) > SHELF_BYTES_MAX:
             del _shelf[0]
+        if _shelf and not _looking:
+            _look_later()
+
+
+def _look_later() -> None:
+    timer = threading.Timer(IDLE_SECONDS / 2, _look)
+    timer.daemon = True
+    _looking.append(timer)
+    timer.start()
+
+
+def _look() -> None:
+    """Drop what has been unused for long; look again while there is more."""
+    with _lock:
+        now = time.monotonic()
+        _shelf[:] = [each for each in _shelf if now - each[1] < IDLE_SECONDS]
+        _looking.clear()
+        if _shelf:
+            _look_later()
 
 
 VIEWED_BYTES_MAX: Final = 8 << 20
@@ -188,19 +232,53 @@ def _leaf(flat: Bytes, dtype: np.dtype[Any], form: int, shape: tuple[int, ...]) 
     return array[()] if form == SCALAR else array
 
 
+LATELY_MAX: Final = 16
+"""Arrays of one peer that are remembered: an item with all tensors of a fragment, on a few edges."""
+
+
+class _Arrived(NamedTuple):
+    """The memory of an array, uint8[n], as long as it is held, and the digests of its pieces."""
+
+    memory: weakref.ref[NDArray[np.uint8]]
+    digests: list[int]
+
+
+class Lately:
+    """The large arrays that came last from one peer, and are still held.
+
+    They are told apart by their digests, which tell damaged frames, too. A peer that makes two arrays of equal digests
+    changes nobody's but its own.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: deque[_Arrived] = deque(maxlen=LATELY_MAX)
+
+    def add(self, memory: NDArray[np.uint8], digests: list[int]) -> None:
+        """Remember an array that is complete."""
+        self._arrived.append(_Arrived(weakref.ref(memory), digests))
+
+    def find(self, size_bytes: int, digest: int) -> tuple[NDArray[np.uint8], list[int]] | None:
+        """An array of this size whose first piece has this digest, with the digests of all, if one is held."""
+        for each in reversed(self._arrived):
+            if each.digests[0] == digest and (memory := each.memory()) is not None and len(memory) == size_bytes:
+                return memory, each.digests
+        return None
+
+
 class Assembly:
-    """An item whose frames are still arriving.
+    """An item whose frames are still arriving, in memory of its own, or in that of an equal array that came `lately`.
 
     `wanted` is the size of the next frame, 0 once all are there and `item` is complete; `size_bytes` is that of all
     frames. RefusalError for a tree that is not well formed.
     """
 
     __slots__ = (
-        "_begins", "_buffer", "_filled", "_holders", "_is_marked", "_lease", "_next", "item", "size_bytes", "wanted",
+        "_begins", "_buffer", "_digests", "_filled", "_holders", "_is_marked", "_lately", "_lease", "_next", "_twin",
+        "item", "size_bytes", "wanted",
     )  # fmt: skip
 
-    def __init__(self, tree: Any) -> None:
-        self.item = tree
+    def __init__(self, tree: Any, lately: Lately | None = None) -> None:
+        self.item, self._lately = tree, lately
         self._lease: tuple[int, Bytes] | None = None
         self.size_bytes = self.wanted = 0
         odd: list[Odd] = []
@@ -226,6 +304,9 @@ class Assembly:
         if len(self._holders) > LARGE_MAX or self.size_bytes > ITEM_BYTES_MAX:
             raise RefusalError("size", f"{len(self._holders)} large arrays of {self.size_bytes} bytes")
         self._buffer: NDArray[np.uint8] | None = None
+        self._digests: list[int] = []
+        self._twin: list[int] | None = None
+        """The digests of the array in whose memory this one lies, as far as it has come."""
         self._filled = self._next = self._begins = 0
         self._go_on()
 
@@ -239,12 +320,26 @@ class Assembly:
         flat = frame
         is_kept = self.size_bytes <= VIEWED_BYTES_MAX or large.size_bytes < LENT_BYTES_MIN
         if large.size_bytes > CHUNK_BYTES or not is_kept:
-            if self._buffer is None:
-                self._buffer = _memory(large.size_bytes)
-            self._buffer[self._filled : self._filled + size] = frame
-            flat = self._buffer.data
+            flat = self._gathered(frame, digest, large.size_bytes).data
         self._filled += size
         self._end(flat, large)
+
+    def _gathered(self, frame: Bytes, digest: int, size_bytes: int) -> NDArray[np.uint8]:
+        """The memory of an array, with its next frame in it."""
+        end = self._filled + len(frame)
+        if self._buffer is None:
+            found = None if self._lately is None else self._lately.find(size_bytes, digest)
+            self._buffer, self._twin = (_memory(size_bytes), None) if found is None else found
+        elif self._twin is not None and self._twin[len(self._digests)] != digest:
+            former, self._twin = self._buffer, None
+            self._buffer = _memory(size_bytes)
+            self._buffer[: self._filled] = former[: self._filled]
+        self._digests.append(digest)
+        if self._twin is None:
+            self._buffer[self._filled : end] = frame
+            if end == size_bytes and self._lately is not None:
+                self._lately.add(self._buffer, self._digests)
+        return self._buffer
 
     def add_lent(self, segment: int, offset: int, size: int, digest: int, lease_of: Callable[[int], Bytes]) -> None:
         """Add the next frame, which lies in a segment of another process.
@@ -284,7 +379,7 @@ class Assembly:
                 self.item = leaf
             else:
                 container[key] = leaf
-            self._next, self._filled, self._buffer = self._next + 1, 0, None
+            self._next, self._filled, self._buffer, self._digests = self._next + 1, 0, None, []
         self._go_on()
 
     def _go_on(self) -> None:

@@ -30,7 +30,7 @@ from isthmus.runtime.channels.in_process import Line
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.ids import Member
-from isthmus.runtime.items.decoding import Assembly
+from isthmus.runtime.items.decoding import Assembly, Lately
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
@@ -441,6 +441,7 @@ class Incoming:
         self._lent_bytes = 0
         self._inbound, self._intake = inbound, intake
         self._pieces = 0
+        self._lately = Lately()
         self._partial: tuple[ItemRecord, Assembly] | None = None
 
     def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
@@ -460,7 +461,7 @@ class Incoming:
         items = [] if self._partial is None else [self._partial]
         claims = 0
         for record in batch.records:
-            assembly = Assembly(record.tree)
+            assembly = Assembly(record.tree, self._lately)
             claims += claim(record.envelope.size_bytes, assembly.size_bytes)
             items.append((record, assembly))
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)

@@ -5,14 +5,16 @@ Started by a daemon, never by hand. It builds the graph from the run's spec, low
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.islands.claims import claim_island
-from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.roles import EVALUATOR, resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.runtime.graph.body import has
@@ -75,6 +77,8 @@ def host_of(
 ) -> HostProcess:
     """The host of a member, which serves its role's plan under the daemon at an endpoint; `lent` as in HostProcess."""
     replica = member.replica
+    if leader(replica).role not in (LEARNER, EVALUATOR):  # Others compute in a framework, and only jax's say so.
+        keep_no_large_blocks(sum(4 * math.prod(tensor.shape) for tensor in run_spec.job.layout))
     gang = None if island is None else island.elastic or island.gang
     resolve = resolving_of(folder, run_spec, replica)
     if island is not None and island.elastic is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,9 +17,12 @@ from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Node, Queue, Reference
-from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.host.bodies import Bodies
+from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context, Traffic
+from isthmus.runtime.host.virtual_time import VirtualClock
+from isthmus.runtime.ids import MachineOwner, Member, Replica
 from isthmus.runtime.sim.world import World
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.tape.reading import read
 from tests.runtime.cores.scheduler_stories import life
 from tests.runtime.host.worlds import Collect, Count, Gather, Merge, Remember, body_of, pipe, rounds, start
@@ -106,6 +110,46 @@ def test_what_a_generator_yields_leaves_while_its_firing_goes_on() -> None:
     assert collect.seen == ["first", "second", "last"]
     opened = milliseconds(10)  # Opening takes as long as a firing.
     assert collect.times == [opened, opened, opened + milliseconds(10)]
+
+
+class Witness:
+    """Sees which of the arrays that it has given are still there when its firing goes on."""
+
+    outputs = ("item",)
+    is_finished = True
+    left: ClassVar[list[bool]] = []
+
+    def __call__(self) -> Iterator[Any]:
+        for number in range(2):
+            array = np.full(4, number)
+            given = weakref.ref(array)
+            items = [("item", array)]
+            del array
+            yield items
+            del items
+            self.left.append(given() is not None)
+
+
+def test_a_host_does_not_keep_what_has_left_while_a_firing_goes_on() -> None:
+    """That may be a whole step, beside whose memory nothing else is as large as a fragment."""
+    plan = lower(pipe(Witness, 1, arguments=()))["here"]
+    bodies = Bodies(
+        plan,
+        Member(Replica("here", 0), 1),
+        clock=VirtualClock(),
+        seed=0,
+        resolve=lambda reference: reference,
+        disk=DISK,
+        traffic=Traffic(),
+        members=frozenset,
+        owner_of=lambda role, slot: MachineOwner(""),
+        emitted=lambda node, emissions: None,
+    )
+    Witness.left.clear()
+    node = plan.node_named("source")
+    bodies.open(node)
+    bodies.fire(node, {})
+    assert Witness.left == [False, False]
 
 
 def test_a_function_may_be_a_generator() -> None:

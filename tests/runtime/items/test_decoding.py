@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,10 +22,11 @@ from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items import decoding
 from isthmus.runtime.items import layout as frames
-from isthmus.runtime.items.decoding import Assembly, reader
+from isthmus.runtime.items.decoding import LATELY_MAX, Assembly, Lately, reader
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
 from isthmus.runtime.wire.protocol_messages import pack_envelope
+from tests.patience import PATIENCE
 
 
 def flat(piece: Any) -> Any:
@@ -32,8 +34,8 @@ def flat(piece: Any) -> Any:
     return memoryview(bytes(piece))
 
 
-def assembled(encoded: Encoded) -> Any:
-    assembly = Assembly(decode(encoded.spec))
+def assembled(encoded: Encoded, lately: Lately | None = None) -> Any:
+    assembly = Assembly(decode(encoded.spec), lately)
     for index, piece in enumerate(encoded.pieces):
         assert assembly.wanted == len(piece) == encoded.sizes[index]
         assembly.add(flat(piece), encoded.digests[index])
@@ -151,6 +153,54 @@ def test_memory_is_lent_again_only_when_every_view_has_gone(monkeypatch: pytest.
     assert second.ctypes.data != address
     del view
     assert decoding.empty(8 << 20).ctypes.data == address
+
+
+def test_a_block_that_nothing_takes_goes_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    monkeypatch.setattr(decoding, "_shelf", shelf := [])
+    monkeypatch.setattr(decoding, "_looking", looking := [])
+    monkeypatch.setattr(decoding, "IDLE_SECONDS", 0.05)
+    decoding.empty(8 << 20)
+    until = time.monotonic() + PATIENCE
+    while shelf or looking:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_array_that_came_on_another_edge_is_there_once() -> None:
+    values = np.arange(3 * CHUNK_BYTES // 4 + 5, dtype=np.float32)
+    lately = Lately()
+    first = assembled(encode({"values": values, "edge": 1}), lately)
+    second = assembled(encode({"edge": 2, "values": values.reshape(1, -1)}), lately)
+    assert np.shares_memory(first["values"], second["values"])
+    assert second["values"].shape == (1, len(values))
+    assert alike(assembled(encode(values), lately), values)
+    kept = second["values"]
+    del first, second
+    assert np.shares_memory(assembled(encode(values), lately), kept)
+
+
+@pytest.mark.parametrize("at", [0, CHUNK_BYTES // 4 + 1, -1])
+def test_one_that_differs_in_any_piece_has_memory_of_its_own(at: int) -> None:
+    values = np.arange(3 * CHUNK_BYTES // 4 + 5, dtype=np.float32)
+    other = values.copy()
+    other[at] = -1.0
+    lately = Lately()
+    first, second = assembled(encode(values), lately), assembled(encode(other), lately)
+    assert not np.shares_memory(first, second)
+    assert alike(first, values)
+    assert alike(second, other)
+    assert np.shares_memory(assembled(encode(other), lately), second)
+
+
+def test_what_is_not_held_any_more_or_came_long_ago_is_not_shared() -> None:
+    arrays = [np.full(CHUNK_BYTES // 4 + 4, number, np.float32) for number in range(LATELY_MAX + 1)]
+    lately = Lately()
+    first = assembled(encode(arrays[0]), lately)
+    for array in arrays[1:]:
+        assert alike(assembled(encode(array), lately), array)
+    assert not np.shares_memory(assembled(encode(arrays[0]), lately), first)
+    assert alike(assembled(encode(arrays[1]), lately), arrays[1])
 
 
 def test_arrays_of_any_layout_are_sent() -> None:

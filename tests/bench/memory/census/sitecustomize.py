@@ -78,7 +78,7 @@ def _shelves() -> dict[str, int]:
         ("isthmus.runtime.items.decoding", "_shelf"),
     ):
         shelf: Any = getattr(sys.modules.get(module), name, [])
-        found[module] = sum(len(block) for block in getattr(shelf, "_blocks", shelf))
+        found[module] = sum(len(block) for block, _ in getattr(shelf, "_blocks", shelf))
     return found
 
 
