@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[3] / "bench" / "bench_gpu.py"
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.process
 def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
     given = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, str(BENCH)], env=given, capture_output=True, text=True, check=False)
+    bench = [sys.executable, "-m", "tests.bench.long.bench_gpu"]
+    done = subprocess.run(bench, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert not done.stdout
     assert done.stderr == (
