@@ -95,7 +95,7 @@ soak: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
 
 # 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
 scale: .venv/installed-test
-	$(BIN)/python -m tests.bench.bench_merge --learners 4 --mib 1907 --repeats 5 --cases rda
+	$(BIN)/python -m tests.bench.bench_merge --learners 4 --mib 1907 --repeats 5 --cases rda last
 	$(BIN)/python -m tests.bench.long.bench_fragment --codes float32
 	$(BIN)/python -m tests.bench.long.bench_fragment --codes int4 --dtype bfloat16
 	$(BIN)/python -m tests.bench.long.bench_fragment --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float64: TypeAlias = NDArray[np.float64]
-Coefficients: TypeAlias = Callable[[Float64, Float64, Float64], Float64]
+Coefficients: TypeAlias = Callable[[Float64, Float64], Float64]
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
     """One rule: direction = sum_m c_m g_m over contributors m, and what else depends on the rule.
 
-    - `coefficients(weights, lengths, mean_length)`: c as float64[units, contributors], of weights float64[contributors]
-      that add up to 1, lengths float64[units, contributors] of the gradients and their weighted mean float64[units];
-      None: the weights. A c that is not a float32 counts as 0.
+    - `coefficients(weights, lengths)`: c as float64[units, contributors], of weights float64[contributors] and lengths
+      float64[units, contributors] of the gradients; None: the weights. The c of one contributor depends on no other:
+      so sums begin before all are there.
     - `keeps_length`: the direction is scaled to the mean length of the gradients, unless they nearly cancel: then the
       unit is averaged.
     - `follows_method`: a program may choose another rule for its units, and this one as its method.
@@ -41,10 +41,8 @@ class MergeRule:
     cuts_rows: bool = False
 
 
-def _radial(weights: Float64, lengths: Float64, mean_length: Float64) -> Float64:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        coefficients: Float64 = weights * (mean_length[:, None] / lengths)
-    return coefficients
+def _radial(weights: Float64, lengths: Float64) -> Float64:
+    return np.divide(weights, lengths, out=np.zeros_like(lengths), where=lengths > 0)
 
 
 # The weighted average of outer gradients, for embeddings and output heads, and for directions that nearly cancel.

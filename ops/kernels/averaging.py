@@ -7,25 +7,28 @@ quorum), what a weight is (`token_accounts`), or what is done with the result (`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.merge_rules import AVERAGE, DEFAULT, METHODS, Float64, MergeRule, Method, rule_of
+from isthmus.ops.exchange.merge_rules import DEFAULT, METHODS, Float64, MergeRule, Method, rule_of
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, largest, places
 from isthmus.ops.kernels.stripes import Stripes, share, stripes
+from isthmus.ops.kernels.summation import GROUP_SIZE, GroupSweep, SlotRange, largest_complete, sweeps_of
 
 # Unrelated (orthogonal) directions add up to sqrt(sum w^2); below a fifth of that, gradients oppose each other and the
 # rest is their noise. At four equal weights the bound is 0.1, and random directions in 100 dimensions fall below it at
 # 8 standard deviations.
 CANCELLED_SHARE = 0.2
-# Gradients in one sweep: the kernel's tuple has this length. More take further sweeps over the result.
-_SWEEP_COUNT = 8
+_NOTHING = np.empty(0, np.float32)
+_NO_STEPS = GroupSweep(0, 0, np.empty((0, 3), np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,77 @@ class Merged:
     def gradient(self, fragment: Fragment) -> Float32:
         """The gradient itself, float32[n] in a new buffer."""
         result = empty(fragment.size)
-        np.multiply(self.direction, np.repeat(self.scale, np.diff(fragment.offsets)), out=result)
+        for unit, (begin, end) in enumerate(pairwise(fragment.offsets)):
+            np.multiply(self.direction[begin:end], self.scale[unit], out=result[begin:end])
         return result
+
+
+class Contribution(NamedTuple):
+    """What a slot contributes: gradient, weight and norms as `merge` takes them."""
+
+    gradient: Values
+    weight: float
+    norms: Float32
+
+    def is_same(self, other: Contribution) -> bool:
+        """Whether it is the same gradient, in the same memory, and counts the same."""
+        one, another = self.gradient, other.gradient
+        if isinstance(one, Coded) and isinstance(another, Coded):
+            is_own = one.codes is another.codes and one.scales is another.scales and one.form == another.form
+        else:
+            is_own = one is another
+        return is_own and self.weight == other.weight and np.array_equal(self.norms, other.norms)
+
+
+class EarlySum:
+    """The part of a merge of one fragment that is summed before all contributors are there (`summation`).
+
+    It promises nothing about them: `merge` goes on from the sum if just these contribute, and begins anew otherwise. It
+    has one buffer of the fragment's size, which becomes the direction of the merge, and references the gradients.
+    """
+
+    def __init__(self, fragment: Fragment, method: Method = DEFAULT, threads: int | None = None) -> None:
+        self._fragment, self._method, self._threads = fragment, method, threads
+        self._there: dict[int, Contribution] = {}
+        self._summed: SlotRange | None = None
+        self._direction: Float32 | None = None
+
+    def add(self, slot: int, gradient: Values, weight: float, norms: Float32) -> None:
+        """Add what a slot contributes, in place of what it has contributed before; ValueError as in `merge`."""
+        _check([gradient], [weight], [norms], self._fragment, self._method)
+        before = self._summed
+        if before is not None and _is_in(slot, before):
+            before = None
+        self._there[slot] = Contribution(gradient, weight, norms)
+        complete = largest_complete(sorted(self._there))
+        if complete is None or complete == before:
+            return
+        is_more = before is not None and complete[0] <= before[0] and before[1] <= complete[1]
+        if before is not None and not is_more and complete[1] - complete[0] <= before[1] - before[0]:
+            return
+        self._summed = None  # Should the sum fail, there is none.
+        if self._direction is None:
+            self._direction = empty(self._fragment.size)
+        parts = {at: each for at, each in sorted(self._there.items()) if _is_in(at, complete)}
+        coefficients = _coefficients(*_columns(parts.values()), _rules(self._fragment, self._method))
+        where = self._fragment, stripes(self._fragment.offsets), self._direction, self._threads
+        _sum(parts, coefficients, *where, held=before if is_more else None, is_all=False)
+        self._summed = complete
+
+    def take(
+        self, contributions: Mapping[int, Contribution], fragment: Fragment, method: Method
+    ) -> tuple[Float32, SlotRange | None]:
+        """The buffer, which is the caller's from now on, and the range whose sum it has: None where that is no part of
+        the sum of these."""
+        summed, direction, self._summed, self._direction = self._summed, self._direction, None, None
+        if direction is None or fragment is not self._fragment or method != self._method:
+            return empty(fragment.size), None
+        if summed is None or min(contributions) // GROUP_SIZE != summed[0] // GROUP_SIZE:
+            return direction, None
+        for slot in range(*summed):
+            if slot not in contributions or not contributions[slot].is_same(self._there[slot]):
+                return direction, None
+        return direction, summed
 
 
 def merge(
@@ -49,8 +121,11 @@ def merge(
     fragment: Fragment,
     method: Method = DEFAULT,
     threads: int | None = None,
+    *,
+    slots: Sequence[int] | None = None,
+    early: EarlySum | None = None,
 ) -> Merged:
-    """The merged outer gradient of one fragment, contributors taken in the order given.
+    """The merged outer gradient of one fragment.
 
     Arguments:
         gradients: per contributor float32[n], finite, n = fragment.size; or the codes of one, decoded in the sweep.
@@ -59,11 +134,13 @@ def merge(
             stands for |g| regardless of the values, so that coded gradients keep their length.
         method: the rule of all units whose own follows the method.
         threads: the most to use, by default one for each core; the result has the same bits for any number.
+        slots: per contributor, ascending, what the order of the sums follows from (`summation`); by default 0, 1, 2 ...
+        early: what is summed already. The result has the same bits with it and without; it is used up.
 
     A single contributor's gradient is returned as it is, the same array with scale 1: |g| unit(g) is not g in floats.
     One that is coded has lost some of its length, which its norms restore. Raises ValueError where lengths disagree, no
-    weight is positive, a weight or norm is negative or not finite; the gradient and norms of a weight 0 are not
-    checked.
+    weight is positive, a weight or norm is negative or not finite, slots do not ascend; the gradient and norms of a
+    weight 0 are not checked.
 
     With weights w normalised to 1, per unit (arXiv 2604.21428):
 
@@ -73,38 +150,62 @@ def merge(
     RDA keeps the length for any number of learners; the average of M orthogonal gradients has 1/sqrt(M) of it. Where
     the directions nearly cancel, RDA would return noise at full length, and the average is taken instead.
 
-    Learners send the norms, so both rules are one sweep direction = sum_m c_m g_m with c_m = w_m, or w_m r / |g_m|
-    where r = sum_m w_m |g_m|. The sweep leaves sums of squares per stripe; the length r / |direction| is then one
-    number per unit, which the outer step applies in its own sweep: gradient = scale[unit] * direction.
+    Learners send the norms, so both rules are one sweep direction = sum_m c_m g_m, with c_m = W_m or W_m / |g_m|, W the
+    weights as they are given: no c depends on another contributor, which is what lets sums begin early. The sweep
+    leaves sums of squares per stripe. What is missing, 1 / sum W or r / |direction| with r = sum_m w_m |g_m|, is then
+    one number per unit, which the outer step applies in its own sweep: gradient = scale[unit] * direction. A unit for
+    which such numbers leave float32 is summed with w_m or w_m r / |g_m| instead, and one whose directions cancel with
+    w_m.
 
-    Sums over learners are float32 in the order given (slot order), each product rounded; sums of squares are float64
-    over 32 interleaved lanes per stripe. So the bits depend on neither threads nor vector width.
+    Sums over learners are float32 in the order of `summation`, each product rounded; sums of squares are float64 over
+    256 interleaved lanes per stripe. So the bits depend on neither arrivals, threads nor vector width.
     """
     _check(gradients, weights, norms, fragment, method)
-    voters = [m for m, weight in enumerate(weights) if weight > 0]
-    only = gradients[voters[0]]
-    if len(voters) == 1 and not isinstance(only, Coded):
-        return Merged(only, np.ones(len(fragment.units), np.float32))
-    w = np.array([weights[m] for m in voters], np.float64)
+    slots = range(len(gradients)) if slots is None else slots
+    if len(slots) != len(gradients) or any(one >= other for one, other in pairwise(slots)):
+        raise ValueError(
+            f"merging fragment {fragment.index}: expected a slot for each, ascending, found {list(slots)}."
+        )
+    columns = zip(gradients, weights, norms, strict=True)
+    parts = zip(slots, (Contribution(*each) for each in columns), strict=True)
+    contributions = {slot: part for slot, part in parts if part.weight > 0}
+    only = next(iter(contributions.values()))
+    if len(contributions) == 1 and not isinstance(only.gradient, Coded):
+        return Merged(only.gradient, np.ones(len(fragment.units), np.float32))
+    given, norms_of = _columns(contributions.values())
     # Plain sums, in slot order: those of BLAS depend on the machine.
-    w /= math.fsum(w)
-    lengths = np.array([norms[m] for m in voters], np.float64).T
-    mean_length = sum((w[m] * lengths[:, m] for m in range(len(w))), start=np.zeros(len(lengths)))
-    rules = [rule_of(unit.merge, method) for unit in fragment.units]
+    total = math.fsum(given)
+    w = given / total
+    mean_length = sum((w[m] * norms_of[:, m] for m in range(len(w))), start=np.zeros(len(fragment.units)))
+    rules, cuts = _rules(fragment, method), stripes(fragment.offsets)
     directed = np.array([rule.keeps_length for rule in rules])
-    chosen = [gradients[m] for m in voters]
-    cuts, direction = stripes(fragment.offsets), empty(fragment.size)
+    if early is None:
+        direction, summed = empty(fragment.size), None
+    else:
+        direction, summed = early.take(contributions, fragment, method)
 
-    coefficients = _coefficients(w, lengths, mean_length, rules)
-    squares = _combine(chosen, coefficients, fragment, cuts, direction, threads)
-    summed = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
-    cancelled = directed & ((summed < CANCELLED_SHARE * math.sqrt(math.fsum(w * w)) * mean_length) | (summed == 0.0))
-    if cancelled.any():
-        rules = [AVERAGE if is_cancelled else rule for rule, is_cancelled in zip(rules, cancelled, strict=True)]
-        coefficients = _coefficients(w, lengths, mean_length, rules)
-        _combine(chosen, coefficients, fragment, cuts.of(cancelled), direction, threads)
-    scale = np.ones(len(fragment.units))
-    np.divide(mean_length, summed, out=scale, where=directed & ~cancelled)
+    def summed_length(coefficients: Float64, some: Stripes, held: SlotRange | None = None) -> Float64:
+        """Sum the stripes of `some` units; the length of what results, of each unit, float64[units]."""
+        squares = _sum(contributions, coefficients, fragment, some, direction, threads, held=held)
+        return np.sqrt(_per_unit(squares, some, len(fragment.units)))
+
+    length = summed_length(_coefficients(given, norms_of, rules), cuts, summed)
+    scale = np.full(len(fragment.units), 1 / total)
+    np.divide(mean_length, length, out=scale, where=directed & (length > 0))
+    least = np.full(len(fragment.units), CANCELLED_SHARE * math.sqrt(math.fsum(given * given)))
+    is_beyond = ~np.isfinite(length) | ((scale < np.finfo(np.float32).tiny) & (mean_length > 0))
+    if is_beyond.any():
+        # A length below 1e-38 of the mean makes c overflow: it is then treated as 0, whose unit vector is 0.
+        normal = _coefficients(w, norms_of, rules) * np.where(directed, mean_length, 1.0)[:, None]
+        normal[~(normal <= np.finfo(np.float32).max)] = 0.0
+        length[is_beyond] = summed_length(normal, cuts.of(is_beyond))[is_beyond]
+        scale[is_beyond] = 1.0
+        np.divide(mean_length, length, out=scale, where=is_beyond & directed & (length > 0))
+        least[is_beyond] = CANCELLED_SHARE * math.sqrt(math.fsum(w * w)) * mean_length[is_beyond]
+    is_cancelled = directed & ((length < least) | (length == 0.0))
+    if is_cancelled.any():
+        summed_length(np.broadcast_to(w, norms_of.shape), cuts.of(is_cancelled))
+        scale[is_cancelled] = 1.0
     return Merged(direction, scale.astype(np.float32))
 
 
@@ -123,7 +224,7 @@ def unit_norms(vector: Values, fragment: Fragment) -> Float64:
 
 
 def warm() -> None:
-    """Compile every kernel here (1.5 s), or load it from the cache (0.25 s); otherwise the first call does it."""
+    """Compile every kernel here, or load it from the cache (0.25 s); otherwise the first call does it."""
     fragment = Fragment(0, (Unit("a", 0, 2, (2,)),))
     ones = np.ones(2, np.float32)
     merge([ones, ones], [1, 1], [np.full(1, 2**0.5, np.float32)] * 2, fragment)
@@ -163,39 +264,60 @@ def _check(
             raise ValueError(f"{doing}: expected finite norms >= 0 of contributor {m}, found {length.tolist()}.")
 
 
-def _coefficients(w: Float64, lengths: Float64, mean_length: Float64, rules: Sequence[MergeRule]) -> Float32:
-    """The c of each unit and contributor, float32[units, contributors].
+def _rules(fragment: Fragment, method: Method) -> list[MergeRule]:
+    """The rule of each unit."""
+    return [rule_of(unit.merge, method) for unit in fragment.units]
 
-    A length below 1e-38 of the mean makes c overflow: it is then treated as 0, whose unit vector is 0.
-    """
-    result = np.broadcast_to(w, lengths.shape).copy()
+
+def _is_in(slot: int, some: SlotRange) -> bool:
+    return some[0] <= slot < some[1]
+
+
+def _columns(contributions: Iterable[Contribution]) -> tuple[Float64, Float64]:
+    """Their weights, float64[contributors], and the norms of their units, float64[units, contributors]."""
+    weights, norms = zip(*[(each.weight, each.norms) for each in contributions], strict=True)
+    return np.array(weights, np.float64), np.array(norms, np.float64).T
+
+
+def _coefficients(weights: Float64, norms: Float64, rules: Sequence[MergeRule]) -> Float64:
+    """The c of each unit and contributor, float64[units, contributors]."""
+    result = np.broadcast_to(weights, norms.shape).copy()
     for rule in dict.fromkeys(rules):
-        if rule.coefficients is None:
-            continue
-        some = np.array([each is rule for each in rules])
-        own = rule.coefficients(w, lengths[some], mean_length[some])
-        own[~(own <= np.finfo(np.float32).max)] = 0.0
-        result[some] = own
-    return result.astype(np.float32)
+        if rule.coefficients is not None:
+            some = np.array([each is rule for each in rules])
+            result[some] = rule.coefficients(weights, norms[some])
+    return result
 
 
-def _combine(
-    gradients: Sequence[Values],
-    coefficients: Float32,
+def _sum(
+    contributions: Mapping[int, Contribution],
+    coefficients: Float64,
     fragment: Fragment,
     cuts: Stripes,
     direction: Float32,
     threads: int | None,
+    *,
+    held: SlotRange | None = None,
+    is_all: bool = True,
 ) -> Float64:
-    """Write sum_m coefficients[unit, m] * gradients[m] to the stripes of `direction`; returns squares per stripe."""
+    """Write sum_m coefficients[unit, m] * gradient m to the stripes of `direction`, which has that of the `held` range.
+
+    A coefficient that is no float32 counts as infinite. Returns the sums of squares per stripe, where that is all.
+    """
+    with np.errstate(over="ignore"):
+        rounded = coefficients.astype(np.float32)
     squares = np.empty(len(cuts))
-    for first in range(0, len(gradients), _SWEEP_COUNT):
-        some = [kernel_inputs(gradient) for gradient in gradients[first : first + _SWEEP_COUNT]]
-        raws, scales, forms = zip(*some, *some[:1] * (_SWEEP_COUNT - len(some)), strict=True)
-        columns = np.ascontiguousarray(coefficients[:, first : first + len(some)])
-        stripes_of = cuts.begins, cuts.ends, cuts.units, *places(fragment.offsets)
-        formats = np.array(forms, np.int64)
-        sweep = partial(sweeps.sweep, raws, scales, formats, columns, first == 0, *stripes_of, direction, squares)
+    slots, parts = list(contributions), list(contributions.values())
+    rest = [m for m, slot in enumerate(slots) if held is None or not _is_in(slot, held)]
+    groups = sweeps_of([slots[m] for m in rest], held) or [_NO_STEPS]
+    for number, group in enumerate(groups, 1):
+        chosen = rest[group.first : group.last]
+        some = [kernel_inputs(parts[m].gradient) for m in chosen]
+        raws, scales, forms = zip(*some, *[kernel_inputs(_NOTHING)] * (GROUP_SIZE - len(some)), strict=True)
+        columns = np.ascontiguousarray(rounded[:, chosen])
+        where = cuts.begins, cuts.ends, cuts.units, *places(fragment.offsets)
+        formats, is_last = np.array(forms, np.int64), is_all and number == len(groups)
+        sweep = partial(sweeps.sweep, raws, scales, formats, columns, group.steps, is_last, *where, direction, squares)
         share(sweep, cuts, threads)
     return squares
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from isthmus.ops.exchange.formats import CODE_BLOCK, FORMATS
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.kernels.stripes import Int64, kernel
+from isthmus.ops.kernels.summation import ADD, COPY, FOUR, PAIR, ROOMS_COUNT
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Float64: TypeAlias = NDArray[np.float64]
@@ -33,7 +34,8 @@ MIDDLES: Final = np.array([(1 << each.code_bits - 1) - each.by_mean / 2 for each
 """The code that stands for 0 in packed formats, by format."""
 # Values done at a time, 8 KiB: the sums of all learners are added while the block is in the first-level cache.
 _BLOCK_SIZE: Final = 2048
-_LANES: Final = 32
+_LANES: Final = 256
+"""Partial sums of squares: with 32 a slice for each row costs more than its sums."""
 
 
 @kernel
@@ -84,7 +86,8 @@ def sweep(
     scales: tuple[Float32, ...],
     forms: Int64,
     coefficients: Float32,
-    is_first: bool,
+    steps: Int64,
+    wants_squares: bool,
     begins: Int64,
     ends: Int64,
     units: Int64,
@@ -96,40 +99,50 @@ def sweep(
     first: int,
     last: int,
 ) -> None:
-    """Add coefficients[units[s], m] * gradient m to the values of stripes first..last-1; sums up their squares."""
+    """Make the steps of a sweep (`summation`) in stripes first..last-1 of `direction`, which is room 0.
+
+    Input m is coefficients[units[s], m] * gradient m, each product rounded. Sums up the squares of the result, too,
+    where they are wanted.
+    """
     lanes = np.empty(_LANES, np.float64)
-    rooms = np.empty((4, _BLOCK_SIZE), np.float32)
-    count = coefficients.shape[1]
+    values, rooms = np.empty((4, _BLOCK_SIZE), np.float32), np.empty((ROOMS_COUNT, _BLOCK_SIZE), np.float32)
     for s in range(first, last):
         c, unit = coefficients[units[s]], units[s]
         lanes[:] = 0.0
         for begin in range(begins[s], ends[s], _BLOCK_SIZE):
             end = min(begin + _BLOCK_SIZE, ends[s])
-            within = begin - offsets[unit]
+            size, within = end - begin, begin - offsets[unit]
             scale_at = scale_offsets[unit] + within // CODE_BLOCK
             # Slices taken before the loops: an index with an offset of unknown sign is not vectorised.
             total = direction[begin:end]
-            room0, room1 = rooms[0, : end - begin], rooms[1, : end - begin]
-            room2, room3 = rooms[2, : end - begin], rooms[3, : end - begin]
-            if is_first:
-                total[:] = 0.0
-            m = 0
-            while m + 4 <= count:
-                _add_four(
-                    total,
-                    decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0),
-                    decoded(raws[m + 1], scales[m + 1], forms[m + 1], code_offsets, unit, within, scale_at, room1),
-                    decoded(raws[m + 2], scales[m + 2], forms[m + 2], code_offsets, unit, within, scale_at, room2),
-                    decoded(raws[m + 3], scales[m + 3], forms[m + 3], code_offsets, unit, within, scale_at, room3),
-                    c[m : m + 4],
-                )
-                m += 4
-            while m < count:
-                _add_one(
-                    total, decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0), c[m]
-                )
-                m += 1
-            _add_squares(total, lanes)
+            room0, room1, room2, room3 = values[0, :size], values[1, :size], values[2, :size], values[3, :size]
+            for number in range(len(steps)):
+                step, m = steps[number, 0], steps[number, 1]
+                out = total if steps[number, 2] == 0 else rooms[steps[number, 2], :size]
+                if step == ADD:
+                    _add(out, total if m == 0 else rooms[m, :size])
+                elif step == COPY:
+                    out[:] = rooms[m, :size]
+                elif step == FOUR:
+                    _four(
+                        out,
+                        decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0),
+                        decoded(raws[m + 1], scales[m + 1], forms[m + 1], code_offsets, unit, within, scale_at, room1),
+                        decoded(raws[m + 2], scales[m + 2], forms[m + 2], code_offsets, unit, within, scale_at, room2),
+                        decoded(raws[m + 3], scales[m + 3], forms[m + 3], code_offsets, unit, within, scale_at, room3),
+                        c[m : m + 4],
+                    )
+                elif step == PAIR:
+                    _pair(
+                        out,
+                        decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0),
+                        decoded(raws[m + 1], scales[m + 1], forms[m + 1], code_offsets, unit, within, scale_at, room1),
+                        c[m : m + 2],
+                    )
+                else:
+                    _one(out, decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0), c[m])
+            if wants_squares:
+                _add_squares(total, lanes)
         squares[s] = _sum_lanes(lanes)
 
 
@@ -211,21 +224,34 @@ def pick(
 
 
 @kernel
-def _add_four(total: Float32, g0: Float32, g1: Float32, g2: Float32, g3: Float32, c: Float32) -> None:
+def _four(out: Float32, g0: Float32, g1: Float32, g2: Float32, g3: Float32, c: Float32) -> None:
     c0, c1, c2, c3 = c[0], c[1], c[2], c[3]
-    for i in range(len(total)):
-        total[i] = total[i] + c0 * g0[i] + c1 * g1[i] + c2 * g2[i] + c3 * g3[i]
+    for i in range(len(out)):
+        out[i] = (c0 * g0[i] + c1 * g1[i]) + (c2 * g2[i] + c3 * g3[i])
 
 
 @kernel
-def _add_one(total: Float32, g: Float32, c: float) -> None:
-    for i in range(len(total)):
-        total[i] = total[i] + c * g[i]
+def _pair(out: Float32, g0: Float32, g1: Float32, c: Float32) -> None:
+    c0, c1 = c[0], c[1]
+    for i in range(len(out)):
+        out[i] = c0 * g0[i] + c1 * g1[i]
+
+
+@kernel
+def _one(out: Float32, g: Float32, c: float) -> None:
+    for i in range(len(out)):
+        out[i] = c * g[i]
+
+
+@kernel
+def _add(out: Float32, other: Float32) -> None:
+    for i in range(len(out)):
+        out[i] = out[i] + other[i]
 
 
 @kernel
 def _add_squares(values: Float32, lanes: Float64) -> None:
-    """Add values[i]^2 to lane i mod 32: independent sums, which vectorise without reordering any of them."""
+    """Add values[i]^2 to lane i mod _LANES: independent sums, which vectorise without reordering any of them."""
     whole = len(values) - len(values) % _LANES
     for begin in range(0, whole, _LANES):
         row = values[begin : begin + _LANES]

@@ -222,6 +222,7 @@ class Average:
             [lengths] * len(votes),
             self._whole,
             "average",
+            slots=[item["slot"] for item in votes],
         )
         for item in votes:
             self._positions[item["slot"]] = position_of(item["positions"], item["slot"])
@@ -234,7 +235,7 @@ class Average:
             states=[[slot, *state] for slot, state in sorted(self._states.items())],
         )
         averaged = Averaged(
-            mean=merged.direction,
+            mean=merged.gradient(self._whole),
             voters=[[item["slot"], item["incarnation"]] for item in votes],
             shares=[item["tokens"] for item in votes],
             tokens=sum(item["tokens"] for item in votes),

@@ -5,13 +5,18 @@ finite, whose norms do not match their values, that are out of proportion, or th
 it shortens those that are merely long, takes them from its own present fragment where that is their anchor, weighs the
 rest by tokens * (tokens / steps), merges in slot order, and books the result. The quorum decided which answers came
 into the round; outer-step applies the merged gradient.
+
+What needs no other answer is done when an answer arrives: its values are checked, and summed with those that are there,
+as if it were to be merged as it is. After the last answer its own sweep is left. All else is decided when the round
+closes, from all answers: where one of the summed is then refused, shortened, capped, moved to another anchor or not in
+the round, the merge begins anew, and is the same bit for bit.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -49,7 +54,7 @@ from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from isthmus.ops.kernels.averaging import Merged
+    from isthmus.ops.kernels.averaging import EarlySum, Merged
     from isthmus.ops.kernels.coding import Values
 
 
@@ -80,7 +85,7 @@ def are_own(claimed: Float32, actual: NDArray[np.float64], form: str = "float32"
     """Whether the norms (float32[units]) that came with values match the `actual` ones, of codes in a format."""
     entry, norms = FORMATS[form], claimed.astype(np.float64)
     is_within = (entry.length_least * actual - TINY <= norms) & (norms <= entry.length_most * actual + TINY)
-    return bool(is_within.all())
+    return bool((is_within & (norms >= 0)).all())
 
 
 def length(norms: Float32) -> float:
@@ -183,6 +188,55 @@ class PublishedVersions:
         return None if (base[0], base[1]) == newest else self._values[newest] - self._values[base[0], base[1]]
 
 
+EARLY_SIZE_MIN: Final = 2**20
+"""Values of a fragment from which on answers are summed as they arrive: less is summed faster than a thread wakes."""
+
+
+class Examined(NamedTuple):
+    """An answer that has arrived, and the fault in its values."""
+
+    vote: Answer
+    fault: str | None
+
+
+class EarlyAnswers:
+    """The answers that have arrived for rounds to come, by fragment and slot, and the sum of those of one fragment.
+
+    Sums of more fragments at a time would be memory that merges do not take otherwise. An answer is referenced until
+    its fragment is merged next, whether it is in that merge or not.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment], method: Method) -> None:
+        self._fragments, self._method = fragments, method
+        self._examined: dict[int, dict[int, Examined]] = {}
+        self._sum: EarlySum | None = None
+        self._summing: int | None = None
+        """The fragment of the sum."""
+
+    def add(self, examined: Examined, values_of: Callable[[Answer], Values], merging: ModuleType) -> None:
+        """Add an answer, and sum those that are there, unless those of another fragment are being summed."""
+        p = examined.vote["fragment"]
+        there = self._examined.setdefault(p, {})
+        there[examined.vote["slot"]] = examined
+        if self._summing is None:
+            self._summing, self._sum = p, merging.EarlySum(self._fragments[p], self._method)
+            new = list(there.values())
+        else:
+            new = [examined] if self._summing == p else []
+        for vote in [each.vote for each in new if each.fault is None]:
+            assert self._sum is not None
+            own = weight(*work_of(vote))
+            if own > 0:  # Its accounts are not checked yet.
+                self._sum.add(vote["slot"], values_of(vote), own, vote["norms"])
+
+    def pop(self, fragment: int) -> tuple[dict[int, Examined], EarlySum | None]:
+        """Remove and return the answers of a fragment, by slot, and their sum, if they have been summed."""
+        early = self._sum if self._summing == fragment else None
+        if self._summing == fragment:
+            self._sum = self._summing = None
+        return self._examined.pop(fragment, {}), early
+
+
 class FirstVersion(NamedTuple):
     """What a fragment begins with in this life: float32[n] values, the version that they are of, None for the first of
     all, and the work in them, as in Update."""
@@ -249,6 +303,10 @@ class Merge:
         self._copies: dict[int, Update] = {}
         """The newest copy of each fragment that has not begun."""
         self._dissent = DissentCounter()
+        is_early = not of_regions and any(fragment.size >= EARLY_SIZE_MIN for fragment in fragments)
+        self._early = EarlyAnswers(fragments, method) if is_early else None
+        """Of regions, whose shares follow from the answers of all, nothing is summed early."""
+        self.take_early = self._take_early if is_early else None
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
@@ -275,6 +333,7 @@ class Merge:
 
         The progress is the position of the fragment's merges in the batches of each slot.
         """
+        examined, early = ({}, None) if self._early is None else self._early.pop(round["fragment"])
         for item in (begun or {}).values():
             self._begin_as(item, round["interval"])
         for state in (published or {}).values():  # Before the answers: one may be on the version before.
@@ -289,7 +348,7 @@ class Merge:
         lives = [[vote["slot"], vote["incarnation"]] for vote in answers]
         accepted = []
         for vote in answers:
-            refusal = self._refusal(round, vote)
+            refusal = self._refusal(round, vote, examined.get(vote["slot"]))
             if refusal is None:
                 accepted.append(vote)
             else:
@@ -298,8 +357,14 @@ class Merge:
         bounded = self._bounded(round, accepted, merging_record)
         # Then moved: bounds compare what learners trained, and what leaves float32 is the sum.
         bounded = [self._from_newest(vote) for vote in bounded]
-        merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
+        merged = self._merge(round, self._held(round, bounded, merging_record), merging_record, early)
         return self._emitted({**merged, "lives": lives})
+
+    def _take_early(self, answer: Answer) -> None:
+        """Do what an answer needs before it is merged and no other answer matters for."""
+        if answer["kind"] in ("merge", "final") and self._fragments[answer["fragment"]].size >= EARLY_SIZE_MIN:
+            assert self._early is not None
+            self._early.add(Examined(answer, self._fault(answer)), self._values, self._merging)
 
     def _emitted(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
@@ -448,7 +513,7 @@ class Merge:
         newest = believed(list(claims), digests)
         return None if newest is None else claims[newest]
 
-    def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
+    def _merge(self, round: Round, accepted: list[Answer], record: Merging, early: EarlySum | None) -> Gradient:
         account = self._accounts.get(round["fragment"])
         if account is not None:
             # Before `publish`: only answers on what is the newest version now are compared.
@@ -463,17 +528,21 @@ class Merge:
         if self._of_regions:
             # Not said: it is so in every merge.
             shares, whole, _ = capped(weights, [str(vote["slot"]) for vote in accepted], self._parts(round, accepted))
+            weights = shares
         else:
             owners = [self._owner(vote["slot"]) for vote in accepted]
             shares, whole, reduced = capped(weights, [name for name, _ in owners], dict(owners))
             record["capped"] = [list(each) for each in reduced]
+            weights = shares if reduced else weights  # Else as they are known when an answer arrives.
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
-            shares,
+            weights,
             [vote["norms"] for vote in accepted],
             self._fragments[round["fragment"]],
             self._method,
+            slots=[vote["slot"] for vote in accepted],
+            early=early,
         )
         if whole < 1.0:
             merged = replace(merged, scale=merged.scale * np.float32(whole))
@@ -545,8 +614,8 @@ class Merge:
         samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
         return self._dissent.observe(samples, lives)
 
-    def _refusal(self, round: Round, vote: Answer) -> str | None:
-        """The reason why an answer is not merged."""
+    def _refusal(self, round: Round, vote: Answer, examined: Examined | None) -> str | None:
+        """The reason why an answer is not merged; its values may have been `examined` when it arrived."""
         if (vote["fragment"], vote["kind"]) != (round["fragment"], round["kind"]):
             return "another round"
         account = self._accounts.get(round["fragment"])
@@ -577,7 +646,8 @@ class Merge:
         if self._published is not None and not self._published[round["fragment"]].has(vote["base"]):
             refusal = refusal or "stale"
         if refusal is None:  # Last: it reads every value.
-            refusal = self._unsound(vote)
+            is_examined = examined is not None and examined.vote is vote
+            refusal = examined.fault if examined is not None and is_examined else self._fault(vote)
         return refusal
 
     def _are_tokens_of(self, slot: int, steps: int, tokens: int) -> bool:
@@ -586,16 +656,19 @@ class Merge:
             return 0 <= tokens <= steps * self._step_tokens.tokens
         return tokens == steps * of_slot(self._step_tokens, slot)
 
-    def _unsound(self, vote: Answer) -> str | None:
+    def _fault(self, vote: Answer) -> str | None:
         """The fault in the values and norms of an answer."""
         values, fragment = self._values(vote), self._fragments[vote["fragment"]]
         # Before the kernels, which rely on a scale for each block.
         if not self._coding.is_whole(values, fragment):
             return "codes without their scales"
-        # Before the norms: of values that are not finite they match nothing, and the reason would be wrong.
-        if not (self._coding.is_finite(values) and np.isfinite(vote["norms"]).all()):
-            return "not finite"
         lengths = self._merging.unit_norms(values, fragment)
+        # Squares of float32 stay in float64: lengths tell of all values, but not of the scales of codes for 0.
+        is_finite = np.isfinite(lengths).all() and (isinstance(values, np.ndarray) or self._coding.is_finite(values))
+        # Before the norms are compared: those of values that are not finite match nothing, and the reason would be
+        # wrong.
+        if not (is_finite and np.isfinite(vote["norms"]).all()):
+            return "not finite"
         if not are_own(vote["norms"], lengths, vote.get("format", "float32")):
             return "norms of other values"
         return None

@@ -40,6 +40,9 @@ class Body(Protocol):
     - `is_idle`: call it again when something sampled is new, with None for its required inputs.
     - `is_finished`: never call it again.
     - `is_engaged`: a host that leaves waits: it has work here that another host is to take.
+    - `take_early`: called with each vote of a Quorum that waits for its round to close, in the thread of the node,
+      between calls: for what can be done ahead. No call may depend on it, and the vote may come to none. Of the
+      instance, read once after it is opened.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ()
@@ -49,6 +52,7 @@ class Body(Protocol):
     is_idle: bool = False
     is_finished: bool = False
     is_engaged: bool = False
+    take_early: Callable[[Any], None] | None = None
 
     def open(self, context: Any) -> None:
         """Called once before the first call, with the `Context` of the host."""
@@ -89,7 +93,7 @@ class _Defaults(Body, IslandBody):
 _DEFAULTS: Final = _Defaults()
 
 Trait: TypeAlias = Literal[
-    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "is_engaged", "open", "close",
+    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "is_engaged", "take_early", "open", "close",
     "follower", "prepare", "calls_on", "work",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""

@@ -84,6 +84,10 @@ class Payloads:
             del self._items[handle]
         return payload
 
+    def holds(self, handle: Handle) -> bool:
+        """Whether a payload has uses left."""
+        return handle in self._items
+
     def forget(self, handle: Handle) -> None:
         """Release a payload that the core did not accept."""
         self._items.pop(handle, None)
@@ -186,6 +190,10 @@ class Bodies:
             for node in plan.nodes
         }
         self._bodies: dict[int, Callable[..., Any]] = {}
+        self._early: dict[int, Callable[[Any], None]] = {}
+        """Node -> what takes its votes early."""
+        self._raised: dict[int, Exception] = {}
+        """Node -> what it has raised between calls: its next call raises it."""
         self._firings = dict.fromkeys((node.index for node in plan.nodes), 0)
 
     def __len__(self) -> int:
@@ -222,8 +230,22 @@ class Bodies:
                 folder=self._folder,
             )
         )
+        early = trait(body, "take_early")
+        if early is not None:
+            self._early[node.index] = early
         self._bodies[node.index] = body
         return bool(trait(body, "is_idle"))
+
+    def takes_early(self, node: int) -> bool:
+        """Whether the body of a node takes its votes early; not before it is open."""
+        return node in self._early
+
+    def take_early(self, node: int, vote: Any) -> None:
+        """Give the body of a node a vote that waits, between two of its calls."""
+        try:
+            self._early[node](vote)
+        except Exception as error:  # A failure outside of a firing is none that the core knows.
+            self._raised.setdefault(node, error)
 
     def fire(self, node: NodePlan, inputs: dict[str, Any]) -> FiringResult:
         """Call the body of a node; `inputs` is emptied, so that nothing else keeps items that the body has released."""
@@ -244,6 +266,8 @@ class Bodies:
 
     def _called(self, node: NodePlan, inputs: dict[str, Any]) -> Any:
         self._firings[node.index] += 1
+        if node.index in self._raised:
+            raise self._raised.pop(node.index)
         result = self._bodies[node.index](**inputs)
         inputs.clear()
         return result

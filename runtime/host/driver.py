@@ -53,7 +53,7 @@ from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.contract import EdgeTraffic, Executor, IslandDevices, Span, Trace, Traffic, raised, story
-from isthmus.runtime.ids import MachineOwner, Member, Replica
+from isthmus.runtime.ids import Handle, MachineOwner, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
@@ -153,6 +153,15 @@ def _hears(plan: Plan, node: NodePlan) -> bool:
     return any(plan.edges[edge].route != "local" for port in node.inputs for edge in port.edges)
 
 
+def _is_voted(node: NodePlan, port: str) -> bool:
+    """Whether the items at a port of a node are votes."""
+    return isinstance(node.fires, Quorum) and port == node.fires.port
+
+
+def _nothing_follows(result: Any, error: BaseException | None) -> None:
+    """The end of work that is no firing."""
+
+
 WAIT_MIN: Final = milliseconds(1)
 """Shorter waits are hops of the loop, not stalls."""
 REFUSED_MAX: Final = 256
@@ -217,6 +226,12 @@ class Host:
         self._nodes: dict[int, NodePlan] = {node.index: node for node in plan.nodes}
         self._payloads = Payloads(plan)
         self._checks = {edge: compiled(each.schema) for edge, each in plan.edges.items() if each.schema is not None}
+        self._voting = {
+            index: edge.target
+            for index, edge in plan.edges.items()
+            if edge.target in self._nodes and _is_voted(self._nodes[edge.target], edge.target_port)
+        }
+        """Edge -> the node to which it brings votes."""
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
         self._engaged: set[int] = set()
@@ -354,6 +369,17 @@ class Host:
         handle = self._payloads.keep(Payload(parcel.item, parcel.digest, parcel.size_bytes))
         self.traffic.bytes_received += parcel.size_bytes
         self.handle(ItemArrived(parcel.edge, source, handle, parcel.fields, parcel.digest))
+        if parcel.edge in self._voting:
+            self._give_early(self._voting[parcel.edge], handle, parcel.item)
+
+    def _give_early(self, node: int, handle: Handle, vote: Any) -> None:
+        """Give the body of a node a vote that has arrived, if that waits for its round to close."""
+        if not self.bodies.takes_early(node) or not self._payloads.holds(handle):
+            return
+        if self._executor.has_threads:
+            self._executor.submit(node, partial(self.bodies.take_early, node, vote), _nothing_follows)
+        else:  # It takes no time that a model of durations would know.
+            self.bodies.take_early(node, vote)
 
     def mismatch(self, source: Member, parcel: Parcel) -> Mismatch | None:
         """The fault of an item that came from `source`, or None."""
@@ -371,8 +397,7 @@ class Host:
         if refusal is not None:
             self.refusals[source, index] = msgspec.structs.replace(refusal, count=refusal.count + 1)
         elif len(self.refusals) < REFUSED_MAX:
-            fires = self._nodes[edge.target].fires
-            is_vote = isinstance(fires, Quorum) and edge.target_port == fires.port
+            is_vote = index in self._voting
             self.refusals[source, index] = ItemRefusal(source, edge.name, *mismatch, is_vote=is_vote)
 
     def _record_rejected(self) -> None:

@@ -224,16 +224,38 @@ def test_lengths_that_differ_beyond_float32_do_not_overflow() -> None:
 # Bits
 
 
+def tree_sum(products: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """The sum over eight slots as a binary tree."""
+    if len(products) == 1:
+        return products[0]
+    one, other = tree_sum(products[: len(products) // 2]), tree_sum(products[len(products) // 2 :])
+    return other if one is None else one if other is None else one + other
+
+
 def test_direction_is_rounded_operation_by_operation() -> None:
-    for count in (2, 3, 4, 7, 8, 9, 16):
+    for slots in (
+        [0, 1],
+        [0, 1, 2],
+        [1, 2],
+        [0, 1, 2, 3],
+        [0, 2, 3, 7],
+        range(7),
+        range(8),
+        [3, *range(6, 15), 17, 23],
+    ):
         fragment = fragment_of(STRIPE_SIZE + 2049, 3)
-        gradients = random_gradients(count, fragment, seed=count)
-        weights = np.arange(1, count + 1) / np.sum(np.arange(1, count + 1))
-        found = merge(gradients, list(weights), [np.ones(2, np.float32)] * count, fragment, "average")
-        expected = np.zeros(fragment.size, np.float32)
-        for wm, gradient in zip(weights / math.fsum(weights), gradients, strict=True):
-            expected = expected + np.float32(wm) * gradient
-        assert found.direction.tobytes() == expected.tobytes()
+        gradients = random_gradients(len(slots), fragment, seed=len(slots))
+        weights = [1 / (1 + m) for m in range(len(slots))]
+        found = merge(gradients, weights, [np.ones(2, np.float32)] * len(slots), fragment, "average", slots=list(slots))
+        products = {
+            slot: np.float32(wm) * gradient for slot, wm, gradient in zip(slots, weights, gradients, strict=True)
+        }
+        groups = [tree_sum([products.get(slot) for slot in range(begin, begin + 8)]) for begin in range(0, 24, 8)]
+        first, *others = [each for each in groups if each is not None]
+        for each in others:
+            first = first + each
+        assert found.direction.tobytes() == first.tobytes()
+        assert found.scale.tolist() == [np.float32(1 / math.fsum(weights))] * 2
 
 
 @pytest.mark.parametrize("count", [5, 11])

@@ -35,7 +35,8 @@ class Shard:
 
     def fire(self, *answers: Any) -> tuple[Any, Any]:
         gradient = self.fire_whole(*answers)
-        return gradient["merging"], gradient["direction"]
+        scale = np.repeat(gradient["scale"], np.diff(PART.offsets))
+        return gradient["merging"], scale * gradient["direction"]
 
     def fire_whole(self, *answers: Any) -> Any:
         votes = {(Replica("learner", vote["slot"]), 1): vote for vote in answers}
@@ -95,6 +96,7 @@ def test_norms_are_compared_with_those_of_the_values() -> None:
     assert are_own(np.array([1.05, 0.0, 1.9], np.float32), actual)
     assert not are_own(np.array([1.2, 0.0, 2.0], np.float32), actual)
     assert not are_own(np.array([1.0, 1e-3, 2.0], np.float32), actual)
+    assert not are_own(np.array([1.0, -1e-31, 2.0], np.float32), actual)
 
 
 def test_a_merge_shortens_what_is_too_long_and_says_so() -> None:
