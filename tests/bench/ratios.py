@@ -90,6 +90,8 @@ def merge(told: Any) -> Iterator[Share]:
     """Merging, with the outer step."""
     took = told["cases"]
     yield shorter("merge of 4 x 64 MiB / reading them", took["rda"]["ms_median"], took["read"]["ms_median"], "ms")
+    rest, outer = took["last"]["ms_median"], took["last's outer step"]["ms_median"]
+    yield shorter("last answer to published / outer step", rest, outer, "ms")
 
 
 def learner(told: Any) -> Iterator[Share]:
@@ -128,7 +130,7 @@ MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]
     "scheduler": (scheduler, ["bench_scheduler", "--firings", "20000", "--repeats", "9"]),
     "channel": (channel, ["bench_channel", "--repeats", "7", "--mib", "128"]),
     "start": (start, ["bench_start", "--starts", "3", "--tokens", "20000"]),
-    "merge": (merge, ["bench_merge", "--learners", "4", "--repeats", "7", "--cases", "read", "rda"]),
+    "merge": (merge, ["bench_merge", "--learners", "4", "--repeats", "7", "--cases", "read", "rda", "last"]),
     "learner": (learner, ["bench_learner", "--pairs", "8"]),
     "deaths": (deaths, ["bench_deaths", "deaths", "syncer", "--kills", "3"]),
     "sent": (sent, ["bench_sent", "--repeats", "1", "--steps", "192"]),
