@@ -7,7 +7,7 @@ quorum), what a weight is (`token_accounts`), or what is done with the result (`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -64,7 +64,7 @@ class Contribution(NamedTuple):
 
 
 class EarlySum:
-    """The part of a merge of one fragment that is summed before all contributors are there (`summation`).
+    """What is summed of a merge of one fragment before it is known who contributes (`summation`).
 
     It promises nothing about them: `merge` goes on from the sum if just these contribute, and begins anew otherwise. It
     has one buffer of the fragment's size, which becomes the direction of the merge, and references the gradients.
@@ -74,44 +74,87 @@ class EarlySum:
         self._fragment, self._method, self._threads = fragment, method, threads
         self._there: dict[int, Contribution] = {}
         self._summed: SlotRange | None = None
+        self._squares: Float64 | None = None
+        """By stripe, of a sum of all that are there."""
         self._direction: Float32 | None = None
 
-    def add(self, slot: int, gradient: Values, weight: float, norms: Float32) -> None:
-        """Add what a slot contributes, in place of what it has contributed before; ValueError as in `merge`."""
-        _check([gradient], [weight], [norms], self._fragment, self._method)
-        before = self._summed
-        if before is not None and _is_in(slot, before):
-            before = None
-        self._there[slot] = Contribution(gradient, weight, norms)
-        complete = largest_complete(sorted(self._there))
+    def add(self, slot: int, contribution: Contribution) -> None:
+        """Add what a slot contributes, in place of what it has contributed before, and sum what is complete.
+
+        ValueError as in `merge`.
+        """
+        self._put(slot, contribution)
+        complete, before = largest_complete(sorted(self._there)), self._summed
         if complete is None or complete == before:
             return
         is_more = before is not None and complete[0] <= before[0] and before[1] <= complete[1]
         if before is not None and not is_more and complete[1] - complete[0] <= before[1] - before[0]:
             return
-        self._summed = None  # Should the sum fail, there is none.
-        if self._direction is None:
-            self._direction = empty(self._fragment.size)
         parts = {at: each for at, each in sorted(self._there.items()) if _is_in(at, complete)}
-        coefficients = _coefficients(*_columns(parts.values()), _rules(self._fragment, self._method))
-        where = self._fragment, stripes(self._fragment.offsets), self._direction, self._threads
-        _sum(parts, coefficients, *where, held=before if is_more else None, is_all=False)
+        self._sum(parts, before if is_more else None)
         self._summed = complete
+
+    def close(self, contributions: Mapping[int, Contribution], last: Collection[int]) -> dict[int, Float64]:
+        """Sum all contributions, by slot, and no others; the lengths of the units of those of the `last` slots.
+
+        One sweep for both. ValueError as in `merge`; gradients that are not finite have such lengths.
+        """
+        for slot in [slot for slot in self._there if slot not in contributions]:
+            self._drop(slot)
+        for slot, each in contributions.items():
+            if slot not in self._there or not each.is_same(self._there[slot]):
+                self._put(slot, each)
+        if not last or len(contributions) == 1:
+            return {slot: unit_norms(contributions[slot].gradient, self._fragment) for slot in last}
+        for slot in last:  # A sum that has it does not tell its length.
+            self._drop(slot)
+        self._there |= {slot: contributions[slot] for slot in last}
+        groups = [slot // GROUP_SIZE for slot in self._there]
+        is_lowest = self._summed is not None and self._summed[0] // GROUP_SIZE == min(groups)
+        lengths = self._sum(dict(sorted(self._there.items())), self._summed if is_lowest else None, checked=last)
+        self._summed = min(groups) * GROUP_SIZE, (max(groups) + 1) * GROUP_SIZE
+        return lengths
 
     def take(
         self, contributions: Mapping[int, Contribution], fragment: Fragment, method: Method
-    ) -> tuple[Float32, SlotRange | None]:
-        """The buffer, which is the caller's from now on, and the range whose sum it has: None where that is no part of
-        the sum of these."""
-        summed, direction, self._summed, self._direction = self._summed, self._direction, None, None
+    ) -> tuple[Float32, SlotRange | None, Float64 | None]:
+        """The buffer, which is the caller's from now on; the range whose sum it has, None where that is no part of the
+        sum of these; and the squares by stripe, if it is the whole."""
+        direction, summed, squares = self._direction, self._summed, self._squares
+        self._direction = self._summed = self._squares = None
         if direction is None or fragment is not self._fragment or method != self._method:
-            return empty(fragment.size), None
+            return empty(fragment.size), None, None
         if summed is None or min(contributions) // GROUP_SIZE != summed[0] // GROUP_SIZE:
-            return direction, None
-        for slot in range(*summed):
-            if slot not in contributions or not contributions[slot].is_same(self._there[slot]):
-                return direction, None
-        return direction, summed
+            return direction, None, None
+        inside = {slot: each for slot, each in contributions.items() if _is_in(slot, summed)}
+        own = {slot: each for slot, each in self._there.items() if _is_in(slot, summed)}
+        if inside.keys() != own.keys() or not all(each.is_same(own[slot]) for slot, each in inside.items()):
+            return direction, None, None
+        return direction, summed, squares if len(inside) == len(contributions) else None
+
+    def _put(self, slot: int, contribution: Contribution) -> None:
+        _check([contribution.gradient], [contribution.weight], [contribution.norms], self._fragment, self._method)
+        self._drop(slot)
+        self._there[slot] = contribution
+        self._squares = None
+
+    def _drop(self, slot: int) -> None:
+        self._there.pop(slot, None)
+        if self._summed is not None and _is_in(slot, self._summed):
+            self._summed = self._squares = None
+
+    def _sum(
+        self, parts: Mapping[int, Contribution], held: SlotRange | None, checked: Collection[int] = ()
+    ) -> dict[int, Float64]:
+        """Sum these, of which a range is `held`; the lengths of the units of those that are to be checked."""
+        self._summed = self._squares = None  # Should the sum fail, there is none.
+        if self._direction is None:
+            self._direction = empty(self._fragment.size)
+        coefficients = _coefficients(*_columns(parts.values()), _rules(self._fragment, self._method))
+        cuts, count = stripes(self._fragment.offsets), len(self._fragment.units)
+        where = self._fragment, cuts, self._direction, self._threads
+        self._squares, own = _sum(parts, coefficients, *where, held=held, checked=checked)
+        return {slot: np.sqrt(_per_unit(squares, cuts, count)) for slot, squares in own.items()}
 
 
 def merge(
@@ -180,16 +223,19 @@ def merge(
     rules, cuts = _rules(fragment, method), stripes(fragment.offsets)
     directed = np.array([rule.keeps_length for rule in rules])
     if early is None:
-        direction, summed = empty(fragment.size), None
+        direction, summed, squares = empty(fragment.size), None, None
     else:
-        direction, summed = early.take(contributions, fragment, method)
+        direction, summed, squares = early.take(contributions, fragment, method)
 
     def summed_length(coefficients: Float64, some: Stripes, held: SlotRange | None = None) -> Float64:
         """Sum the stripes of `some` units; the length of what results, of each unit, float64[units]."""
-        squares = _sum(contributions, coefficients, fragment, some, direction, threads, held=held)
+        squares, _ = _sum(contributions, coefficients, fragment, some, direction, threads, held=held)
         return np.sqrt(_per_unit(squares, some, len(fragment.units)))
 
-    length = summed_length(_coefficients(given, norms_of, rules), cuts, summed)
+    if squares is None:
+        length = summed_length(_coefficients(given, norms_of, rules), cuts, summed)
+    else:
+        length = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
     scale = np.full(len(fragment.units), 1 / total)
     np.divide(mean_length, length, out=scale, where=directed & (length > 0))
     least = np.full(len(fragment.units), CANCELLED_SHARE * math.sqrt(math.fsum(given * given)))
@@ -298,28 +344,31 @@ def _sum(
     threads: int | None,
     *,
     held: SlotRange | None = None,
-    is_all: bool = True,
-) -> Float64:
+    checked: Collection[int] = (),
+) -> tuple[Float64, dict[int, Float64]]:
     """Write sum_m coefficients[unit, m] * gradient m to the stripes of `direction`, which has that of the `held` range.
 
-    A coefficient that is no float32 counts as infinite. Returns the sums of squares per stripe, where that is all.
+    A coefficient that is no float32 counts as infinite. Returns the sums of squares per stripe, of the result, and by
+    slot of the gradients that are to be checked, none of which is held.
     """
     with np.errstate(over="ignore"):
         rounded = coefficients.astype(np.float32)
-    squares = np.empty(len(cuts))
+    squares, own = np.empty(len(cuts)), {}
     slots, parts = list(contributions), list(contributions.values())
     rest = [m for m, slot in enumerate(slots) if held is None or not _is_in(slot, held)]
     groups = sweeps_of([slots[m] for m in rest], held) or [_NO_STEPS]
+    where = cuts.begins, cuts.ends, cuts.units, *places(fragment.offsets)
     for number, group in enumerate(groups, 1):
         chosen = rest[group.first : group.last]
         some = [kernel_inputs(parts[m].gradient) for m in chosen]
         raws, scales, forms = zip(*some, *[kernel_inputs(_NOTHING)] * (GROUP_SIZE - len(some)), strict=True)
-        columns = np.ascontiguousarray(rounded[:, chosen])
-        where = cuts.begins, cuts.ends, cuts.units, *places(fragment.offsets)
-        formats, is_last = np.array(forms, np.int64), is_all and number == len(groups)
-        sweep = partial(sweeps.sweep, raws, scales, formats, columns, group.steps, is_last, *where, direction, squares)
-        share(sweep, cuts, threads)
-    return squares
+        inputs = raws, scales, np.array(forms, np.int64), np.ascontiguousarray(rounded[:, chosen])
+        own_of = np.array([at for at, m in enumerate(chosen) if slots[m] in checked], np.int64)
+        own_squares = np.empty((GROUP_SIZE, len(cuts)) if own_of.size else (0, 0))
+        outputs = direction, squares, own_of, own_squares
+        share(partial(sweeps.sweep, *inputs, group.steps, number == len(groups), *where, *outputs), cuts, threads)
+        own |= {slots[chosen[at]]: own_squares[at] for at in own_of}
+    return squares, own
 
 
 def _per_unit(squares: Float64, cuts: Stripes, count: int) -> Float64:

@@ -96,19 +96,23 @@ def sweep(
     scale_offsets: Int64,
     direction: Float32,
     squares: Float64,
+    checked: Int64,
+    own_squares: Float64,
     first: int,
     last: int,
 ) -> None:
     """Make the steps of a sweep (`summation`) in stripes first..last-1 of `direction`, which is room 0.
 
     Input m is coefficients[units[s], m] * gradient m, each product rounded. Sums up the squares of the result, too,
-    where they are wanted.
+    where they are wanted, and in own_squares[m] those of each gradient m that is to be checked.
     """
     lanes = np.empty(_LANES, np.float64)
+    own_lanes = np.empty((len(checked), _LANES), np.float64)
     values, rooms = np.empty((4, _BLOCK_SIZE), np.float32), np.empty((ROOMS_COUNT, _BLOCK_SIZE), np.float32)
     for s in range(first, last):
         c, unit = coefficients[units[s]], units[s]
         lanes[:] = 0.0
+        own_lanes[:] = 0.0
         for begin in range(begins[s], ends[s], _BLOCK_SIZE):
             end = min(begin + _BLOCK_SIZE, ends[s])
             size, within = end - begin, begin - offsets[unit]
@@ -116,6 +120,10 @@ def sweep(
             # Slices taken before the loops: an index with an offset of unknown sign is not vectorised.
             total = direction[begin:end]
             room0, room1, room2, room3 = values[0, :size], values[1, :size], values[2, :size], values[3, :size]
+            for place in range(len(checked)):  # Before the steps, which then find the block in the cache.
+                m = checked[place]
+                values_m = decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0)
+                _add_squares(values_m, own_lanes[place])
             for number in range(len(steps)):
                 step, m = steps[number, 0], steps[number, 1]
                 out = total if steps[number, 2] == 0 else rooms[steps[number, 2], :size]
@@ -144,6 +152,8 @@ def sweep(
             if wants_squares:
                 _add_squares(total, lanes)
         squares[s] = _sum_lanes(lanes)
+        for place in range(len(checked)):
+            own_squares[checked[place], s] = _sum_lanes(own_lanes[place])
 
 
 @kernel

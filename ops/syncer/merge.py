@@ -30,7 +30,7 @@ from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
-from isthmus.ops.exchange.merge_rules import Method
+from isthmus.ops.exchange.merge_rules import Float64, Method
 from isthmus.ops.exchange.messages import (
     MERGES_KEPT,
     Answer,
@@ -54,7 +54,7 @@ from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from isthmus.ops.kernels.averaging import EarlySum, Merged
+    from isthmus.ops.kernels.averaging import Contribution, EarlySum, Merged
     from isthmus.ops.kernels.coding import Values
 
 
@@ -193,10 +193,11 @@ EARLY_SIZE_MIN: Final = 2**20
 
 
 class Examined(NamedTuple):
-    """An answer that has arrived, and the fault in its values."""
+    """An answer that has arrived, the fault in its values, and what it contributes, None where that is nothing."""
 
     vote: Answer
     fault: str | None
+    contribution: Contribution | None
 
 
 class EarlyAnswers:
@@ -206,35 +207,33 @@ class EarlyAnswers:
     its fragment is merged next, whether it is in that merge or not.
     """
 
-    def __init__(self, fragments: Sequence[Fragment], method: Method) -> None:
-        self._fragments, self._method = fragments, method
+    def __init__(self, new_sum: Callable[[int], EarlySum]) -> None:
+        self._new_sum = new_sum
+        """The empty sum of a fragment."""
         self._examined: dict[int, dict[int, Examined]] = {}
         self._sum: EarlySum | None = None
         self._summing: int | None = None
         """The fragment of the sum."""
 
-    def add(self, examined: Examined, values_of: Callable[[Answer], Values], merging: ModuleType) -> None:
+    def add(self, examined: Examined) -> None:
         """Add an answer, and sum those that are there, unless those of another fragment are being summed."""
         p = examined.vote["fragment"]
         there = self._examined.setdefault(p, {})
         there[examined.vote["slot"]] = examined
         if self._summing is None:
-            self._summing, self._sum = p, merging.EarlySum(self._fragments[p], self._method)
-            new = list(there.values())
+            self._summing, self._sum, added = p, self._new_sum(p), list(there.values())
         else:
-            new = [examined] if self._summing == p else []
-        for vote in [each.vote for each in new if each.fault is None]:
-            assert self._sum is not None
-            own = weight(*work_of(vote))
-            if own > 0:  # Its accounts are not checked yet.
-                self._sum.add(vote["slot"], values_of(vote), own, vote["norms"])
+            added = [examined] if self._summing == p else []
+        for each in added:
+            if each.contribution is not None and self._sum is not None:
+                self._sum.add(each.vote["slot"], each.contribution)
 
-    def pop(self, fragment: int) -> tuple[dict[int, Examined], EarlySum | None]:
-        """Remove and return the answers of a fragment, by slot, and their sum, if they have been summed."""
+    def pop(self, fragment: int) -> tuple[dict[int, Examined], EarlySum]:
+        """Remove and return the answers of a fragment, by slot, and their sum, which may be empty."""
         early = self._sum if self._summing == fragment else None
         if self._summing == fragment:
             self._sum = self._summing = None
-        return self._examined.pop(fragment, {}), early
+        return self._examined.pop(fragment, {}), early or self._new_sum(fragment)
 
 
 class FirstVersion(NamedTuple):
@@ -303,9 +302,8 @@ class Merge:
         self._copies: dict[int, Update] = {}
         """The newest copy of each fragment that has not begun."""
         self._dissent = DissentCounter()
-        is_early = not of_regions and any(fragment.size >= EARLY_SIZE_MIN for fragment in fragments)
-        self._early = EarlyAnswers(fragments, method) if is_early else None
-        """Of regions, whose shares follow from the answers of all, nothing is summed early."""
+        # Of regions, whose shares follow from the answers of all, nothing is summed early.
+        is_early = not of_regions and any(map(self._is_large, range(len(fragments))))
         self.take_early = self._take_early if is_early else None
         self._epoch = self._shard = self._merges = self._votes = 0
 
@@ -319,6 +317,7 @@ class Merge:
         self._context = context
         self._merging: ModuleType = averaging
         self._coding: ModuleType = coding
+        self._early = EarlyAnswers(lambda p: averaging.EarlySum(self._fragments[p], self._method))
 
     def __call__(
         self,
@@ -333,7 +332,7 @@ class Merge:
 
         The progress is the position of the fragment's merges in the batches of each slot.
         """
-        examined, early = ({}, None) if self._early is None else self._early.pop(round["fragment"])
+        examined, early = self._early.pop(round["fragment"])
         for item in (begun or {}).values():
             self._begin_as(item, round["interval"])
         for state in (published or {}).values():  # Before the answers: one may be on the version before.
@@ -347,8 +346,7 @@ class Merge:
             return self._emitted(self._begin(round, answers, merging_record))
         lives = [[vote["slot"], vote["incarnation"]] for vote in answers]
         accepted = []
-        for vote in answers:
-            refusal = self._refusal(round, vote, examined.get(vote["slot"]))
+        for vote, refusal in self._judged(round, answers, examined, early):
             if refusal is None:
                 accepted.append(vote)
             else:
@@ -360,11 +358,24 @@ class Merge:
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record, early)
         return self._emitted({**merged, "lives": lives})
 
+    def _is_large(self, fragment: int) -> bool:
+        return self._fragments[fragment].size >= EARLY_SIZE_MIN
+
     def _take_early(self, answer: Answer) -> None:
         """Do what an answer needs before it is merged and no other answer matters for."""
-        if answer["kind"] in ("merge", "final") and self._fragments[answer["fragment"]].size >= EARLY_SIZE_MIN:
-            assert self._early is not None
-            self._early.add(Examined(answer, self._fault(answer)), self._values, self._merging)
+        if answer["kind"] in ("merge", "final") and self._is_large(answer["fragment"]):
+            fault = self._fault(answer)
+            self._early.add(Examined(answer, fault, self._contribution(answer) if fault is None else None))
+
+    def _contribution(self, vote: Answer) -> Contribution | None:
+        """What an answer contributes to a merge as it is; None where that is nothing, or cannot be summed."""
+        values, norms, own = self._values(vote), vote["norms"], weight(*work_of(vote))
+        # Neither accounts nor values need have been checked.
+        is_sound = self._coding.is_whole(values, self._fragments[vote["fragment"]]) and np.isfinite(norms).all()
+        if not is_sound or (norms < 0).any() or own <= 0:
+            return None
+        contribution: Contribution = self._merging.Contribution(values, own, norms)
+        return contribution
 
     def _emitted(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
@@ -513,7 +524,7 @@ class Merge:
         newest = believed(list(claims), digests)
         return None if newest is None else claims[newest]
 
-    def _merge(self, round: Round, accepted: list[Answer], record: Merging, early: EarlySum | None) -> Gradient:
+    def _merge(self, round: Round, accepted: list[Answer], record: Merging, early: EarlySum) -> Gradient:
         account = self._accounts.get(round["fragment"])
         if account is not None:
             # Before `publish`: only answers on what is the newest version now are compared.
@@ -614,8 +625,39 @@ class Merge:
         samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
         return self._dissent.observe(samples, lives)
 
-    def _refusal(self, round: Round, vote: Answer, examined: Examined | None) -> str | None:
-        """The reason why an answer is not merged; its values may have been `examined` when it arrived."""
+    def _judged(
+        self, round: Round, answers: Sequence[Answer], examined: Mapping[int, Examined], early: EarlySum
+    ) -> list[tuple[Answer, str | None]]:
+        """The answers, each with the reason why it is not merged.
+
+        Values that were not `examined` when they arrived are, in the sweep that adds them to the `early` sum.
+        """
+        refusals = {vote["slot"]: self._refusal(round, vote) for vote in answers}
+        last, contributions = [], {}
+        for vote in [vote for vote in answers if refusals[vote["slot"]] is None]:  # They take every value.
+            known = examined.get(vote["slot"])
+            if known is None or known.vote is not vote:
+                last.append(vote)
+                contribution = self._contribution(vote)
+            else:
+                refusals[vote["slot"]], contribution = known.fault, known.contribution
+            if contribution is not None:
+                contributions[vote["slot"]] = contribution
+        lengths: dict[int, Float64] = {}
+        if self.take_early is not None and self._is_large(round["fragment"]) and self._count_as_they_are(answers):
+            lengths = early.close(contributions, [vote["slot"] for vote in last if vote["slot"] in contributions])
+        for vote in last:
+            refusals[vote["slot"]] = self._fault(vote, lengths.get(vote["slot"]))
+        return [(vote, refusals[vote["slot"]]) for vote in answers]
+
+    def _count_as_they_are(self, answers: Sequence[Answer]) -> bool:
+        """Whether answers are merged as they are, as far as that is seen before they are."""
+        if self._published is not None and any(vote["base"] != answers[0]["base"] for vote in answers):
+            return False
+        return all(self._owner(vote["slot"])[1] >= 1.0 for vote in answers)
+
+    def _refusal(self, round: Round, vote: Answer) -> str | None:
+        """The reason why an answer is not merged, whatever its values are."""
         if (vote["fragment"], vote["kind"]) != (round["fragment"], round["kind"]):
             return "another round"
         account = self._accounts.get(round["fragment"])
@@ -645,9 +687,6 @@ class Merge:
             refusal = refusal or "inconsistent"
         if self._published is not None and not self._published[round["fragment"]].has(vote["base"]):
             refusal = refusal or "stale"
-        if refusal is None:  # Last: it reads every value.
-            is_examined = examined is not None and examined.vote is vote
-            refusal = examined.fault if examined is not None and is_examined else self._fault(vote)
         return refusal
 
     def _are_tokens_of(self, slot: int, steps: int, tokens: int) -> bool:
@@ -656,13 +695,13 @@ class Merge:
             return 0 <= tokens <= steps * self._step_tokens.tokens
         return tokens == steps * of_slot(self._step_tokens, slot)
 
-    def _fault(self, vote: Answer) -> str | None:
-        """The fault in the values and norms of an answer."""
+    def _fault(self, vote: Answer, lengths: Float64 | None = None) -> str | None:
+        """The fault in the values and norms of an answer; `lengths` are those of its units, if they are known."""
         values, fragment = self._values(vote), self._fragments[vote["fragment"]]
         # Before the kernels, which rely on a scale for each block.
         if not self._coding.is_whole(values, fragment):
             return "codes without their scales"
-        lengths = self._merging.unit_norms(values, fragment)
+        lengths = self._merging.unit_norms(values, fragment) if lengths is None else lengths
         # Squares of float32 stay in float64: lengths tell of all values, but not of the scales of codes for 0.
         is_finite = np.isfinite(lengths).all() and (isinstance(values, np.ndarray) or self._coding.is_finite(values))
         # Before the norms are compared: those of values that are not finite match nothing, and the reason would be

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.kernels.averaging import CANCELLED_SHARE, Contribution, EarlySum, Merged, merge
+from isthmus.ops.kernels.averaging import CANCELLED_SHARE, Contribution, EarlySum, Merged, merge, unit_norms
 from isthmus.ops.kernels.coding import encode
 from isthmus.ops.kernels.summation import (
     ADD,
@@ -162,15 +162,22 @@ def test_what_was_summed_before_changes_no_bit(
     arrivals = data.draw(st.permutations(slots))
     for slot in arrivals[: data.draw(st.integers(0, len(arrivals)))]:
         if data.draw(st.integers(0, 9)) == 0:
-            early.add(slot, *former[slot])
+            early.add(slot, former[slot])
             if data.draw(st.booleans()):
                 continue
-        early.add(slot, *there[slot])
+        early.add(slot, there[slot])
     gone = data.draw(st.sets(st.sampled_from(slots), max_size=2)) if data.draw(st.booleans()) else set()
     counted = {slot: each for slot, each in there.items() if slot not in gone} or there
     if data.draw(st.integers(0, 4)) == 0:
         slot = data.draw(st.sampled_from(sorted(counted)))
         counted[slot] = counted[slot]._replace(weight=0.25)
+    if data.draw(st.booleans()):
+        closing = data.draw(st.sampled_from([counted, there, {slots[-1]: there[slots[-1]]}]))
+        last = [slot for slot in closing if data.draw(st.booleans())]
+        lengths = early.close(closing, last)
+        assert list(lengths) == last
+        for slot, found in lengths.items():
+            assert found.tobytes() == unit_norms(closing[slot].gradient, fragment).tobytes()
     assert bits(merged(counted, fragment, early)) == bits(merged(dict(counted), fragment))
 
 
@@ -179,18 +186,18 @@ def test_the_sum_is_used_where_it_fits_and_only_there(monkeypatch: pytest.Monkey
     there = contributions_of([0, 1, 2, 3], fragment, 1, ["float32"] * 4)
     early = EarlySum(fragment)
     for slot in (3, 0, 2):
-        early.add(slot, *there[slot])
-    direction, summed = early.take(there, fragment, "rda")
-    assert summed == (2, 4)
+        early.add(slot, there[slot])
+    direction, summed, squares = early.take(there, fragment, "rda")
+    assert (summed, squares) == ((2, 4), None)
     assert direction.shape == (500,)
     for change in ({"weight": 9.0}, {"gradient": there[2].gradient.copy()}, {"norms": there[2].norms * 2}):
         early = EarlySum(fragment)
         for slot in (2, 3):
-            early.add(slot, *there[slot])
+            early.add(slot, there[slot])
         assert early.take({**there, 2: there[2]._replace(**change)}, fragment, "rda")[1] is None
     early = EarlySum(fragment)
     for slot in (2, 3):
-        early.add(slot, *there[slot])
+        early.add(slot, there[slot])
     assert early.take({slot: there[slot] for slot in (0, 1, 2)}, fragment, "rda")[1] is None
 
 
@@ -199,7 +206,7 @@ def test_the_buffer_of_the_early_sum_is_that_of_the_merge() -> None:
     there = contributions_of([0, 1, 2, 3], fragment, 1, ["float32"] * 4)
     early = EarlySum(fragment)
     for slot in range(3):
-        early.add(slot, *there[slot])
+        early.add(slot, there[slot])
     own = early._direction
     assert own is not None
     assert merged(there, fragment, early).direction is own
@@ -226,6 +233,31 @@ def test_neither_weights_nor_sizes_leave_float32(weights: list[float], size: flo
     w = np.array(weights) / sum(weights)
     expected = size * w / (np.linalg.norm(w) if method == "rda" else 1.0)
     np.testing.assert_allclose(found.gradient(fragment), expected, rtol=1e-5, atol=1e-44)
+
+
+def test_what_closes_is_summed_and_measured_in_one_sweep() -> None:
+    fragment = fragment_of(500, 3)
+    there = contributions_of([0, 1, 2, 9], fragment, 1, ["float32"] * 4)
+    early = EarlySum(fragment)
+    for slot in (0, 1, 5):
+        early.add(slot, there.get(slot, there[0]))
+    assert list(early.close(there, [2, 9])) == [2, 9]
+    _, summed, squares = early.take(there, fragment, "rda")
+    assert summed == (0, 16)
+    assert squares is not None
+
+
+def test_a_gradient_that_is_not_finite_is_found_and_leaves_no_trace() -> None:
+    fragment = fragment_of(500, 3)
+    there = contributions_of([0, 1, 2], fragment, 1, ["float32"] * 3)
+    wrong = there[2].gradient.copy()  # type: ignore[union-attr]
+    wrong[501] = np.inf
+    early = EarlySum(fragment)
+    for slot in (0, 1):
+        early.add(slot, there[slot])
+    assert np.isfinite(early.close({**there, 2: there[2]._replace(gradient=wrong)}, [2])[2]).tolist() == [True, False]
+    del there[2]
+    assert bits(merged(there, fragment, early)) == bits(merged(there, fragment))
 
 
 def test_slots_ascend() -> None:

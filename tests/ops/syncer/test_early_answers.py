@@ -162,26 +162,29 @@ def test_three_of_four_answers_leave_two_to_sum(monkeypatch: pytest.MonkeyPatch)
         shard.early(*(vote for vote in votes if vote["slot"] != last))
         assert swept == [2]
         shard.fire(0, 1, votes)
-        assert swept == [2, 2]
+        assert swept == [2, 2]  # The last sweep checks the last answer, too.
 
 
-def test_values_are_read_once_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[int] = []
-    fault_of = Merge._fault
-    monkeypatch.setattr(Merge, "_fault", lambda body, vote: checked.append(vote["slot"]) or fault_of(body, vote))
+def test_values_are_read_once_to_be_checked_and_those_of_the_last_answer_in_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[Any] = []
+    norms_of = averaging.unit_norms
+    monkeypatch.setattr(averaging, "unit_norms", lambda values, part: read.append(values) or norms_of(values, part))
     shard = Shard()
-    votes = [answer(0, slot, 1, slot + 1.0) for slot in range(3)]
+    votes = [answer(0, slot, 1, np.random.default_rng(slot).random(SIZE)) for slot in range(3)]
+    read.clear()
     shard.early(*votes[:2])
-    assert checked == [0, 1]
-    shard.fire(0, 1, votes)
-    assert checked == [0, 1, 2]
+    assert [values is vote["gradient"] for values, vote in zip(read, votes, strict=False)] == [True, True]
+    votes[2]["gradient"][3] = np.inf
+    assert shard.fire(0, 1, votes)["merging"]["refused"] == [[2, "not finite"]]
+    assert len(read) == 2
 
 
 def test_one_fragment_is_summed_at_a_time_and_the_next_when_that_is_merged() -> None:
     shard = Shard()
     votes = {p: [answer(p, slot, 1, 1.0 + slot) for slot in range(4)] for p in range(2)}
     shard.early(votes[0][0], votes[0][1], votes[1][0], votes[1][1])
-    assert shard.merge._early is not None
     sums = shard.merge._early
     assert (sums._summing, set(sums._sum._there)) == (0, {0, 1})  # type: ignore[union-attr]
     shard.fire(0, 1, votes[0])
@@ -205,7 +208,6 @@ def test_after_a_merge_nothing_of_its_answers_is_kept() -> None:
 def test_first_versions_are_not_summed(kind: str) -> None:
     shard = Shard()
     shard.early({**answer(0, 0, 1, 1.0), "kind": kind})
-    assert shard.merge._early is not None
     assert not shard.merge._early._examined
 
 
