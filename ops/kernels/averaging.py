@@ -353,7 +353,8 @@ def _sum(
     """
     with np.errstate(over="ignore"):
         rounded = coefficients.astype(np.float32)
-    squares, own = np.empty(len(cuts)), {}
+    squares = np.empty(len(cuts))
+    own: dict[int, Float64] = {}
     slots, parts = list(contributions), list(contributions.values())
     rest = [m for m, slot in enumerate(slots) if held is None or not _is_in(slot, held)]
     groups = sweeps_of([slots[m] for m in rest], held) or [_NO_STEPS]
