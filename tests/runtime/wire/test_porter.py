@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.channels.contract import Endpoints
+from isthmus.runtime.clock import seconds
 from isthmus.runtime.wire import porter_process
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -344,7 +345,8 @@ def test_a_host_behind_a_wall_is_relayed_within_a_second(world: World, is_keyed:
 
 
 def test_a_port_that_refuses_is_gone_round_at_once(world: World) -> None:
-    syncer, learner = world.end(SYNCER, PATIENT), world.end(LEARNERS[0], PATIENT)
+    limits = PATIENT._replace(direct_max=seconds(60))
+    syncer, learner = world.end(SYNCER, limits), world.end(LEARNERS[0], limits)
     with socket.socket() as control, socket.socket() as data:
         for closed in (control, data):
             closed.bind(("127.0.0.1", 0))
@@ -352,7 +354,7 @@ def test_a_port_that_refuses_is_gone_round_at_once(world: World) -> None:
         learner.channel.connect(SYNCER, behind(world, syncer, *endpoints))
         begun = world.clock.now()
         world.until(lambda: bool(learner.ups))
-        assert world.clock.now() - begun < PATIENT.direct_max
+        assert world.clock.now() - begun < limits.direct_max
         assert relayed(learner) == [SYNCER]
 
 
