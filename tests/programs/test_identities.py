@@ -13,6 +13,8 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
+from isthmus.ops.syncer import merge as merge_node
+from isthmus.ops.syncer.merge import Merge
 from isthmus.programs.study.simulation import virtual_run
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.clock import milliseconds
@@ -68,6 +70,31 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
         for slot in range(4):
             assert streaming.answers[slot, p][:sweeps] == decoupled.answers[slot, p][:sweeps]
     assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
+
+
+def test_what_is_summed_before_rounds_close_changes_no_bit_of_a_run(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners of four speeds, rounds that close by a quorum, and late answers, in codes."""
+
+    def run() -> Any:
+        program = Program("decoupled-diloco", quorum=2, push="int4", fragments=4, interval=12, **OUTER)
+        with recorded() as record:
+            world.run(program, task=SGD, learners=5, steps=48, jitter=0.5, speeds=[1.0, 0.9, 0.7, 0.5, 0.5])
+        return record.updates
+
+    plain, early = run(), 0
+    take_early = Merge._take_early
+
+    def counted(merge: Merge, answer: Any) -> None:
+        nonlocal early
+        early += 1
+        take_early(merge, answer)
+
+    monkeypatch.setattr(merge_node, "EARLY_SIZE_MIN", 1)
+    monkeypatch.setattr(Merge, "_take_early", counted)
+    assert run() == plain
+    assert early > 40
 
 
 @pytest.mark.long
