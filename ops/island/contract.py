@@ -7,8 +7,8 @@ which never leave it. A task may bring its own learner (`LearnerSource`, and for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final, runtime_checkable
 
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
@@ -112,6 +112,33 @@ class LastingLearning(Learning, Protocol):
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, as their life would; False if they do not fit."""
+
+
+class LeafPart(NamedTuple):
+    """Some values of a leaf, in the order of its memory, in an array of their own.
+
+    `leaf` is, with the first part of it, something that has its `dtype` and `shape`; None with the others.
+    """
+
+    values: Any
+    leaf: Any
+
+
+@runtime_checkable
+class PartlyRead(Protocol):
+    """A learner that reads its local leaves part by part, as they lie in its own memory."""
+
+    def local_parts(self, bytes_max: int) -> Iterator[LeafPart]:
+        """What `local` returns, in parts of at most so many bytes, each after the steps made when it is read."""
+
+
+def local_parts(learner: LastingLearning, bytes_max: int) -> Iterator[LeafPart]:
+    """The local leaves of any learner, in such parts where it can read them so."""
+    if isinstance(learner, PartlyRead):
+        yield from learner.local_parts(bytes_max)
+        return
+    for leaf in learner.local():
+        yield LeafPart(leaf, leaf)
 
 
 class SoleLearning(LastingLearning, Protocol):

@@ -22,6 +22,7 @@ from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
 from isthmus.ops.gang.mesh_island import LearnerDevices
+from isthmus.ops.island.contract import LeafPart
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.heap import give_back, keep_no_large_blocks
 from isthmus.ops.island.life import CORES, LearnerLife
@@ -301,6 +302,18 @@ class Learner:
         if layout is not None and layout.processes > 1:
             return [np.array(leaf) for leaf in self._gathered(self._kept)]
         return (np.array(self._local[k]) for k in self._functions.kept)
+
+    def local_parts(self, bytes_max: int) -> Iterator[LeafPart]:
+        """What `local` returns, in parts where a leaf lies in this process's memory."""
+        if not self._shares_cores or self._functions.layout is not None:
+            yield from (LeafPart(leaf, leaf) for leaf in self.local())
+            return
+        for k in self._functions.kept:
+            like = _nothing_like(self._local[k])
+            each = max(1, bytes_max // like.itemsize)
+            for at in range(0, max(1, like.size), each):
+                values = np.array(np.asarray(self._local[k]).reshape(-1)[at : at + each])
+                yield LeafPart(values, None if at else like)
 
     @property
     def _kept(self) -> list[Any]:

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
@@ -22,7 +23,7 @@ import xxhash
 
 from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer, Totals
-from isthmus.ops.island.contract import LastingLearning
+from isthmus.ops.island.contract import LastingLearning, LeafPart, local_parts
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, packed, type_of, unpacked
 
@@ -105,8 +106,10 @@ FOLDER: Final = "local"
 _MAGIC: Final = b"isthmus local 2\n"
 _DIGEST: Final = 16
 _PART_BYTES: Final = 1 << 24
-HELD_BYTES_MAX: Final = 64 << 20
-"""Bytes of leaves that wait to be written, unless a single leaf is larger."""
+HELD_BYTES_MAX: Final = 32 << 20
+"""Bytes of leaves that wait to be written, unless a single part is larger."""
+READ_BYTES_MAX: Final = 8 << 20
+"""Bytes of a part, where a learner reads its leaves in parts."""
 _LENGTH: Final = 4
 
 
@@ -120,9 +123,8 @@ class HostDisk(Protocol):
     def read(self, path: Path) -> bytes: ...
 
 
-Leaf: TypeAlias = np.ndarray[Any, Any]
-Chunk: TypeAlias = tuple[list[Leaf], bool]
-"""Leaves of a copy, and whether they are its last."""
+Chunk: TypeAlias = tuple[list[LeafPart], bool]
+"""Parts of the leaves of a copy, and whether they are its last."""
 
 
 class Copy(NamedTuple):
@@ -145,8 +147,8 @@ class LocalCopies:
     """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds.
 
     A copy is made in the background, one at a time, and so seldom that the learner spends at most a SHAREth of its time
-    on it. Only some leaves of a large state are in memory at a time; moments of different steps serve as well as those
-    of one step. It is not synced: the death of a process does not touch it, and after a power failure its digest tells
+    on it. Only some of a large state is in memory at a time; moments of different steps serve as well as those of one
+    step. It is not synced: the death of a process does not touch it, and after a power failure its digest tells
     whether it is whole. If anything is wrong with it, or with the disk, the learner begins with none.
     """
 
@@ -156,7 +158,7 @@ class LocalCopies:
         self._pause, self._next_at = FIRST_NS, 0
         self._thread: threading.Thread | None = None
         self._begun = self._took = 0
-        self._leaves: Iterator[Leaf] | None = None
+        self._parts: Iterator[LeafPart] | None = None
         """Those of the copy in progress that were not read yet, if there is one; the others are sent to the file."""
 
     def former(self) -> Copy | None:
@@ -173,23 +175,24 @@ class LocalCopies:
             self._next_at = now + self._pause
         if self._thread is not None and self._thread.is_alive():
             return False
-        return self._leaves is not None or now >= self._next_at
+        return self._parts is not None or now >= self._next_at
 
-    def keep(self, step: int, leaves: Callable[[], Iterable[Leaf]]) -> None:
-        """Copy the `leaves` after `step` steps, or more of them if a copy is in progress; those that are read now must
-        not change afterwards."""
+    def keep(self, step: int, parts: Callable[[], Iterable[LeafPart]]) -> None:
+        """Copy leaves, all of whose parts are given, after `step` steps, or more of them if a copy is in progress;
+        those that are read now must not change afterwards."""
         now = self._now()
-        if self._leaves is None:
-            self._leaves, self._file, self._begun, self._took = iter(leaves()), self._writing(step), now, 0
+        if self._parts is None:
+            self._parts, self._file, self._begun, self._took = iter(parts()), self._writing(step), now, 0
             next(self._file)
-        chunk, size = list[Leaf](), 0
-        while size < HELD_BYTES_MAX and (leaf := next(self._leaves, None)) is not None:
-            chunk.append(leaf)
-            size += leaf.nbytes
+        chunk, size = list[LeafPart](), 0
+        while size < HELD_BYTES_MAX and (part := next(self._parts, None)) is not None:
+            chunk.append(part)
+            size += part.values.nbytes
+            del part
         self._took += self._now() - now
         is_whole = size < HELD_BYTES_MAX
         if is_whole:
-            self._leaves, self._pause = None, min(2 * self._pause, EVERY_NS)
+            self._parts, self._pause = None, min(2 * self._pause, EVERY_NS)
             self._next_at = self._begun + max(self._pause, SHARE * self._took)
         self._thread = threading.Thread(
             target=_send, args=(self._file, (chunk, is_whole)), name="local copy", daemon=True
@@ -202,7 +205,7 @@ class LocalCopies:
             self._thread.join()
 
     def _writing(self, step: int) -> Generator[None, Chunk, None]:
-        """Append the leaves that are sent to a file; with the last, rename it.
+        """Append the parts that are sent to a file; with the last, rename it.
 
         OSError if the disk refuses anything: then the copy before stays.
         """
@@ -216,15 +219,17 @@ class LocalCopies:
                 if file.write(part) < len(part):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        leaves, is_whole = yield
+        parts, is_whole = yield
         with closing(self._disk.create(beside)) as file:
             write(_MAGIC)
-            while leaves or not is_whole:
-                forms += map(form_of, leaves)
-                while leaves:
-                    write(flat(leaves.pop(0)).data)
+            while parts or not is_whole:
+                while parts:
+                    values, leaf = parts.pop(0)
+                    forms += [] if leaf is None else [form_of(leaf)]
+                    write(flat(values).data)
+                    del values, leaf
                 if not is_whole:
-                    leaves, is_whole = yield
+                    parts, is_whole = yield
             footer = msgspec.msgpack.encode(_Header(self._slot, self._incarnation, step, forms))
             write(footer + len(footer).to_bytes(_LENGTH, "big"))
             write(digest.digest())
@@ -371,7 +376,7 @@ class Inheritance:
     def leave_copy(self, *, is_last: bool = False) -> None:
         """Store a copy of the local leaves on this machine, when it is due, or the last one."""
         if self._copies is not None and (is_last or self._copies.is_due()):
-            self._copies.keep(self._odometer.steps, self._learner.local)
+            self._copies.keep(self._odometer.steps, partial(local_parts, self._learner, READ_BYTES_MAX))
 
     def own(self, overlap: int, totals: Totals) -> Own | None:
         """The state that only this learner has, at a boundary at which it has answered.

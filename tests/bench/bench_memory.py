@@ -4,8 +4,10 @@
 
 gpt-124m by AdamW, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire, processes on this
 machine: with two learners 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.
-Of each host its peak resident memory (VmHWM), which counts pages of libraries and of files it has mapped; of learners
-and evaluator a CPU device's memory is in it: parameters, moments, gradients and what the step computes. Of merges the
+Of each host its peak resident memory (VmHWM), which counts pages of libraries, of files and of segments that it has
+mapped, each once for every host that has it; and the most of its proportional set (PSS) that was seen, twice a second,
+in which a page that four hosts have is a quarter in each: the sum over hosts is what the run takes. Of learners and
+evaluator a CPU device's memory is in both: parameters, moments, gradients and what the step computes. Of merges the
 longest time from the last answer to the published version, which a snapshot would lengthen if a merge waited for it.
 `--task torch_tasks.py:GPT_124M`, where PyTorch is installed (`.venv-torch`): as large a model in PyTorch.
 """
@@ -23,14 +25,17 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from isthmus.runtime.system.memory import proportional_bytes
+
 HERE = Path(__file__).parent
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
 CONTEXT = 128
 
 
-def peaks(command: list[str], folder: Path) -> dict[str, int]:
-    """Host -> the most bytes that it had resident, over its lives; of a run from its start to its end."""
+def peaks(command: list[str], folder: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Host -> the most bytes that it had resident, and of its proportional set; over its lives, from start to end."""
     found: dict[str, int] = defaultdict(int)
+    shares: dict[str, int] = defaultdict(int)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         pids: dict[str, int] = {}
         while process.poll() is None:
@@ -39,11 +44,12 @@ def peaks(command: list[str], folder: Path) -> dict[str, int]:
             for _ in range(10):
                 for name, pid in pids.items():
                     found[name] = max(found[name], _peak(pid))
+                    shares[name] = max(shares[name], proportional_bytes(pid) or 0)
                 time.sleep(0.5)
         assert process.stderr is not None
         if process.returncode:
             raise SystemExit(process.stderr.read().decode())
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), dict(sorted(shares.items()))
 
 
 def _pids(folder: Path) -> dict[str, int]:
@@ -68,7 +74,7 @@ def run(task: str, learners: int, seconds: float, steps: int, folder: Path) -> d
     command += ["--tokens", str(steps * learners * CONTEXT)]
     command += ["--set", "program.interval=4", "--set", "program.fragments=8", "--run-dir", str(folder)]
     command += ["--set", f"run.snapshot_every_seconds={seconds}", "--set", "program.push=float32"]
-    found = peaks(command, folder)
+    found, shares = peaks(command, folder)
     merges = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()]
     took = [merge["merge_ms"] for merge in merges if merge["kind"] == "merge" and merge.get("merge_ms") is not None]
     summary = json.loads((folder / "summary.json").read_text())
@@ -76,6 +82,7 @@ def run(task: str, learners: int, seconds: float, steps: int, folder: Path) -> d
     return {
         "seconds": seconds,
         "peaks": found,
+        "proportional": shares,
         "model_bytes": sum(4 * math.prod(shape) for _, shape, *_ in layout),
         "merges": len(took),
         "merge_ms": sorted(took)[len(took) // 2] if took else None,
@@ -104,7 +111,8 @@ def main() -> None:
         print(f"snapshots every {told['seconds']:g} s: {told['outcome']}, {told['merges']} merges", end="")
         print(f", {told['merge_ms']} ms in the median, {told['merge_ms_max']} at most")
         for name, peak in told["peaks"].items():
-            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters")
+            share = told["proportional"][name] / told["model_bytes"]
+            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters, {share:.2f} PSS")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.batches import At
+from isthmus.ops.island.contract import LeafPart, local_parts
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner import recovery
@@ -36,13 +37,17 @@ class Clock:
         return self.at
 
 
+def whole(leaves: Iterable[Any]) -> Iterator[LeafPart]:
+    return (LeafPart(leaf, leaf) for leaf in leaves)
+
+
 def copies(disk: SimulatedDisk, life: int, clock: Clock | None = None, slot: int = 3) -> LocalCopies:
     return LocalCopies(Path("/run"), Mount(disk), slot, life, clock or Clock())
 
 
 def kept(disk: SimulatedDisk, life: int = 1, step: int = 40, leaves: Any = LEAVES) -> None:
     made = copies(disk, life)
-    made.keep(step, lambda: leaves)
+    made.keep(step, lambda: whole(leaves))
     made.settle()
 
 
@@ -91,7 +96,7 @@ def test_a_learner_spends_a_400th_of_its_time_at_most() -> None:
 
     def leaves() -> Any:
         clock.at += took
-        return LEAVES
+        return whole(LEAVES)
 
     assert not made.is_due()
     while len(at) < 8:
@@ -135,6 +140,33 @@ def test_a_learner_goes_on_with_the_moments_of_another() -> None:
         assert np.array_equal(np.asarray(one.extract(p)), np.asarray(other.extract(p)))
 
 
+@pytest.mark.parametrize("bytes_max", [1, 12, 1 << 20])
+def test_leaves_are_read_in_parts_and_found_whole(bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in between takes the memory of what was read, and what is read after it is as after it."""
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 4 * bytes_max)
+    task = SmallTask()
+    learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1))
+    learner.begin()
+    learner.step(task.batch(At(0, 0, 0)), 0.0)
+    assert max(part.values.nbytes for part in local_parts(learner, bytes_max)) <= max(8, bytes_max)
+    before, disk = [*learner.local()], SimulatedDisk("seed")
+    made, firings = copies(disk, 1), 0
+    while copies(disk, 2).former() is None:
+        made.keep(1, lambda: local_parts(learner, bytes_max))
+        made.settle()
+        firings += 1
+    found = copies(disk, 2).former()
+    assert found is not None
+    assert firings > 1 or bytes_max > 12
+    for leaf, was in zip(found.leaves, before, strict=True):
+        assert (leaf.dtype, leaf.shape) == (was.dtype, was.shape)
+        assert leaf.tobytes() == was.tobytes()
+    parts = local_parts(learner, bytes_max)
+    next(parts)
+    learner.step(task.batch(At(0, 0, 1)), 0.0)  # It does not wait for who reads.
+    assert sum(1 for _ in parts) > 0
+
+
 def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are as they are after later steps, and what is found is all of them, in their order."""
     monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)
@@ -151,7 +183,7 @@ def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytes
     for step in range(3):
         assert made.is_due()
         state = [np.full(5, float(step)), np.full(3, float(step))]
-        made.keep(10 + step, leaves)
+        made.keep(10 + step, lambda: whole(leaves()))
         made.settle()
         assert read == list(range(min(step + 1, 2)))
         assert (copies(disk, 2).former() is not None) == (step == 2)
@@ -170,7 +202,7 @@ def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatc
         made = copies(disk, 1, clock)
         for part in range(len(LEAVES) + 1):
             disk.troubles[0] = Trouble(lambda: None, room=room if part == 1 else 1 << 20)
-            made.keep(80, lambda: LEAVES)
+            made.keep(80, lambda: whole(LEAVES))
             made.settle()
         disk.troubles.clear()
         found = copies(disk, 2).former()
