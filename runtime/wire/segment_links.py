@@ -126,13 +126,14 @@ class SegmentLink:
         return lease.data
 
     def settle(self) -> None:
-        """Read what has come, and send what waits."""
+        """Read what has come, send what waits, and give up what was long of no use."""
         while self._ended:
             number, forks_before = self._ended.popleft()
             kind = GIVE_BACK if forks_before == _forked.count else SPOIL
             self._outbox.append(PACKET.pack(kind, number, 0))
         self._write()
         self._read_quietly()
+        self._pool.drop_idle()
         if self._fault is not None:
             raise self._fault
 

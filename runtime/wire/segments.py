@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ WASTE_MAX: Final = 4
 """A segment is used for an item that leaves at most a fourth of it unused."""
 FREE_BYTES_MAX: Final = 144 << 20
 """Bytes of segments that may lie unused, as of memory for received arrays (`items.decoding`)."""
+IDLE_SECONDS: Final = 2.0
+"""For as long a free segment waits for the next item, as that memory does."""
 SEGMENTS_MAX: Final = 256
 """Segments of one host: of each, it and every peer have a mapping, and it has a descriptor."""
 APART_BYTES_MIN: Final = 1 << 20
@@ -92,6 +95,8 @@ class SharedSegment:
         self.holders: Counter[Holder] = Counter()
         self.knowing: dict[Holder, None] = {}
         self.is_spoilt = False
+        self.free_since = 0.0
+        """When its last holder gave it back, on the monotonic clock."""
         self._encoded: weakref.ref[Encoded] | None = None
         self._offsets: list[int | None] = []
         self._filling: Filling | None = None
@@ -185,6 +190,12 @@ class SegmentPool:
                 segment.holders[holder] = 0
                 self._look(segment, holder)
 
+    def drop_idle(self) -> None:
+        """Retire what no item has been in for long."""
+        before = time.monotonic() - IDLE_SECONDS
+        for segment in [each for each in self._segments.values() if each.is_free and each.free_since <= before]:
+            self._retire(segment)
+
     def close(self) -> None:
         """Give up all segments."""
         for segment in self._segments.values():
@@ -218,6 +229,7 @@ class SegmentPool:
         if segment.is_spoilt:
             self._retire(segment)
             return
+        segment.free_since = time.monotonic()
         free = [each for each in self._segments.values() if each.is_free]
         free_bytes = sum(each.size_bytes for each in free)
         for each in free:

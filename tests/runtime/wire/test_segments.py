@@ -23,7 +23,7 @@ from isthmus.runtime.channels.conformance import same
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
-from isthmus.runtime.wire import protocol_messages
+from isthmus.runtime.wire import protocol_messages, segments
 from isthmus.runtime.wire.protocol_credit import Intake
 from isthmus.runtime.wire.protocol_messages import PiecePlace
 from isthmus.runtime.wire.protocol_transfers import Inbound, Incoming, ParcelsArrived
@@ -226,6 +226,19 @@ def test_what_lies_unused_is_bounded_and_its_memory_is_given_up(world: World) ->
     world.until(settled(world, learner, syncer))
     assert 0 < sum(each.size_bytes for each in segments_of(learner)) <= FREE_BYTES_MAX
     world.until(lambda: mapped() == 2 * len(segments_of(learner)))
+
+
+def test_what_no_item_takes_for_long_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncer, [learner] = neighbours(world)
+    learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
+    world.until(lambda: len(syncer.items) == 1)
+    monkeypatch.setattr(segments, "IDLE_SECONDS", 0.0)
+    learner.send(SYNCER, 1, {"x": floats(2, 2.0)})
+    world.until(lambda: len(syncer.items) == 2)
+    assert len(segments_of(learner)) == 2  # Both are held, so none is idle.
+    syncer.items.clear()
+    world.until(settled(world, learner, syncer))
+    world.until(lambda: not segments_of(learner) and not mapped())
 
 
 # -- deaths and connections --------------------------------------------------------------------------------------------
