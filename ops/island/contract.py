@@ -8,13 +8,13 @@ which never leave it. A task may bring its own learner (`LearnerSource`, and for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
 
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import LearnerDevices
-from isthmus.ops.island.life import LearnerLife, Tensors
+from isthmus.ops.island.life import LeafPart, LearnerLife, Tensors
 
 if TYPE_CHECKING:
     from isthmus.ops.gang.orders import Following, Led
@@ -112,16 +112,6 @@ class LastingLearning(Learning, Protocol):
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, as their life would; False if they do not fit."""
-
-
-class LeafPart(NamedTuple):
-    """Some values of a leaf, in the order of its memory, in an array of their own.
-
-    `leaf` is, with the first part of it, something that has its `dtype` and `shape`; None with the others.
-    """
-
-    values: Any
-    leaf: Any
 
 
 @runtime_checkable

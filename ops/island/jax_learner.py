@@ -22,10 +22,9 @@ from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
 from isthmus.ops.gang.mesh_island import LearnerDevices
-from isthmus.ops.island.contract import LeafPart
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.heap import give_back, keep_no_large_blocks
-from isthmus.ops.island.life import CORES, LearnerLife
+from isthmus.ops.island.life import CORES, LeafPart, LearnerLife
 
 _COMPILING = threading.Lock()
 """Learners of one process would each compile the same function if they called it at the same time."""

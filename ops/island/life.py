@@ -7,7 +7,7 @@ turns, for example where each learner has a process of its own, nor for an accel
 
 A function that a learner calls on its devices, for callers that compile it without calling it.
 
-Types shared by learners and evaluation: the life that seeds a learner, and the merged leaves of a model.
+Types shared by learners and evaluation: the life that seeds a learner, the merged leaves of a model, and a part of a leaf.
 """
 
 from __future__ import annotations
@@ -116,3 +116,13 @@ class LearnerLife(NamedTuple):
     seed: int
     slot: int
     incarnation: int
+
+
+class LeafPart(NamedTuple):
+    """Some values of a leaf, in the order of its memory, in an array of their own.
+
+    `leaf` is, with the first part of it, something that has its `dtype` and `shape`; None with the others.
+    """
+
+    values: Any
+    leaf: Any

@@ -23,7 +23,8 @@ import xxhash
 
 from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer, Totals
-from isthmus.ops.island.contract import LastingLearning, LeafPart, local_parts
+from isthmus.ops.island.contract import LastingLearning, local_parts
+from isthmus.ops.island.life import LeafPart
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, packed, type_of, unpacked
 

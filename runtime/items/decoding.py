@@ -22,7 +22,6 @@ import ctypes
 import mmap
 import struct
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -63,15 +62,15 @@ much as its parameters unused."""
 WASTE_MAX: Final = 4
 """A block is lent for an array that leaves at most a fourth of it unused."""
 
-IDLE_SECONDS: Final = 2.0
-"""For as long an unused block waits for the next array, then it goes to the kernel."""
+IDLE_SECONDS: Final = 1.0
+"""For one to two times as long an unused block waits for the next array, then it goes to the kernel."""
 _MAPPED_BYTES_MIN: Final = 1 << 22
 """Larger blocks are mapped: malloc would take them from its heap, and keep them there."""
 
 _lock = threading.RLock()
 """Reentrant: a collection inside `_take` may end another lease."""
-_shelf: list[tuple[NDArray[np.uint8], float]] = []
-"""Unused blocks, and since when."""
+_shelf: list[tuple[NDArray[np.uint8], bool]] = []
+"""Unused blocks, and whether they were there at the last look: nothing here has a clock."""
 _looking: list[threading.Timer] = []
 """What drops those that nothing takes, if there is any."""
 
@@ -116,7 +115,7 @@ def _take(needed: int) -> NDArray[np.uint8] | None:
 
 def _put(block: NDArray[np.uint8]) -> None:
     with _lock:
-        _shelf.append((block, time.monotonic()))
+        _shelf.append((block, False))
         while sum(len(each) for each, _ in _shelf) > SHELF_BYTES_MAX:
             del _shelf[0]
         if _shelf and not _looking:
@@ -124,17 +123,16 @@ def _put(block: NDArray[np.uint8]) -> None:
 
 
 def _look_later() -> None:
-    timer = threading.Timer(IDLE_SECONDS / 2, _look)
+    timer = threading.Timer(IDLE_SECONDS, _look)
     timer.daemon = True
     _looking.append(timer)
     timer.start()
 
 
 def _look() -> None:
-    """Drop what has been unused for long; look again while there is more."""
+    """Drop what was there at the last look; look again while there is more."""
     with _lock:
-        now = time.monotonic()
-        _shelf[:] = [each for each in _shelf if now - each[1] < IDLE_SECONDS]
+        _shelf[:] = [(block, True) for block, was_there in _shelf if not was_there]
         _looking.clear()
         if _shelf:
             _look_later()

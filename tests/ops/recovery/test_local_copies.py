@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.island.contract import LeafPart, local_parts
+from isthmus.ops.island.contract import local_parts
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.life import LeafPart, LearnerLife
 from isthmus.ops.learner import recovery
 from isthmus.ops.learner.recovery import EVERY_NS, FIRST_NS, SHARE, LocalCopies
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
