@@ -7,7 +7,7 @@ turns, for example where each learner has a process of its own, nor for an accel
 
 A function that a learner calls on its devices, for callers that compile it without calling it.
 
-Types shared by learners and evaluation: the life that seeds a learner, the merged leaves of a model, and a part of a leaf.
+Types shared by learners and evaluation: the life that seeds a learner, the merged leaves of a model, a part of a leaf.
 """
 
 from __future__ import annotations
