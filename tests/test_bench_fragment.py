@@ -59,8 +59,9 @@ def test_what_a_learner_holds_is_what_it_adopted(dtype: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("code", ["float32", "int4"])
 def test_a_small_fragment_goes_all_the_way_round(code: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "bench_fragment.py"), "--values", "1_000_000", "--codes", code]
-    done = subprocess.run([*command, "--folder", str(tmp_path), "--json"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.bench.long.bench_fragment", "--values", "1_000_000", "--codes", code]
+    command += ["--folder", str(tmp_path), "--json"]
+    done = subprocess.run(command, cwd=BENCH.parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["adoptions_equal"] >= 4

@@ -17,6 +17,7 @@ from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 SEEN = 1 << 16
@@ -65,7 +66,7 @@ def build(
             grace=True,
             gamma=0.8,
             learners=job.learners,
-            step_tokens=job.step_tokens,
+            step_tokens=step_tokens_of(job),
             tokens=job.tokens,
             push=code,
             update=code,
@@ -75,7 +76,7 @@ def build(
     )
     merge = syncer.node(
         "merge",
-        partial(Merge, parts, step_tokens=job.step_tokens, method="rda", lr=0.7, momentum=momentum),
+        partial(Merge, parts, step_tokens=step_tokens_of(job), method="rda", lr=0.7, momentum=momentum),
         fires=Quorum(port="answer", key="round", opened_by="round", count_min=job.learners),
     )
     outer = syncer.node("outer-step", partial(Outer, parts, lr=0.7, momentum=momentum, update=code))
