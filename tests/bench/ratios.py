@@ -118,12 +118,12 @@ def sent(told: Any) -> Iterator[Share]:
 
 
 def memory(told: Any) -> Iterator[Share]:
-    """The peak of each host, in models of 4 bytes a parameter."""
+    """The proportional set of each host at its peak, in models of 4 bytes a parameter: hosts share memory."""
     [run] = told
     model = run["model_bytes"]
     for role in ("learner", "evaluator", "syncer"):
-        peak = max(size for name, size in run["peaks"].items() if name.startswith(role))
-        yield shorter(f"{role}: peak / a model", peak / 1e6, model / 1e6, "MB")
+        peak = max(size for name, size in run["proportional"].items() if name.startswith(role))
+        yield shorter(f"{role}: proportional set / a model", peak / 1e6, model / 1e6, "MB")
 
 
 MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]] = {

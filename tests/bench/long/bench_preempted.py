@@ -7,9 +7,11 @@ The language model, nano, in processes of this machine (`isthmus train --run-dir
 of seconds from the seed every process of the run gets SIGTERM, as from a scheduler that gives it 10 s, or SIGKILL, each
 as likely; then the same command is given again, until the run is done. Beside it the same run without any of that.
 
-Told: tokens that are lost, by the books of the run, in a cycle, over those of a snapshot interval (15 s at the calm
-run's rate); the held-out loss minus the calm one; cycles and how each ended. Bars: 1 and .02. Exit status 1 if the run
-does not end as done, or its books differ.
+Told: tokens that are lost in a cycle, over those of a snapshot interval (15 s at the calm run's rate); the held-out
+loss minus the calm one; cycles and how each ended. Lost is what all lives of learners have reported to have trained
+(metrics.jsonl), less what the run has at its end: its own books begin at the snapshot from which it was resumed, and
+know nothing of what came after that. Reports come every 200 ms, so a kill hides that much. Bars: 1 and .02. Exit status
+1 if the run does not end as done, or its books differ.
 """
 
 from __future__ import annotations
@@ -80,6 +82,16 @@ def preempted(folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     return cycles
 
 
+def trained(folder: Path) -> int:
+    """Tokens by the last report of each life of each learner, which counts from its beginning."""
+    lives = dict[tuple[int, int], int]()
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        with suppress(json.JSONDecodeError):  # What was being written when the recorder was killed.
+            report = json.loads(line)
+            lives[report["learner"], report["incarnation"]] = report["tokens"]
+    return sum(lives.values())
+
+
 def figures(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Both runs, the calm one first."""
     if started(place / "calm", asked).wait(END_SECONDS_MAX):
@@ -87,14 +99,15 @@ def figures(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
     cycles, calm = preempted(place / "run", asked), summary(place / "calm")
     run = summary(place / "run")
     a_snapshot = SNAPSHOT_SECONDS * calm["tokens_total"] / (calm["wall_seconds"] - calm["start_seconds"])
+    lost = trained(place / "run") - run["tokens_total"] + run["tokens_lost"]
     killed = [each for each in cycles if not each["notice"]]
     return {
         "cycles": len(cycles),
         "cycles_killed": len(killed),
         "tokens": run["tokens_total"],
-        "tokens_lost": run["tokens_lost"],
+        "tokens_lost": lost,
         "tokens_a_snapshot_interval": round(a_snapshot),
-        "lost_a_cycle_of_interval": run["tokens_lost"] / len(cycles) / a_snapshot,
+        "lost_a_cycle_of_interval": lost / len(cycles) / a_snapshot,
         "loss": run["eval_loss_final"],
         "loss_calm": calm["eval_loss_final"],
         "loss_minus_calm": run["eval_loss_final"] - calm["eval_loss_final"],
