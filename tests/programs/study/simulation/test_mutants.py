@@ -18,7 +18,7 @@ CAUGHT = {
     "pulls_before_updates": (0, "had come before the pull"),
     "without_fencing": (157, "has other bytes as version"),
     "connection_number_ignored": (4, "takes connection"),
-    "merged_as_they_arrive": (0, "are not in slot order, once each"),
+    "merged_as_they_arrive": (0, "expected a slot for each, ascending"),
     "stale_incarnation_accepted": (7, "and was told of incarnation"),
     "credit_leaked": (41, "not over after"),
     "item_credit_leaked": (10, "a credit of edge"),
