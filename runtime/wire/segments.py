@@ -63,7 +63,7 @@ class Holder(Protocol):
         """Tell the peer, which has the segment, that it is of no more use."""
 
 
-class Filling:
+class ItemCopying:
     """The copying of one item into a segment, in any thread; `copied` pieces are there."""
 
     def __init__(self, pieces: Sequence[Any], offsets: list[int | None], memory: NDArray[np.uint8]) -> None:
@@ -99,7 +99,7 @@ class SharedSegment:
         """When its last holder gave it back, on the monotonic clock."""
         self._encoded: weakref.ref[Encoded] | None = None
         self._offsets: list[int | None] = []
-        self._filling: Filling | None = None
+        self._copying: ItemCopying | None = None
         self.descriptor = os.memfd_create(f"isthmus-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size_bytes)
@@ -112,22 +112,22 @@ class SharedSegment:
     @property
     def is_free(self) -> bool:
         """Whether nobody may read it, nor writes into it."""
-        return not self.holders and not self.is_spoilt and (self._filling is None or self._filling.is_done)
+        return not self.holders and not self.is_spoilt and (self._copying is None or self._copying.is_done)
 
     def has(self, encoded: Encoded) -> bool:
         """Whether it was given to this item."""
         return self._encoded is not None and self._encoded() is encoded
 
-    def assign(self, encoded: Encoded, offsets: list[int | None]) -> Filling:
-        """Give it to another item; its filling is to be run."""
+    def assign(self, encoded: Encoded, offsets: list[int | None]) -> ItemCopying:
+        """Give it to another item; the copying is to be run."""
         assert self.is_free
         self._encoded, self._offsets = weakref.ref(encoded), offsets
-        self._filling = Filling(encoded.pieces, offsets, self._memory)
-        return self._filling
+        self._copying = ItemCopying(encoded.pieces, offsets, self._memory)
+        return self._copying
 
     def has_piece(self, piece: int) -> bool:
         """Whether a piece of its item can be sent: it is there, or has a frame."""
-        return self._filling is not None and piece < self._filling.copied
+        return self._copying is not None and piece < self._copying.copied
 
     def offset_of(self, piece: int) -> int | None:
         """Where a piece of its item lies; None for one that has a frame."""
@@ -137,7 +137,7 @@ class SharedSegment:
         """Give up the descriptor, and the memory, where nobody else has it."""
         os.close(self.descriptor)
         self._memory = np.empty(0, np.uint8)
-        self._filling = None
+        self._copying = None
 
 
 class SegmentPool:
@@ -167,7 +167,7 @@ class SegmentPool:
             segment = self._take(size_bytes) if size_bytes else None
             if segment is None:
                 return None
-            self._fill(segment.assign(encoded, offsets), size_bytes)
+            self._copy(segment.assign(encoded, offsets), size_bytes)
         segment.holders[holder] += 1
         return segment
 
@@ -211,14 +211,14 @@ class SegmentPool:
         """Of all segments."""
         return sum(each.size_bytes for each in self._segments.values())
 
-    def _fill(self, filling: Filling, size_bytes: int) -> None:
+    def _copy(self, copying: ItemCopying, size_bytes: int) -> None:
         """Have an item copied: one after the other, so that each is there soon."""
         if size_bytes < APART_BYTES_MIN:
-            filling.run(lambda: None)
+            copying.run(lambda: None)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "segments")
-        self._thread.submit(filling.run, self.on_copied)
+        self._thread.submit(copying.run, self.on_copied)
 
     def _look(self, segment: SharedSegment, holder: Holder) -> None:
         """Forget a holder that has given everything back; retire what nobody needs."""

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import Run, status, training
+from tests.bench.observed import Run, print_spreads, status, training
 
 LEARNERS = 4
 CALM_SECONDS = 3.0
@@ -181,10 +180,8 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found))
         return
-    print("medians, smallest and largest")
-    for name, values in found.items():
-        bar = f"   bar <= {BARS[name]}" if name in BARS else "   bar 0" if name.startswith("hosts ") else ""
-        print(f"{name:38} {statistics.median(values):8.3f} ({min(values):.3f} to {max(values):.3f}){bar}")
+    bars = dict.fromkeys((name for name in found if name.startswith("hosts ")), "0")
+    print_spreads(found, bars | {name: f"<= {bar}" for name, bar in BARS.items()})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -251,6 +251,14 @@ def by_thread(turns: list[Turn]) -> dict[int, float]:
     return {thread: statistics.median(values) for thread, values in items.items() if len(values) > len(turns) // 2}
 
 
+def print_threads(sides: Mapping[str, Mapping[Any, float]]) -> None:
+    """What each thread takes for a step, in CPU ms, of those that take anything."""
+    for side, items in sides.items():
+        for thread, cpu in sorted(items.items(), key=lambda item: -item[1]):
+            if cpu > 0.003:
+                print(f"    {side}, thread {thread:10} {cpu:.3f} ms a step")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -296,10 +304,7 @@ def main() -> None:
     print(f"bare loop, CPU ms a step        {spread([1e3 * alone.cpu for alone, _ in pairs])}")
     print(f"learner, CPU ms a step          {spread([1e3 * inside.cpu for _, inside in pairs])}")
     print(f"CPU ms that the runtime adds    {spread(added)}, bar {BAR_CPU_MS}")
-    for side, items in threads.items():
-        for thread, cpu in sorted(items.items(), key=lambda item: -item[1]):
-            if cpu > 0.003:
-                print(f"    {side}, thread {thread:10} {cpu:.3f} ms a step")
+    print_threads(threads)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,3 +139,22 @@ def signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def wait_for(holds: Callable[[], Any], what: str, seconds_max: float) -> Any:
+    """What is found once there is something; SystemExit if there is nothing for so long."""
+    until = time.monotonic() + seconds_max
+    while not (found := holds()):
+        if time.monotonic() > until:
+            raise SystemExit(f"{what}: not within {seconds_max:g} s")
+        time.sleep(0.02)
+    return found
+
+
+def print_spreads(found: Mapping[str, Sequence[float]], bars: Mapping[str, str]) -> None:
+    """A line for each figure."""
+    print("medians, smallest and largest")
+    width = max(map(len, found), default=0)
+    for name, values in found.items():
+        bar = f"   bar {bars[name]}" if name in bars else ""
+        print(f"{name:{width}} {statistics.median(values):8.3f} ({min(values):.3f} to {max(values):.3f}){bar}")

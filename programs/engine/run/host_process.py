@@ -77,7 +77,7 @@ def host_of(
 ) -> HostProcess:
     """The host of a member, which serves its role's plan under the daemon at an endpoint; `lent` as in HostProcess."""
     replica = member.replica
-    if leader(replica).role not in (LEARNER, EVALUATOR):  # Others compute in a framework, and only jax's say so.
+    if leader(replica).role not in (LEARNER, EVALUATOR):  # Those of jax do it, and PyTorch's keep malloc's own limit.
         keep_no_large_blocks(sum(4 * math.prod(tensor.shape) for tensor in run_spec.job.layout))
     gang = None if island is None else island.elastic or island.gang
     resolve = resolving_of(folder, run_spec, replica)

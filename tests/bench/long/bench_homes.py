@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from isthmus.runtime.errors import INTERRUPTED_STATUS
+from tests.bench.observed import print_spreads
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 
@@ -124,10 +125,7 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found))
         return
-    print("medians, smallest and largest")
-    for name, values in found.items():
-        bar = f"   bar {BARS[name]}" if name in BARS else ""
-        print(f"{name:42} {statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f}){bar}")
+    print_spreads(found, {name: str(bar) for name, bar in BARS.items()})
 
 
 if __name__ == "__main__":

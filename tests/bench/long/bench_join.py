@@ -21,11 +21,10 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import ISTHMUS
+from tests.bench.observed import ISTHMUS, wait_for
 
 WAIT_SECONDS_MAX = 60.0
 BEFORE_SECONDS = 5.0
@@ -45,8 +44,10 @@ class Home:
         cluster = folder / "cluster.toml"
         cluster.write_text(f'[[machine]]\nname = "alpha"\naddress = "{self.address}"\nislands = 1\n')
         command = ["train", "--cluster", "cluster.toml", "--detach", "--quiet", "--tokens", str(10**12)]
-        wait_for(lambda: self.begin("alpha", *command, "--run-dir", "run").wait() == 0)
-        wait_for(lambda: len(self.lines("merges.jsonl")) > 20)
+        wait_for(
+            lambda: self.begin("alpha", *command, "--run-dir", "run").wait() == 0, "a run that starts", WAIT_SECONDS_MAX
+        )
+        wait_for(lambda: len(self.lines("merges.jsonl")) > 20, "20 merges", WAIT_SECONDS_MAX)
 
     def begin(self, machine: str, *words: str) -> subprocess.Popen[bytes]:
         """A command typed on a machine."""
@@ -68,10 +69,18 @@ class Home:
         machine = f"beta-{number}"
         joining = self.begin(machine, "join", self.address, "--name", machine, "--islands", "1")
         try:
-            wait_for(lambda: any(line["kind"] == "joined" for line in self.lines("events.jsonl")[known:]))
+            wait_for(
+                lambda: any(line["kind"] == "joined" for line in self.lines("events.jsonl")[known:]),
+                "a slot for who joins",
+                WAIT_SECONDS_MAX,
+            )
             event = next(line for line in self.lines("events.jsonl")[known:] if line["kind"] == "joined")
             slot, announced = int(event["host"].rpartition("/")[2]), event["at"] / 1e9
-            wait_for(lambda: any(slot in line["voters"] for line in self.lines("merges.jsonl")))
+            wait_for(
+                lambda: any(slot in line["voters"] for line in self.lines("merges.jsonl")),
+                "its first merge",
+                WAIT_SECONDS_MAX,
+            )
             merged = time.monotonic()
         finally:
             joining.send_signal(signal.SIGINT)
@@ -91,15 +100,6 @@ class Home:
             self.daemon.send_signal(signal.SIGINT)
             time.sleep(0.5)
         self.daemon.wait(WAIT_SECONDS_MAX)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Until it holds; SystemExit if it does not within a minute."""
-    until = time.monotonic() + WAIT_SECONDS_MAX
-    while not holds():
-        if time.monotonic() > until:
-            raise SystemExit("it did not happen within a minute")
-        time.sleep(0.05)
 
 
 def spread(values: list[float]) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from isthmus.ops.island.life import lower_priority
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.processes import environment
-from tests.bench.bench_learner import START_SECONDS_MAX, Turn, by_thread, spread, take_turns
+from tests.bench.bench_learner import START_SECONDS_MAX, Turn, by_thread, print_threads, spread, take_turns
 from tests.bench.observed import pin, training
 
 SCRIPT = Path(__file__).parents[1] / "own_loop_steps.py"
@@ -105,10 +105,7 @@ def main() -> None:
     print(f"CPU, bare loop / island   {spread(cpu)}")
     print(f"bare loop, CPU ms a step  {spread([1e3 * alone.cpu for alone, _ in pairs])}")
     print(f"island, CPU ms a step     {spread([1e3 * inside.cpu for _, inside in pairs])}")
-    for side, items in threads.items():
-        for thread, each in sorted(items.items(), key=lambda item: -item[1]):
-            if each > 0.003:
-                print(f"    {side}, thread {thread:10} {each:.3f} ms a step")
+    print_threads(threads)
 
 
 if __name__ == "__main__":

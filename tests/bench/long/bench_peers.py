@@ -38,7 +38,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.bench.observed import COMMAND
+from tests.bench.observed import COMMAND, wait_for
 
 BENCH: Final = Path(__file__).parents[1]
 OWN: Final = BENCH / "own_loop_steps.py"
@@ -69,15 +69,6 @@ def writer_of(file: Path) -> int:
             if link.readlink() == file:
                 return int(link.parts[2])
     raise SystemExit(f"nobody writes {file}")
-
-
-def wait_for(is_there: Callable[[], bool], seconds: float, what: str) -> None:
-    """SystemExit if it is not there within so many seconds."""
-    until = time.monotonic() + seconds
-    while not is_there():
-        if time.monotonic() > until:
-            raise SystemExit(f"{what} took more than {seconds:g} s")
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -165,7 +156,7 @@ def death(replicas: Replicas) -> tuple[float, float]:
     def back() -> list[float]:
         return [at for at in ends_of(replicas.files[1]) if at > killed]
 
-    wait_for(lambda: bool(back()), RETURN_SECONDS_MAX, "a return")
+    wait_for(back, "a return", RETURN_SECONDS_MAX)
     time.sleep(max(0.0, killed + AFTER_SECONDS - time.monotonic()))
     others = [at for at in ends_of(replicas.files[0]) if killed - 1.0 < at < killed + AFTER_SECONDS]
     return max(after - before for before, after in pairwise(others)), min(back()) - killed
@@ -188,7 +179,7 @@ def measured(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
                 begin = time.monotonic()
                 with make(Path(folder), asked.batch) as replicas:
-                    wait_for(lambda r=replicas: all(ends_of(file) for file in r.files), START_SECONDS_MAX, kind)
+                    wait_for(lambda r=replicas: all(ends_of(file) for file in r.files), kind, START_SECONDS_MAX)
                     first = max(min(ends_of(file)) for file in replicas.files)
                     figures.setdefault("start, s", []).append(first - begin)
                     time.sleep(SETTLE_SECONDS)

@@ -34,7 +34,7 @@ from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.bench.bench_channel import CHUNK, MIB, Sides, receive
-from tests.bench.observed import ISTHMUS
+from tests.bench.observed import ISTHMUS, wait_for
 from tests.programs.engine.machine.namespaces import Namespaces, why_not
 
 RATIO_BAR, LATE_SECONDS_BAR, JOIN_BAR = 0.5, 0.2, 1.3
@@ -148,8 +148,10 @@ class Home:
     def train(self) -> None:
         """Start the run."""
         command = ("train", "--cluster", "cluster.toml", "--detach", "--quiet", "--tokens", str(10**12))
-        wait_for(lambda: self.begin("alpha", *command, "--run-dir", "run").wait() == 0)
-        wait_for(lambda: len(self.lines("merges.jsonl")) > 20)
+        wait_for(
+            lambda: self.begin("alpha", *command, "--run-dir", "run").wait() == 0, "a run that starts", WAIT_SECONDS_MAX
+        )
+        wait_for(lambda: len(self.lines("merges.jsonl")) > 20, "20 merges", WAIT_SECONDS_MAX)
 
     def begin(self, machine: str, *words: str) -> subprocess.Popen[bytes]:
         """A command typed on a machine."""
@@ -171,10 +173,18 @@ class Home:
         options = ("--name", name, "--server-key", "alpha.pub", "--config", f"{name}.toml")
         joining = self.begin(machine, "join", self.address, *options)
         try:
-            wait_for(lambda: any(line["kind"] == "joined" for line in self.lines("events.jsonl")[known:]))
+            wait_for(
+                lambda: any(line["kind"] == "joined" for line in self.lines("events.jsonl")[known:]),
+                "a slot for who joins",
+                WAIT_SECONDS_MAX,
+            )
             event = next(line for line in self.lines("events.jsonl")[known:] if line["kind"] == "joined")
             slot = int(event["host"].rpartition("/")[2])
-            wait_for(lambda: any(slot in line["voters"] for line in self.lines("merges.jsonl")))
+            wait_for(
+                lambda: any(slot in line["voters"] for line in self.lines("merges.jsonl")),
+                "its first merge",
+                WAIT_SECONDS_MAX,
+            )
             return time.monotonic() - begun
         finally:
             joining.send_signal(signal.SIGINT)
@@ -186,15 +196,6 @@ class Home:
             self.daemon.send_signal(signal.SIGINT)
             time.sleep(0.5)
         self.daemon.wait(WAIT_SECONDS_MAX)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Until it holds; SystemExit if it does not in time."""
-    until = time.monotonic() + WAIT_SECONDS_MAX
-    while not holds():
-        if time.monotonic() > until:
-            raise SystemExit(f"it did not happen within {WAIT_SECONDS_MAX:.0f} s")
-        time.sleep(0.05)
 
 
 @contextmanager

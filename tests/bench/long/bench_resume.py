@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -27,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import ISTHMUS, NS, Run, pin, status, training
+from tests.bench.observed import ISTHMUS, NS, Run, pin, print_spreads, status, training, wait_for
 
 BARS = {
     "learner killed: process to first inner step, s": 3.0,
@@ -38,16 +37,6 @@ WAIT_SECONDS_MAX = 120.0
 CALM_SECONDS = 3.0
 AFTER_SECONDS = 3.0
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def wait_for(holds: Callable[[], Any], what: str) -> Any:
-    """What is found once there is something; SystemExit if there is nothing for long."""
-    until = time.monotonic() + WAIT_SECONDS_MAX
-    while not (found := holds()):
-        if time.monotonic() > until:
-            raise SystemExit(f"{what}: not within {WAIT_SECONDS_MAX:.0f} s")
-        time.sleep(0.02)
-    return found
 
 
 def children_of(pid: int) -> list[int]:
@@ -97,12 +86,12 @@ def kill_learner(folder: Path, *task: str) -> dict[str, float]:
         time.sleep(CALM_SECONDS)
         known = set(children_of(daemon))
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: _pid(folder, "learner/0") not in (0, victim), "the learner's next process")
+        wait_for(lambda: _pid(folder, "learner/0") not in (0, victim), "the learner's next process", WAIT_SECONDS_MAX)
         pid = _pid(folder, "learner/0")
         if pid in known:
             raise SystemExit(f"the learner's next process, {pid}, was there before")
         begun = started_at(pid)
-        wait_for(lambda: merges_after(run, begun, slot=0), "its first merge")
+        wait_for(lambda: merges_after(run, begun, slot=0), "its first merge", WAIT_SECONDS_MAX)
         time.sleep(AFTER_SECONDS)
         run.stop()
         stepped = first_step(run, "learner/0")
@@ -121,7 +110,7 @@ def kill_everything(folder: Path, *task: str) -> dict[str, float]:
     """One run, all of it killed, and resumed."""
     settings = ("--set", "run.snapshot_every_seconds=1")
     with training(folder, *task, *settings, learners=4) as run:
-        wait_for((folder / "snapshots" / "manifest.json").exists, "a snapshot")
+        wait_for((folder / "snapshots" / "manifest.json").exists, "a snapshot", WAIT_SECONDS_MAX)
         time.sleep(CALM_SECONDS)
         all_of_it = [run.pids["daemon"], *children_of(run.pids["daemon"]), run.pids["command"]]
         for pid in all_of_it:
@@ -131,7 +120,11 @@ def kill_everything(folder: Path, *task: str) -> dict[str, float]:
     called = time.monotonic()
     command = [str(ISTHMUS), "train", "--resume", str(folder), "--quiet"]
     resumed = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for(lambda: any(line["version"][0] > 1 for line in versions_of(folder)), "a merge of the resumed run")
+    wait_for(
+        lambda: any(line["version"][0] > 1 for line in versions_of(folder)),
+        "a merge of the resumed run",
+        WAIT_SECONDS_MAX,
+    )
     time.sleep(AFTER_SECONDS)
     again = Run(folder, {}, json.loads((folder / "spec.json").read_text())["zero_ns"] / NS, resumed)
     again.stop()
@@ -164,10 +157,7 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found))
         return
-    print("medians, smallest and largest")
-    for name, values in found.items():
-        bar = f"   bar <= {BARS[name]}" if name in BARS else ""
-        print(f"{name:52} {statistics.median(values):7.2f} ({min(values):.2f} to {max(values):.2f}){bar}")
+    print_spreads(found, {name: f"<= {bar}" for name, bar in BARS.items()})
 
 
 if __name__ == "__main__":
