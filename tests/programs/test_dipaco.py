@@ -131,6 +131,7 @@ def test_a_learner_receives_and_holds_its_path_alone(trained: Trained) -> None:
     assert set(trained.held.values()) == {sum(part.size for part in parts.own)}
 
 
+@pytest.mark.long
 def test_a_path_that_dies_holds_up_nobody_and_finds_its_modules_again(world: Worlds) -> None:
     result = _run(world, 1, 4, steps=240, faults=[Pause("learner/3", seconds=0.6, at=0.5), Kill("learner/3", at=1.2)])
     assert result.summary["books"]["differences"] == []
@@ -163,6 +164,7 @@ def test_a_path_that_is_gone_for_a_third_of_a_run_is_merged_again_at_once(world:
     assert all(at - back < 2 * FLOAT["interval"] * a_step for at in again.values())
 
 
+@pytest.mark.long
 def test_a_shard_that_comes_back_does_not_wait_for_a_path_that_does_not(world: Worlds) -> None:
     gone = [Cut("learner-3", seconds=1000.0, at=2.0), Kill("syncer/0", at=3.0)]
     result = _run(world, 1, 4, steps=400, faults=gone)

@@ -104,6 +104,7 @@ def ends(run: Run, slot: int) -> list[Any]:
     return [json.loads(line.removeprefix("END ")) for line in lines if line.startswith("END ")]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_loops_train_and_one_that_was_killed_goes_on_with_its_local_leaves(start: Callable[[int], Run]) -> None:
     run = start(FOREVER)

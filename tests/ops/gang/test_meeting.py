@@ -151,6 +151,7 @@ def test_a_process_that_comes_for_another_form_is_not_let_in() -> None:
     leader.door.close()
 
 
+@pytest.mark.long
 def test_strangers_that_are_slow_keep_no_process_waiting_and_have_one_deadline_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -412,6 +412,7 @@ def test_as_many_messages_as_in_libzmq_wait_for_the_trial_of_a_proxy() -> None:
         loop.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answers", [None, b"", b"\x05\x00", b"\x05\x00" + FORBIDDEN])
 def test_a_proxy_that_leads_nowhere_ends_the_connection_and_not_the_process(answers: bytes | None) -> None:
     """libzmq aborts where SOCKS fails: a proxy that is away (None), hangs up, or refuses."""
