@@ -104,7 +104,7 @@ class Reporter:
             totals=[[self._slot, self._incarnation, self.tokens]],
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
-            waited=traffic.waited.get(self._context.node, 0),
+            waited=traffic.nodes[self._context.node].waited,
             device_kind=self._device_kind,
             began=None,
             in_model=self.in_model,

@@ -598,7 +598,7 @@ class InnerStep:
             "bytes_received": traffic.bytes_received,
             "payload_bytes_sent": self._answers.payload_bytes,
             "answers": self._answers.given,
-            "waited": traffic.waited.get(self._context.node, 0),
+            "waited": traffic.nodes[self._context.node].waited,
             "device_kind": self._learner.device_kind,
             "began": self._inheritance.began,
             "in_model": [],

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 from isthmus.runtime.errors import GraphError, nearest
 
@@ -90,22 +90,23 @@ class _Defaults(Body, IslandBody):
     """A body that declares nothing."""
 
 
-_DEFAULTS: Final = _Defaults()
-
 Trait: TypeAlias = Literal[
     "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "is_engaged", "take_early", "open", "close",
     "follower", "prepare", "calls_on", "work",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""
 
+_DEFAULTS: Final = {name: getattr(_Defaults(), name) for name in get_args(Trait)}
+
 
 def trait(body: Any, name: Trait) -> Any:
     """What a body, a class or an instance, declares as `name`, or else the default."""
-    return getattr(body, name, getattr(_DEFAULTS, name))
+    return getattr(body, name, _DEFAULTS[name])
 
 
-def has(body: Any, name: Trait) -> bool:
-    """Whether a body declares `name` itself."""
+@lru_cache(maxsize=1024)
+def has(body: type, name: Trait) -> bool:
+    """Whether the class of a body declares `name` itself."""
     return hasattr(body, name)
 
 

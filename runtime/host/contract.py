@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -48,21 +48,28 @@ class EdgeTraffic:
 
 
 @dataclass(slots=True)
+class NodeTraffic:
+    """The firings of a node, their time, the items that they emitted, and how long a missing item or credit kept the
+    node from firing, in waits longer than 1 ms; times in nanoseconds."""
+
+    fired: int = 0
+    spent: int = 0
+    emitted: int = 0
+    waited: int = 0
+
+
+@dataclass(slots=True)
 class Traffic:
     """Transfers and waits of a host so far; bytes are those of items that have crossed between hosts.
 
-    `waited` is the time that a missing item or credit kept a node from firing, in waits longer than 1 ms, by node name,
-    `spent` the time of its firings, `fired` their number, `emitted` the number of items that they emitted. `edges` are
-    by index in the graph. `goodput` and `round_trips` are those of the links to others, as learned, by (role, slot).
+    `nodes` are by name, `edges` by index in the graph: zeros before anything was counted. `goodput` and `round_trips`
+    are those of the links to others, as learned, by (role, slot).
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    waited: dict[str, Duration] = field(default_factory=dict)
-    spent: dict[str, Duration] = field(default_factory=dict)
-    fired: dict[str, int] = field(default_factory=dict)
-    emitted: dict[str, int] = field(default_factory=dict)
-    edges: dict[int, EdgeTraffic] = field(default_factory=dict)
+    nodes: defaultdict[str, NodeTraffic] = field(default_factory=lambda: defaultdict(NodeTraffic))
+    edges: defaultdict[int, EdgeTraffic] = field(default_factory=lambda: defaultdict(EdgeTraffic))
     goodput: dict[tuple[str, int], Rate] = field(default_factory=dict)
     round_trips: dict[tuple[str, int], Duration] = field(default_factory=dict)
 
@@ -154,7 +161,8 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
     """(port, item) pairs of a body's result or yield; LocalProtocolError for a result of another form."""
     if result is None:
         return ()
-    if not has(type(body), "outputs"):
+    kind: object = type(body)
+    if not has(kind, "outputs"):
         return (("result", result),)
     if isinstance(result, list):
         for pair in result:
@@ -164,9 +172,9 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
             return result
     elif isinstance(result, Mapping):
         return [(name, item) for name, item in result.items() if item is not None]
-    kind, form = type(body).__qualname__, type(result).__name__
+    name, form = type(body).__qualname__, type(result).__name__
     raise LocalProtocolError(
-        f"{kind} returned a {form}: expected a dict port -> item, a list of (port, item) pairs, or None"
+        f"{name} returned a {form}: expected a dict port -> item, a list of (port, item) pairs, or None"
     )
 
 

@@ -52,7 +52,7 @@ from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemotePro
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
-from isthmus.runtime.host.contract import EdgeTraffic, Executor, IslandDevices, Span, Trace, Traffic, raised, story
+from isthmus.runtime.host.contract import Executor, IslandDevices, Span, Trace, Traffic, raised, story
 from isthmus.runtime.ids import Handle, MachineOwner, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
@@ -296,7 +296,7 @@ class Host:
                 for index, each in sorted(traffic.edges.items())
             ),
             tuple(
-                NodeFlow(node.index, traffic.fired.get(node.name, 0), traffic.waited.get(node.name, Duration(0)))
+                NodeFlow(node.index, traffic.nodes[node.name].fired, Duration(traffic.nodes[node.name].waited))
                 for node in self.plan.nodes
             ),
         )
@@ -354,7 +354,7 @@ class Host:
         """An item of this host has arrived at another, over the channel."""
         self.links.carried(target, size_bytes, begun, arrived)
         self.traffic.bytes_sent += size_bytes
-        on_edge = self._on_edge(edge)
+        on_edge = self.traffic.edges[edge]
         on_edge.items += 1
         on_edge.size_bytes += size_bytes
 
@@ -453,11 +453,10 @@ class Host:
         node = self._nodes[command.node]
         since = self._waiting.pop(command.node, None)
         if since is not None and (waited := self._now - since) > WAIT_MIN:
-            self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
+            self.traffic.nodes[node.name].waited += waited
             awaited = self._awaited(node.index)
             if awaited is not None:
-                on_edge = self._on_edge(awaited)
-                on_edge.waited += waited
+                self.traffic.edges[awaited].waited += waited
         inputs = self._inputs(node, command)
         fire = self.bodies.firing if self._executor.lends(node.index) else self.bodies.fire
         work = partial(fire, node, inputs)
@@ -478,9 +477,6 @@ class Host:
                 return self._between.get((other, node), self._between.get((node, other)))
             case _:
                 return None
-
-    def _on_edge(self, index: int) -> EdgeTraffic:
-        return self.traffic.edges.setdefault(index, EdgeTraffic())
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
         """The keywords of a firing: items by port, None for required ports of an idle node."""
@@ -513,7 +509,7 @@ class Host:
         keep = self._payloads.keep
         for each in emissions:
             for edge in self._local_edges[node.index, each.port]:
-                self._on_edge(edge).items += 1
+                self.traffic.edges[edge].items += 1
         return tuple([Output(each.port, keep(each.payload), each.fields, each.payload.digest) for each in emissions])
 
     def _fired(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None) -> None:
@@ -535,10 +531,10 @@ class Host:
         """The event of the end of a firing."""
         if ended is None or error is not None:
             return self._body_failed(node, error)
-        traffic, took = self.traffic, ended.ended - ended.begun
-        traffic.fired[node.name] = traffic.fired.get(node.name, 0) + 1
-        traffic.spent[node.name] = Duration(traffic.spent.get(node.name, 0) + took)
-        traffic.emitted[node.name] = traffic.emitted.get(node.name, 0) + len(ended.emissions)
+        traffic = self.traffic.nodes[node.name]
+        traffic.fired += 1
+        traffic.spent += ended.ended - ended.begun
+        traffic.emitted += len(ended.emissions)
         if self._trace is not None:
             until = ended.ended if ended.ended > ended.begun else now
             self._trace.add(Span(self._name, node.name, ended.begun, until))

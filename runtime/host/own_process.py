@@ -234,8 +234,8 @@ class Supply:
     def look(self, traffic: Traffic, now: Instant) -> Starved | None:
         """The starved consumer, by the last complete window of each source; None if there is none."""
         for source, consumer in self._pairs:
-            waited = traffic.waited.get(consumer, Duration(0))
-            count = _Count(now, traffic.emitted.get(source, 0), traffic.spent.get(source, Duration(0)), waited)
+            fed, feeds = traffic.nodes[consumer], traffic.nodes[source]
+            count = _Count(now, feeds.emitted, feeds.spent, fed.waited)
             begun = self._begun.setdefault(source, count)
             if not begun.waited:
                 self._begun[source] = count

@@ -68,10 +68,14 @@ class VirtualClock:
         """Make the next call; False if there is none."""
         if self.due() is None:
             return False
+        self._call_next()
+        return True
+
+    def _call_next(self) -> None:
+        """Make the call that is due next; there is one."""
         self._now, _, call = heapq.heappop(self._calls)
         assert call.callback is not None
         call.callback()
-        return True
 
     def run(self, until: Callable[[], bool], instant_max: Instant) -> None:
         """Make calls until `until()` holds; TimeoutError if nothing is left to do up to `instant_max`."""
@@ -81,7 +85,7 @@ class VirtualClock:
                 raise TimeoutError(f"nothing is left to do at {self._now / 1e9:.3f} virtual seconds")
             if due > instant_max:
                 raise TimeoutError(f"not over after {instant_max / 1e9:.3f} virtual seconds")
-            self.step()
+            self._call_next()
 
 
 class InlineExecutor:

@@ -36,6 +36,8 @@ def freeze(item: Any, depth: int = 0) -> None:
     if kind is np.ndarray:
         item.setflags(write=False)
         return
+    if kind in _PLAIN:
+        return
     values: Collection[Any]
     if kind is list or kind is tuple:
         values = item

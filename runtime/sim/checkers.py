@@ -98,7 +98,7 @@ class WaitsChecker(Checker):
         """Check the waiting times of every host's nodes."""
         for life in universe.living():
             for node in sorted(self._nodes.get(life.member.replica.role, ())):
-                waited = life.host.traffic.waited.get(node, 0)
+                waited = life.host.traffic.nodes[node].waited
                 if waited:
                     raise ViolationError(f"{life.member}: free-running node {node!r} waited {waited / 1e6:.1f} ms")
 

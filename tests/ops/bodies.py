@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
+from isthmus.runtime.host.contract import Traffic
 from isthmus.runtime.ids import MachineOwner
 
 
@@ -72,13 +73,6 @@ class Replica:
 class Member:
     replica: Replica
     incarnation: int = 1
-
-
-@dataclass
-class Traffic:
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    waited: dict[str, int] = field(default_factory=dict)
 
 
 class Context:

@@ -67,6 +67,12 @@ def test_what_a_body_publishes_is_a_copy_by_node() -> None:
     assert world.hosts[Replica("here", 0)].published == {"shows": {"item": 3}}
 
 
+def waits(world: World) -> dict[str, int]:
+    """How long each node of a host waited, of those that did."""
+    nodes = world.hosts[Replica("here", 0)].traffic.nodes
+    return {name: each.waited for name, each in nodes.items() if each.waited}
+
+
 def test_waits_for_items_and_credit_are_counted_and_nothing_else() -> None:
     graph = pipe(Count, 4, arguments=(9,), policy=Queue(1))
     samples = graph.roles[0].node("samples", partial(Remember, 99), fires=Every(milliseconds(3)))
@@ -74,10 +80,10 @@ def test_waits_for_items_and_credit_are_counted_and_nothing_else() -> None:
     times = {"source": milliseconds(2), "collect": milliseconds(10), "samples": Duration(0)}
     slow_sink = start(graph, until="collect", duration=lambda replica, node: times[node])
     # Opening takes as long as a firing. The source has items at 4, 12, 22 and 32 ms; they are taken at 10, 20, 30, 40.
-    assert slow_sink.hosts[Replica("here", 0)].traffic.waited == {"source": milliseconds(6 + 8 + 8 + 8)}
+    assert waits(slow_sink) == {"source": milliseconds(6 + 8 + 8 + 8)}
     times = {"source": milliseconds(20), "collect": milliseconds(5), "samples": Duration(0)}
     slow_source = start(graph, until="collect", duration=lambda replica, node: times[node])
-    assert slow_source.hosts[Replica("here", 0)].traffic.waited == {"collect": milliseconds(15 * 3)}
+    assert waits(slow_source) == {"collect": milliseconds(15 * 3)}
 
 
 def test_bytes_of_items_that_cross_are_counted_and_traced() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.host.contract import Traffic
@@ -57,13 +57,11 @@ class Learner:
         for _ in range(count):
             took = max(made_ms, step_ms)
             self.now = Instant(self.now + milliseconds(took))
-            for counted, name, value in (
-                (self.traffic.spent, "data", milliseconds(made_ms)),
-                (self.traffic.spent, "news", milliseconds(took)),
-                (self.traffic.waited, "step", milliseconds(took - step_ms)),
-            ):
-                counted[name] = Duration(counted.get(name, 0) + value)
-            self.traffic.emitted["data"] = self.traffic.emitted.get("data", 0) + 1
+            nodes = self.traffic.nodes
+            nodes["data"].spent += milliseconds(made_ms)
+            nodes["news"].spent += milliseconds(took)
+            nodes["step"].waited += milliseconds(took - step_ms)
+            nodes["data"].emitted += 1
             found = self.supply.look(self.traffic, self.now)
         return found
 
@@ -85,14 +83,14 @@ def test_a_source_that_waits_for_room_is_not_to_blame() -> None:
     learner.steps(1, made_ms=2, step_ms=1)
     for _ in range(30):
         learner.now = Instant(learner.now + milliseconds(300))
-        learner.traffic.waited["step"] = Duration(learner.traffic.waited["step"] + milliseconds(298))
-        learner.traffic.emitted["data"] += 1
+        learner.traffic.nodes["step"].waited += milliseconds(298)
+        learner.traffic.nodes["data"].emitted += 1
         assert learner.supply.look(learner.traffic, learner.now) is None
 
 
 def test_the_time_before_the_first_step_counts_for_nothing() -> None:
     learner = Learner()
-    learner.traffic.spent["data"] = Duration(seconds(60))
+    learner.traffic.nodes["data"].spent = seconds(60)
     learner.supply.look(learner.traffic, learner.now)
     learner.now = Instant(learner.now + seconds(60))
     found = learner.steps(30, made_ms=300, step_ms=2)

@@ -60,10 +60,16 @@ def _of_merges(summary: dict[str, Any], merges: list[dict[str, Any]]) -> Iterato
 
 
 def _of_evaluations(summary: dict[str, Any], evaluations: list[dict[str, Any]]) -> Iterator[str]:
+    """The last loss is that of the last line, and the final model's too where that line is of the final model."""
     losses = [line["eval_loss"] for line in evaluations] or [None]
-    if (losses[0], losses[-1]) != (summary["eval_loss_initial"], summary["eval_loss_final"]):
-        told = summary["eval_loss_initial"], summary["eval_loss_final"]
+    if (losses[0], losses[-1]) != (summary["eval_loss_initial"], summary["eval_loss_last"]):
+        told = summary["eval_loss_initial"], summary["eval_loss_last"]
         yield f"losses from {losses[0]} to {losses[-1]} in evaluations.jsonl, {told} in the summary"
+    if (final := summary["eval_loss_final"]) is None:
+        if summary["outcome"] == "done" and evaluations:
+            yield f"a run that is done, and no loss of its final model beside {losses[-1]}"
+    elif (evaluations[-1]["kind"], losses[-1]) != ("final", final):
+        yield f"{final} of the final model in the summary, {evaluations[-1]} in evaluations.jsonl"
     if len({(line["tokens"], line["kind"]) for line in evaluations}) < len(evaluations):
         yield "an evaluation is there twice"
 
