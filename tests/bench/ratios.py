@@ -200,9 +200,11 @@ def main() -> int:
         print(f"The machine is busy (load {load:.1f}): shares are too small.", file=sys.stderr)
     shares, beside = [], []
     for name in asked.only or MEASURES:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+        since = time.monotonic()
         shares += measured(name)
         beside += measured(name, asked.beside.resolve()) if asked.beside else []
+        print(f"{time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
     if asked.beside:
         before = {**of_machine(asked.beside), "shares": {each.name: each.share for each in beside}}
     else:
