@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,9 +226,9 @@ def cases_of(sides: Sides, shared: Sides, total_mib: int) -> dict[str, tuple[Cal
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """What all threads of these processes have computed."""
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """What all threads of these processes have computed, those that have ended, too: by the clocks of
+    clock_getcpuclockid(3)."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def measure(

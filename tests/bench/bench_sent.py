@@ -24,7 +24,8 @@ from typing import Final
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 LEARNERS: Final = 4
 INTERVAL: Final = 24
-STEP_TOKENS: Final = 512
+BATCH: Final = 8
+STEP_TOKENS: Final = 64 * BATCH
 COUNTED: Final = ("learner", "syncer")
 BAR: Final = 120.0
 PARAMETERS: Final = 131_904
@@ -32,7 +33,10 @@ THEORY: Final = 2 * (LEARNERS - 1) / LEARNERS * 4 * PARAMETERS / (2 * 0.515625 *
 SECONDS_MAX: Final = 600.0
 CASES: Final = {
     "data-parallel": ("data-parallel",),
-    "decoupled int4": ("decoupled-diloco", "--set", "program.push=int4", "--set", "program.update=int4"),
+    "decoupled int4": (
+        "decoupled-diloco",
+        *("--set", "program.push=int4", "--set", "program.update=int4", "--set", f"program.interval={INTERVAL}"),
+    ),
 }
 
 
@@ -70,6 +74,7 @@ def bytes_a_step(options: tuple[str, ...], steps: int) -> float:
         counts.mkdir()
         paths = os.pathsep.join(filter(None, [str(Path(__file__).with_name("sent")), os.environ.get("PYTHONPATH")]))
         command = [str(ISTHMUS), "train", *options, "--learners", str(LEARNERS), "--tokens", tokens, "--quiet"]
+        command += ["--set", f"task.batch={BATCH}"]
         run = subprocess.Popen(
             [*command, "--run-dir", str(folder)],
             stdout=subprocess.DEVNULL,

@@ -129,11 +129,11 @@ def memory(told: Any) -> Iterator[Share]:
 MEASURES: Final[Mapping[str, tuple[Callable[[Any], Iterator[Share]], list[str]]]] = {
     "scheduler": (scheduler, ["bench_scheduler", "--firings", "20000", "--repeats", "9"]),
     "channel": (channel, ["bench_channel", "--repeats", "7", "--mib", "128"]),
-    "start": (start, ["bench_start", "--starts", "3", "--tokens", "20000"]),
+    "start": (start, ["bench_start", "--starts", "2", "--tokens", "20000"]),
     "merge": (merge, ["bench_merge", "--learners", "4", "--repeats", "7", "--cases", "read", "rda", "last"]),
-    "learner": (learner, ["bench_learner", "--pairs", "8"]),
-    "deaths": (deaths, ["bench_deaths", "deaths", "syncer", "--kills", "3"]),
-    "sent": (sent, ["bench_sent", "--repeats", "1", "--steps", "192"]),
+    "learner": (learner, ["bench_learner", "--pairs", "6"]),
+    "deaths": (deaths, ["bench_deaths", "deaths", "syncer", "--kills", "2"]),
+    "sent": (sent, ["bench_sent", "--repeats", "1", "--steps", "96"]),
     "memory": (memory, ["bench_memory", "--every", "15", "--task", f"{HERE}/memory/large.py:GPT_34M"]),
 }
 """Name -> the figures of a bench, and its arguments."""

@@ -9,12 +9,12 @@ learner of data-parallel is killed, all are, as its launchers do; it takes snaps
 the cost that `isthmus chaos` measures in the calm run. The same call goes on with the cells that FILE lacks. Without
 `--together` programs are tried one after another; with it all of a mean at once, in a third of the time.
 
-`kept` is tokens a second that were neither lost nor refused, from the first step to the last, of the calm ones: here
-equal to the goodput that was kept, but measured without the length of steps. The model (`study.lab.goodput.lived`) is
-given the very moments of failure of a run, the calm run's step, and what its constants are in this runtime: the
-interval of snapshots and what one costs, or the interval of merges, and how lives that end soon are delayed. How long
-a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from the tapes of one cell of each program, the
-one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
+`kept` is of tokens a second that were neither lost nor refused, from the first step to the last, each run's in its own
+median steps: what others do on the machine meanwhile lengthens the steps of a run, and is no failure. The model
+(`study.lab.goodput.lived`) is given the very moments of failure of a run, the calm run's step, and what its constants
+are in this runtime: the interval of snapshots and what one costs, or the interval of merges, and how lives that end
+soon are delayed. How long a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from the tapes of
+one cell of each program, the one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
 
 Seeds: the first with at least ten kills in the calm run's time, and no more than `IN_A_ROW_MAX` that follow within
 the `HEALTHY_IF_KILLED` seconds after which the runtime forgives a kill, because a sixth ends a run: in data-parallel's
@@ -132,7 +132,7 @@ def cell(asked: argparse.Namespace, mean: float, program: str, folder: Path) -> 
     return {
         "outcome": run["outcome"],
         "kills": kills,
-        "kept": struck.rate / calm.rate,
+        "kept": struck.goodput / calm.goodput,
         "goodput_kept": run["kept"],
         "step_seconds": calm.step_seconds,
         "seconds": struck.seconds,
@@ -170,16 +170,16 @@ class Lives:
         return max(ended for lives in self.of_slot.values() for life in lives for _, ended in life if ended is not None)
 
     @property
-    def rate(self) -> float:
-        """Tokens a second that were neither lost nor refused."""
+    def goodput(self) -> float:
+        """Tokens that were neither lost nor refused, in the time of a step."""
         kept: float = sum(self.summary[f"tokens_{name}"] * sign for name, sign in _KEPT.items())
-        return kept / self.seconds
+        return kept / self.seconds * self.step_seconds
 
     @property
     def step_seconds(self) -> float:
-        """The mean time from the begin of a step to that of the next, of one life."""
+        """The median time from the begin of a step to that of the next, of one life."""
         periods = [b[0] - a[0] for lives in self.of_slot.values() for life in lives for a, b in pairwise(life)]
-        return statistics.fmean(periods)
+        return statistics.median(periods)
 
 
 _KEPT: Final = {"total": 1, "lost": -1, "refused": -1}
