@@ -23,7 +23,7 @@ from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Rep
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
 from isthmus.runtime.clock import Duration, seconds
-from isthmus.runtime.ids import LEARNER, RECORDER, SYNCER
+from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, SYNCER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
@@ -214,7 +214,6 @@ SETTLE_NS: Final = 2_000_000_000
 MEMORY_NS: Final = 1_000_000_000
 """Between two writes of the memory for the next recorder; the lines have the input between them, and where lines wait,
 the memory is written at once."""
-EVALUATOR: Final = "evaluator"
 EVALUATOR_NS: Final = 30_000_000_000
 """Wait at the end for an absent evaluator: its next life begins within four seconds and its imports, until it is given
 up."""

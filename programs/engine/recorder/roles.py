@@ -41,10 +41,8 @@ from isthmus.runtime.graph.template import (
     Template,
     Training,
 )
-from isthmus.runtime.ids import LEARNER, REGION
+from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION
 
-RECORDER: Final = "recorder"
-EVALUATOR: Final = "evaluator"
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
 KEEP: Final = "keep"

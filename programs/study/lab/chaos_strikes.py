@@ -41,6 +41,7 @@ from isthmus.programs.study.lab.chaos_plan import (
     machine_number,
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -519,7 +520,7 @@ TICK_SECONDS: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 LOOK_SECONDS: Final = 0.02
 SEARCH_SECONDS: Final = 0.1
 """Between two scans of all processes, each of which takes some milliseconds from the run."""
-TOGETHER: Final = {"data-parallel": "learner"}
+TOGETHER: Final = {"data-parallel": LEARNER}
 """Program -> the role whose replicas are ended together."""
 IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
 """Bytes that may still pass a way that has just become mute: a chunk of each connection and direction."""

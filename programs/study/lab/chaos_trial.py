@@ -36,7 +36,6 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.study.lab.chaos_plan import (
     DAEMON,
     FORK_SERVER,
-    LEARNER,
     OF_LINKS,
     ChaosPlan,
     Planned,
@@ -58,6 +57,7 @@ from isthmus.programs.study.lab.chaos_strikes import (
 from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.ids import LEARNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     run_spec = spec.load(folder)
     zero = run_spec.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
     happened = [strike for strike in strikes if strike.proof]
-    plan = lower(run_spec.graph()).get("learner")
+    plan = lower(run_spec.graph()).get(LEARNER)
     waits = 0 if plan is None else _waits(folder, plan, happened, run_spec.zero_ns)
     return TrialFigures(record, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
 
@@ -103,7 +103,7 @@ def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) ->
     """The number of waits of learners on other hosts while they were not struck themselves."""
     count = 0
     for file in tapes.of_folder(folder)[0]:
-        if file.member is None or file.member.replica.role != "learner":
+        if file.member is None or file.member.replica.role != LEARNER:
             continue
         own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
         for segment in tapes.read(file).segments:
