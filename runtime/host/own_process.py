@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 import uvloop
 
-from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
+from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTransfer
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
@@ -352,7 +352,7 @@ FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """The time that bodies have to end a firing when the host ends."""
 
-OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
+OpenChannel = Callable[[Clock, Any, OnTransfer], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
 
 

@@ -164,8 +164,6 @@ class RelayedLink:
         """There is nothing to close."""
 
 
-Watch: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
-"""Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
 Route: TypeAlias = Endpoints | Member | None
 """The route to a peer: its endpoints, the peer that relays, or None for one that dials us."""
 
