@@ -517,7 +517,7 @@ GONE_SECONDS_MAX: Final = 5.0
 """Time limit for a killed process to be gone, and for a stopped one to stand still."""
 TICK_SECONDS: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 """What the kernel counts CPU time in: of a process that has just been stopped one may be counted yet."""
-LOOK_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.002
 SEARCH_SECONDS: Final = 0.1
 """Between two scans of all processes, each of which takes some milliseconds from the run."""
 TOGETHER: Final = {"data-parallel": LEARNER}
@@ -750,5 +750,5 @@ def comes_about(what: Callable[[], bool]) -> bool:
     """Wait at most GONE_SECONDS_MAX for `what` to hold; returns whether it does."""
     until = time.monotonic() + GONE_SECONDS_MAX
     while not (holds := what()) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS / 10)
+        time.sleep(LOOK_SECONDS)
     return holds

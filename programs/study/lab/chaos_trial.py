@@ -1,15 +1,9 @@
-"""A program run twice, undisturbed and under a plan, and the figures of several programs beside each other.
+"""A program trained twice, undisturbed and under a plan of faults, and the figures of several beside each other.
 
-The figures of one run under a plan, from its run folder: the results of `isthmus chaos` for a program.
-
-Everything comes from the run's own files: figures are those of `summary.json`, a recovery ends where the files show
-that a host works again, waits are on the tapes. Only the beginning of a fault comes from the strikes.
-
-One run under a plan: started as by `isthmus train`, struck, and awaited until it is over.
-
-On several machines it is handed over to its home and detached, so that the home may die with everything on it.
-
-What came of the programs, in sentences: for the terminal and the page.
+Decides how a run is started and awaited (as by `isthmus train`; on several machines it is handed over to its home and
+detached, so that the home may die with everything on it), and what its figures are: those of its own `summary.json`; a
+recovery ends where its files show that a host works again; waits are those on its tapes. Only the beginning of a fault
+comes from the strikes (`chaos_strikes`). `chaos_page` shows the result.
 """
 
 from __future__ import annotations
