@@ -14,8 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, Held, Merging, StepReport
-from isthmus.ops.exchange.messages import FinalFragment as FinalItem
+from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, FinalFragment, Held, Merging, StepReport
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
@@ -153,7 +152,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "progress": Annotated[StepReport, ("needs", "tokens"), {"step_time": Amount}],
     "merged": Merging,
     "evaluation": Evaluated,
-    "final": Annotated[FinalItem, {"tensors": Any}],
+    "final": Annotated[FinalFragment, {"tensors": Any}],
     "held": Held,
     "changed": Change,
 }
@@ -262,7 +261,7 @@ class Recorder:
         self._ended: set[tuple[int, int]] = set()
         self._arrived: dict[str, dict[Any, Any]] = {}
         self._has_recalled = False
-        self._unsaved: dict[int, FinalItem] = {}
+        self._unsaved: dict[int, FinalFragment] = {}
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None
