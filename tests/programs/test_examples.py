@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
+from isthmus.programs.job import Job
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Job, Reference
+from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World

@@ -26,10 +26,11 @@ from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
+from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_task import LoopScript, LoopTask
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
+from isthmus.runtime.graph.template import Node, Reference, Template
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import EXIT_SECONDS, RunRoles
 from isthmus.runtime.system.files import write_json
