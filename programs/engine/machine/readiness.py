@@ -121,7 +121,7 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
 
 
 async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
-    """Fetch a snapshot with `from_store.fetched`, in a thread, which cannot be stopped.
+    """Fetch a snapshot with `failover.fetched`, in a thread, which cannot be stopped.
 
     If the caller is cancelled, the folder is removed once the thread has ended.
     """

@@ -202,8 +202,8 @@ class GuardsWitness(Checker):
 
     A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of
     a former life, an order that comes late), faults have to bring it about. It objects to nothing; `guards_of` returns
-    the guards that a search of a program has to see, `coverage` whether it did. Guards against hosts that send nonsense
-    are not among them: those of a universe are sound.
+    the guards that a search of a program has to see, `searches.idle` those that it did not. Guards against hosts that
+    send nonsense are not among them: those of a universe are sound.
     """
 
     def __init__(self) -> None:
