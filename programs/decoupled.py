@@ -27,6 +27,7 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Anchor, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.job import Job
 from isthmus.programs.settings import Setting, checked, settings_of
 from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.programs.update_settings import (
@@ -51,7 +52,7 @@ from isthmus.programs.update_settings import (
     updates_in,
 )
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 
 NAME: Final = "decoupled-diloco"
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import partition
+from isthmus.programs.job import Job
 from isthmus.programs.settings import checked
 from isthmus.programs.streaming_diloco import in_turns
 from isthmus.programs.sweeps import interval_default
@@ -23,7 +24,7 @@ from isthmus.programs.update_settings import (
     outer_settings,
     subject,
 )
-from isthmus.runtime.graph.template import Graph, Job
+from isthmus.runtime.graph.template import Graph
 
 NAME: Final = "diloco"
 

@@ -16,10 +16,11 @@ from typing import Any, Final
 from isthmus.ops.exchange.fragments import Cut
 from isthmus.ops.exchange.paths import PathParts, groups_of, path_parts
 from isthmus.programs.decoupled import free_running, rules, shard_faults
+from isthmus.programs.job import Job
 from isthmus.programs.settings import checked, settings_of
 from isthmus.programs.update_settings import setting_fault, subject
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import Graph, Job
+from isthmus.runtime.graph.template import Graph
 
 NAME: Final = "dipaco"
 

@@ -33,9 +33,9 @@ from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.processes import kill_session
 

@@ -32,6 +32,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.regional_step import RegionalStep
+from isthmus.programs.job import Job
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
@@ -55,7 +56,7 @@ from isthmus.programs.update_settings import (
     updates_in,
 )
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 from isthmus.runtime.ids import REGION
 
 NAME: Final = "regional-diloco"

@@ -25,6 +25,7 @@ from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.job import Job
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import interval_default
 from isthmus.programs.update_settings import (
@@ -50,7 +51,7 @@ from isthmus.programs.update_settings import (
 )
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
 
 NAME: Final = "streaming-diloco"
 

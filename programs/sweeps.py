@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from isthmus.ops.exchange.adaptive import INTERVAL
+from isthmus.programs.job import Job
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import Job
 
 SWEEPS_MIN: Final = 60
 """From here on an outer step with momentum pays: (0.4, 0.7) was the best of those tried on nano at 80 sweeps."""

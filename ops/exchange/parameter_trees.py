@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -124,11 +124,6 @@ def matches(pattern: str, path: str) -> bool:
 def first_match(rules: Rules[Value], path: str) -> Value | None:
     """The value of the first rule whose pattern matches a path; None if none does."""
     return next((value for pattern, value in rules if matches(pattern, path)), None)
-
-
-def uncovered(rules: Rules[Value], paths: Iterable[str]) -> list[str]:
-    """The paths that no rule matches."""
-    return [path for path in paths if not any(matches(pattern, path) for pattern, _ in rules)]
 
 
 def idle_rules(rules: Rules[Value], paths: Sequence[str]) -> list[IdleRule]:

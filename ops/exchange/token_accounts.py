@@ -407,7 +407,7 @@ class Totals:
 
     trained: int = field(default=0, init=False)
     _row_next: int = field(default=0, init=False)
-    """The number of lives, in order of first appearance, that `next_told` has returned."""
+    """The number of lives, in order of first appearance, that `next_rows` has returned."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
 
     def raise_to(self, rows: Iterable[Sequence[int]]) -> None:

@@ -33,9 +33,9 @@ class FragmentFunctions:
     """The compiled functions of one fragment, on the leaves that it touches, by place.
 
     `extract(leaves)` reads it; `adopt(leaves, values)` and `replace`, which donate the leaves, write it. `put` turns a
-    payload into the values to adopt. `code[push](leaves, anchor, levels)` codes its outer gradient (`device_codes`),
-    from an anchor that was `put`. `carry(leaves, values, since)`, None where there is a layout, adopts what the leaves
-    have gained since a payload, too, and donates the leaves.
+    payload into the values to adopt. `code[push](leaves, anchor, levels)` codes its outer gradient
+    (`gang.mesh_devices`), from an anchor that was `put`. `carry(leaves, values, since)`, None where there is a layout,
+    adopts what the leaves have gained since a payload, too, and donates the leaves.
     """
 
     def __init__(

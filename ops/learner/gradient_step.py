@@ -264,8 +264,8 @@ class GradientStep:
     batch, in parts, into the ring. A request to stop travels around the ring with the gradients, so that all end after
     the same step. *ready*: each reports whether it has received the greetings of all others, with a state as far as its
     own, and begins when all report that. The others cannot continue without a learner that died: one that comes back
-    while they step ends the run, with the reason. Where all come back, they continue from the last snapshot
-    (`kept_state`).
+    while they step ends the run, with the reason. Where all come back, they continue from the last snapshot, which
+    the recorder keeps.
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")

@@ -8,8 +8,8 @@ Theory of operation. Members of a round are those whose votes were in the one be
 its mean. A learner that reports *ready* while others step is a newcomer: in the next round the lowest slot is the
 donor, whose vote carries its state, and from the one after it the newcomer is a member. If the donor dies on the way,
 another is asked. The state is nowhere but in the learners: when all are gone, so is the run. The syncer's next life
-begins rounds anew, with the last snapshot (`kept_state`): all go back to that. Its rounds have numbers that none of its
-former lives has used.
+begins rounds anew, with the last snapshot, on port `kept`: all go back to that. Its rounds have numbers that none of
+its former lives has used.
 """
 
 from __future__ import annotations

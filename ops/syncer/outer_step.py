@@ -19,6 +19,7 @@ from isthmus.ops.exchange.formats import STATE_FORMAT, Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     CodedState,
+    FinalFragment,
     Gradient,
     Kept,
     Merging,
@@ -32,7 +33,6 @@ from isthmus.ops.exchange.messages import (
     copied,
     passed_on,
 )
-from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.ops.syncer.merge import KEPT_MAX
 
 if TYPE_CHECKING:
@@ -322,11 +322,11 @@ class OuterStep:
         size = self._fragments[p].size
         return all(tensors[name].shape == (size,) and self._largest(tensors[name]) <= KEPT_MAX for name in needed)
 
-    def _final(self, p: int, update: Update) -> FinalItem:
+    def _final(self, p: int, update: Update) -> FinalFragment:
         fragment, values = self._fragments[p], update["values"]
         cuts = zip(fragment.units, fragment.offsets, fragment.offsets[1:], strict=False)
         tensors = {unit.name: values[begin:end].reshape(unit.values_shape) for unit, begin, end in cuts}
-        return FinalItem(fragment=p, version=update["version"], tensors=tensors)
+        return FinalFragment(fragment=p, version=update["version"], tensors=tensors)
 
     def _published(self, p: int) -> Vector:
         return self._publications[p].values if p in self._publications else self._behind.get(p, self._theta[p])

@@ -137,7 +137,7 @@ class RegionalStep:
         if gradient is not None:
             emitted += self._step(gradient)
         for request in sorted((pull or {}).values(), key=itemgetter("round")):
-            emitted += self._answered(request)
+            emitted += self._accept(request)
         emitted += [each for p in sorted(self._asked) if self._is_due(p) for each in self._give(self._asked.pop(p))]
         return [*emitted, ("progress", self._progress())]
 
@@ -226,18 +226,16 @@ class RegionalStep:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _answered(self, request: Round) -> list[tuple[str, Any]]:
+    def _accept(self, request: Round) -> list[tuple[str, Any]]:
+        """Store a pull until it is due; the pacer is told of one for a fragment that has not begun here."""
         p = request["fragment"]
         held = self._held.get(p)
         if [self._slot, self._life] not in request["members"] or (held and held.round_last == request["round"]):
             return []
-        if held is None:
-            if request["kind"] != "initial":
-                return []
-            self._asked[p] = request
-            return [("first", {"fragment": p})]
+        if held is None and request["kind"] != "initial":
+            return []
         self._asked[p] = request
-        return []
+        return [("first", {"fragment": p})] if held is None else []
 
     def _is_due(self, p: int) -> bool:
         """Whether the pull that waits can be answered: the last one not before the region's own last merge."""

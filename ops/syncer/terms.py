@@ -28,7 +28,7 @@ OUTLIER: Final = 2
 """A learner slower than this many median step times does not set the pace for all: fairness takes care of it."""
 ROUNDS_LEFT_OUT: Final = 4
 """A live learner left out of this many rounds in a row of a fragment is waited for in the next."""
-MISSES_MAX: Final = 6
+DEADLINES_MISSED_MAX: Final = 6
 """Missed deadlines after which the rounds between two of them (4 << 6 = 256 of a fragment) grow no more."""
 DEADLINE_SLACKS: Final = 4
 """A deadline without observations: this many times tau steps of the slowest learner."""
@@ -186,7 +186,7 @@ class Fairness:
         for slot in left_out:
             if slot in required:
                 self._left_out.pop((fragment, slot), None)
-                self._misses[slot] = min(self._misses.get(slot, 0) + 1, MISSES_MAX)
+                self._misses[slot] = min(self._misses.get(slot, 0) + 1, DEADLINES_MISSED_MAX)
                 self._learn(slot, 2 * took)
             else:
                 self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1

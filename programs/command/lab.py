@@ -38,6 +38,7 @@ from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.programs.study.terminal.figures import ProgressLine, show
 from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.system.files import write_json
 
 PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
@@ -106,7 +107,7 @@ def _order(plan: ChaosPlan, program: str) -> TrainingOrder:
 
 def _placed(plan: ChaosPlan, order: TrainingOrder, hosts: Sequence[str]) -> TrainingOrder:
     """The same order, on the plan's machines."""
-    learners = sum(host.startswith(plans.LEARNER) for host in hosts)
+    learners = sum(host.startswith(LEARNER) for host in hosts)
     return replace(order, machines=plans.machines_of(plan, hosts), learners=learners)
 
 

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         streaming_diloco,
     )
     from isthmus.programs.island import island
+    from isthmus.programs.job import Job
     from isthmus.programs.routers import reroute, route, training_documents
     from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained.run_model import load
     from isthmus.programs.training import Result, train
     from isthmus.runtime.clock import milliseconds
-    from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Job, Latest, Queue, Quorum
+    from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Queue, Quorum
 
     __version__: str
 
@@ -48,7 +49,7 @@ _MODULES: Final = {
     "Every": "runtime.graph.template",
     "Graph": "runtime.graph.template",
     "InnerStep": "ops.learner.inner_step",
-    "Job": "runtime.graph.template",
+    "Job": "programs.job",
     "Latest": "runtime.graph.template",
     "LoaderStream": "ops.data.batches",
     "Program": "programs.engine.request.request",

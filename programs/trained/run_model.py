@@ -31,9 +31,9 @@ from isthmus.programs.engine.request.spec import load as load_spec
 from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
 from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
+from isthmus.programs.job import Job
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Job
 from isthmus.runtime.system.disk import DISK
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ conformance suite. The contract:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -24,6 +25,9 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import Encoded
+
+OnTransfer: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
+"""Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
 
 
 class Parcel(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from isthmus.runtime.channels.contract import Parcel, Receiver
+from isthmus.runtime.channels.contract import OnTransfer, Parcel, Receiver
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.ids import Member
 
@@ -76,9 +76,6 @@ class Line(Generic[Entry]):
 Delay = Callable[[int, Member, Member, int], Duration]
 """(edge, source, target, size in bytes) -> how long a transfer takes."""
 
-Watch = Callable[[int, Member, Member, int, Instant, Instant], None]
-"""Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
-
 WINDOW_BYTES: Final = 64 << 20
 
 
@@ -121,7 +118,7 @@ class Network:
         *,
         delay: Delay = no_delay,
         window_bytes: int = WINDOW_BYTES,
-        watch: Watch | None = None,
+        watch: OnTransfer | None = None,
     ) -> None:
         self.clock = clock
         self.delay = delay

@@ -1,14 +1,11 @@
-"""The rules that one role, node, port or edge must keep; rules about the whole graph are in `verify`.
+"""Checks whether a graph is sound, before anything starts: `verify` reports all faults at once.
 
-Each rule yields a fault for everything that breaks it, and assumes nothing but the types that `Graph` itself checks:
-every mistake a user can write yields a sentence, not a traceback.
+Decides every rule that one line of a program cannot show. It decides nothing about machines (placement does), and knows
+of a body only its ports.
 
-Checks whether a graph is sound, before anything starts.
-
-`verify` checks every rule that one line of a program cannot show, and reports all faults at once. It decides nothing
-about machines (placement does), and knows of a body only its ports.
-
-The rules of single roles, nodes, ports and edges are in `local_rules`. The others are about the whole graph:
+First come the rules that one role, node, port or edge must keep. Each yields a fault for everything that breaks it, and
+assumes nothing but the types that `Graph` itself checks: every mistake a user can write yields a sentence, not a
+traceback. The others are about the whole graph:
 
 - every cycle of edges contains a Latest edge or a Queue with initial items;
 - every node can fire from the start;

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 import uvloop
 
-from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
+from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTransfer
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
@@ -32,7 +32,7 @@ from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import LEARNER, ONE_MACHINE, MachineOwner, Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, ONE_MACHINE, RECORDER, MachineOwner, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, NOBODY, Directory, Form, Formed
 from isthmus.runtime.system import processes
@@ -48,9 +48,6 @@ from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.daemon_notes import note_of
 from isthmus.runtime.wire.security_keys import Keyring, is_loopback
-
-RELAY: Final = "recorder"
-"""The role that relays between hosts that both only dial."""
 
 Meeting: TypeAlias = Literal["dial", "wait", "relay"]
 """The way to meet a peer: this host dials it, it dials this host, or both dial a third."""
@@ -112,7 +109,7 @@ class Meetings:
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
         own = present[self._member.replica][2]
-        relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
+        relay = next((row[0] for replica, row in present.items() if replica.role == RECORDER), None)
         for replica, member in list(self.live.items()):
             if replica not in present or present[replica][0] != member:
                 del self.live[replica]
@@ -165,13 +162,13 @@ class Meetings:
 def meets(mine: Replica, other: Replica) -> Meeting:
     """The way in which host `mine` meets host `other`.
 
-    Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through a
-    relay; of two others the one that comes first by name dials.
+    Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through the
+    recorder; of two others the one that comes first by name dials.
     """
-    if mine.role == other.role == "learner":
+    if mine.role == other.role == LEARNER:
         return "relay"
-    if "learner" in (mine.role, other.role):
-        return "dial" if mine.role == "learner" else "wait"
+    if LEARNER in (mine.role, other.role):
+        return "dial" if mine.role == LEARNER else "wait"
     return "dial" if mine < other else "wait"
 
 
@@ -180,7 +177,7 @@ def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_op
     if not is_open:
         return "compiling" if leader(replica).role == LEARNER else "starting"
     for each in published.values():
-        if "phase" in each and replica.role == "learner":
+        if "phase" in each and replica.role == LEARNER:
             return "recovering" if each["phase"] == "ready" else str(each["phase"])
     return "serving"
 
@@ -355,7 +352,7 @@ FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """The time that bodies have to end a firing when the host ends."""
 
-OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant, Instant], None]], DiallingChannel]
+OpenChannel = Callable[[Clock, Any, OnTransfer], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
 
 
@@ -610,7 +607,7 @@ class HostProcess:
     # -- the host ------------------------------------------------------------------------------------------------------
 
     def _node_ended(self, host: Host, node: str) -> None:
-        if self._member.replica.role == "recorder":
+        if self._member.replica.role == RECORDER:
             self._is_over = True
             self._say("over")
 

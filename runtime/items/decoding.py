@@ -60,8 +60,7 @@ SHELF_BYTES_MAX: Final = 144 << 20
 """Bytes that may lie unused: two fragments of 64 MiB, and what aligns them. With 512 MiB each host of gpt-124m held as
 much as its parameters unused."""
 WASTE_MAX: Final = 4
-"""A block is lent for an array that leaves at most a fourth of it unused."""
-
+"""A block is lent for an array, and a segment used for an item, if it is larger by at most a fourth of that."""
 IDLE_SECONDS: Final = 1.0
 """For one to two times as long an unused block waits for the next array, then it goes to the kernel."""
 _MAPPED_BYTES_MIN: Final = 1 << 22

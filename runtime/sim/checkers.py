@@ -21,7 +21,7 @@ from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.own_process import Row
-from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.ids import ONE_RECORDER, Member, Replica, leader
 from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Kill, Mute, RefuseStarts
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import HOME, Universe
@@ -202,7 +202,6 @@ STARTS_REFUSED_MIN: Final = 6
 """From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
 CARRIED_OUT_NS: Final = 15_000_000_000
 """A home that has taken over gives no orders before it has waited 11 s for the hosts that it adopts."""
-RECORDER: Final = Replica("recorder", 0)
 
 
 class LivesChecker(Checker):
@@ -306,7 +305,7 @@ class EndChecker(Checker):
             raise ViolationError("the run is over as 'done', after a host was told that it stops")
         if home.outcome == "stopped" and "stop" not in requests:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
-        if home.outcome == "done" and universe.last(RECORDER) is None:
+        if home.outcome == "done" and universe.last(ONE_RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)

@@ -402,7 +402,7 @@ LURKING_SECONDS: Final = 1.0
 
 
 class Injector:
-    """Injects the faults of one universe; `acts` has their effects.
+    """Injects the faults of one universe; `Acts` has their effects.
 
     `counts` has how often each kind happened, `phases` the same by (kind, phase of the run); `story` lists when each
     happened, `happened` each fault with the phase of the run; `waiting` are faults that are due and could not happen

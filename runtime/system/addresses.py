@@ -10,6 +10,10 @@ from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
 """Where only processes of this machine come."""
+UNHEARD_MS_MAX: Final = 5_000
+"""Between hosts, TCP gives a connection up when what was sent is not acknowledged for so long."""
+PROBED_AFTER_SECONDS, PROBE_SECONDS, PROBES_MAX = 5, 2, 3
+"""It probes one that is silent for so long, so often, and gives it up after so many probes without an answer."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 

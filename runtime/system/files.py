@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from isthmus.runtime.system.disk import DISK, Disk, File
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 def is_text(name: str | Path) -> bool:
@@ -228,13 +228,6 @@ def encoded(tensors: Mapping[str, Any]) -> bytes:
     from safetensors.numpy import save
 
     return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
-
-
-def read_tensors(path: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """The tensors of a safetensors file."""
-    from safetensors.numpy import load_file
-
-    return dict(load_file(path))
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -22,8 +22,7 @@ _HEADER: Final = struct.Struct("=LHHLL")
 _REQUEST: Final = struct.Struct("=BBBBL48x")
 _FOUND: Final = struct.Struct("=BBBB2s2s16s16sLQ")
 _FOUND_BYTES: Final = 72
-_RTT: Final = struct.Struct("=LL")
-_RTT_AT, _TOTAL_RETRANS_AT, _ACKED_AT, _SEGMENTS_AT = 68, 100, 120, 152
+_TOTAL_RETRANS_AT, _ACKED_AT, _SEGMENTS_AT = 100, 120, 152
 _BYTES: Final = struct.Struct("=QQ")
 _LONG: Final = struct.Struct("=L")
 RECEIVE_BYTES: Final = 1 << 16
@@ -32,14 +31,13 @@ RECEIVE_BYTES: Final = 1 << 16
 class TcpConnection(NamedTuple):
     """A connection: (address, port) of both ends, a number of its own, and its figures.
 
-    `rtt_ns` is the smoothed round trip; `acked_bytes` and `received_bytes` are payload; `segments` with data were sent,
-    of which `resent` were sent again.
+    `acked_bytes` and `received_bytes` are payload; `segments` with data were sent, of which `resent` were
+    sent again.
     """
 
     local: tuple[str, int]
     remote: tuple[str, int]
     number: int
-    rtt_ns: int
     acked_bytes: int
     received_bytes: int
     segments: int
@@ -92,8 +90,7 @@ def _connection(message: bytes) -> TcpConnection | None:
         (socket.inet_ntop(family, address[:length]), int.from_bytes(port, "big"))
         for address, port in ((source, source_port), (target, target_port))
     ]
-    rtt, _ = _RTT.unpack_from(info, _RTT_AT)
     (resent,) = _LONG.unpack_from(info, _TOTAL_RETRANS_AT)
     acked, received = _BYTES.unpack_from(info, _ACKED_AT)
     (segments,) = _LONG.unpack_from(info, _SEGMENTS_AT + 4)
-    return TcpConnection(ends[0], ends[1], cookie, 1000 * rtt, acked, received, max(1, segments), resent)
+    return TcpConnection(ends[0], ends[1], cookie, acked, received, max(1, segments), resent)

@@ -1,7 +1,7 @@
 """One passage through a bucket: connections of bytes, carried both ways by objects that are written once.
 
 It decides the names of the objects, what is in one, which object is read next, and how many are under way; bytes in,
-events out. It opens no sockets, has no clock and no store: `bucket_ends` drives it. `bucket_keys` seals.
+events out. It opens no sockets, has no clock and no store: its two ends drive it. `bucket_keys` seals.
 
 Theory of operation. A passage has an island's end and the home's end, and a random identity, so that no name is ever
 used twice. Each end writes its objects under the numbers 0, 1, 2..., and reads those of the other end in that order;

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from isthmus.runtime.channels.contract import Endpoints, Parcel, PeerReachability, Receiver
+from isthmus.runtime.channels.contract import Endpoints, OnTransfer, Parcel, PeerReachability, Receiver
 from isthmus.runtime.channels.crossings import Crossed
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
 from isthmus.runtime.wire.connections import Connections, MachineOf
-from isthmus.runtime.wire.peers import HeldMessage, Limits, Peer, Sockets, Watch
+from isthmus.runtime.wire.peers import HeldMessage, Limits, Peer, Sockets
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import (
     CreditHeard,
@@ -264,7 +264,7 @@ class WireChannel:
         run: str,
         fingerprint: str,
         limits: Limits | None = None,
-        watch: Watch | None = None,
+        watch: OnTransfer | None = None,
         on_peer_up: Callable[[Member], None] = lambda member: None,
         on_peer_lost: Callable[[Member, str], None] = lambda member, reason: None,
         on_snapshot: Callable[[Member, int], None] = lambda member, number: None,

@@ -55,29 +55,31 @@ EARLY_MAX: Final = 64
 """Data connections whose control connection has not sent its HELLO yet: they differ by less than a round trip."""
 
 
-class Listener(Protocol):
-    """Accepts peers whose first message is valid."""
+class SessionReceiver:
+    """Handlers for the messages of one peer in one session."""
 
-    def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> PeerReceiver:
-        """Accept a peer, or raise RefusalError."""
-
-
-class PeerReceiver(Protocol):
-    """Handlers for the messages of one peer."""
+    def __init__(self, connections: Connections, peer: Peer, session: Session) -> None:
+        self._connections, self._peer, self._session = connections, peer, session
 
     def on_control(self, frames: list[Bytes]) -> None:
-        """Handle a message on the control socket."""
+        self._connections.receive(self._peer, self._session, "control", frames)
 
     def on_data(self, frames: list[Bytes]) -> None:
-        """Handle a message on the data socket."""
+        self._connections.receive(self._peer, self._session, "data", frames)
+
+    def gone(self, reason: str) -> None:
+        """A socket has lost its connection."""
+        if self._peer.session is self._session:
+            self._connections.end(self._peer, reason)
 
 
-KnownPeer: TypeAlias = tuple[AcceptedLink, PeerReceiver]
+KnownPeer: TypeAlias = tuple[AcceptedLink, SessionReceiver]
 MachineOf: TypeAlias = Callable[[Member], str | None]
 
 
 class Reception:
-    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine.
+    """A bound pair of sockets. `accept(link, connection, hello)` takes a peer whose first message is valid, or raises
+    RefusalError; `counts` gets the reasons of refusals, `machine_of(member)` is the member's machine.
 
     ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free one; with keys
     an address therefore counts together with its machine. An address is unknown, known, or refused. The first message
@@ -91,11 +93,11 @@ class Reception:
         self,
         sockets: Sockets,
         own: Identity,
-        listener: Listener,
+        accept: Callable[[AcceptedLink, int, Hello], SessionReceiver],
         counts: Counter[str],
         machine_of: MachineOf,
     ) -> None:
-        self._own, self._listener, self._counts = own, listener, counts
+        self._own, self._accept, self._counts = own, accept, counts
         self._keys, self._machine_of = sockets.keys, machine_of
         self._control = sockets.router("control", self._control_came, counts)
         self._data = sockets.router("data", self._data_came, counts)
@@ -175,7 +177,7 @@ class Reception:
             raise RefusalError("machine", f"{hello.source} {lives}, and machine {machine!r} speaks for it")
         size_bytes = message_bytes(frames, is_encrypted=machine is not None)
         link = AcceptedLink((self._control, self._data), address, self._forget, machine, size_bytes)
-        receiver = self._listener.accept(link, connection, hello)
+        receiver = self._accept(link, connection, hello)
         self._controls[address] = link, receiver
         self._tokens[link] = hello.token
         self._awaited[hello.token] = link, receiver
@@ -403,9 +405,7 @@ class Connections:
         """New sockets to a peer that listens."""
         route, detour = peer.route, peer.detour
         assert isinstance(route, Endpoints)
-        gone = SessionReceiver(self, peer, session).gone
-        on_control = partial(self.receive, peer, session, "control")
-        on_data = partial(self.receive, peer, session, "data")
+        receiver = SessionReceiver(self, peer, session)
         is_straight = detour is not None and not detour.is_relayed
         missing: set[Purpose] = {"control", "data"}
 
@@ -416,12 +416,12 @@ class Connections:
             return self._sockets.dealer(
                 purpose,
                 lambda address, frames, machine: on_message(frames),
-                gone,
+                receiver.gone,
                 porter="" if detour is None or is_straight else route.porter,
                 reached=reached if is_straight else None,
             )
 
-        control, data = dealer("control", on_control), dealer("data", on_data)
+        control, data = dealer("control", receiver.on_control), dealer("data", receiver.on_data)
         try:
             control.connect(route.control, route.key)
             data.connect(route.data, route.key)
@@ -464,7 +464,7 @@ class Connections:
     def bind(self, endpoint: str) -> Endpoints:
         """Listen. ConfigError where that is not possible."""
         if self._reception is None:
-            self._reception = Reception(self._sockets, self.own, self, self._counts, self._machine_of)
+            self._reception = Reception(self._sockets, self.own, self.accept, self._counts, self._machine_of)
         return self._reception.bind(endpoint)
 
     def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> SessionReceiver:
@@ -668,21 +668,3 @@ class Connections:
         machine = link.machine if isinstance(link, AcceptedLink) else None
         keys = self._sockets.keys
         return machine is not None and keys is not None and not keys.admits(machine)
-
-
-class SessionReceiver:
-    """Handlers for the messages of one peer in one session."""
-
-    def __init__(self, connections: Connections, peer: Peer, session: Session) -> None:
-        self._connections, self._peer, self._session = connections, peer, session
-
-    def on_control(self, frames: list[Bytes]) -> None:
-        self._connections.receive(self._peer, self._session, "control", frames)
-
-    def on_data(self, frames: list[Bytes]) -> None:
-        self._connections.receive(self._peer, self._session, "data", frames)
-
-    def gone(self, reason: str) -> None:
-        """A socket has lost its connection."""
-        if self._peer.session is self._session:
-            self._connections.end(self._peer, reason)

@@ -1,6 +1,7 @@
-"""A command's end of control messages: one question, one answer, or an error that a person understands.
+"""The ends of control messages that dial a daemon: a command's, and a host's.
 
-A host's end of control messages: it dials the daemon, and another one on request.
+Decides how long a command waits for its answer (`ask`), in which words it reports keys that are missing or wrong, and
+when a host dials its daemon again, or another one (`ControlClient`). `control_messages` decides the form of a message.
 """
 
 from __future__ import annotations
@@ -138,9 +139,8 @@ RETRY_SECONDS: Final = 1.0
 class ControlClient:
     """A host's end: a DEALER that dials the daemon, and another one on request.
 
-    With `keys` it accepts only the machine that has `server_key`; `on_refused(reason)` is called with the reason of
-    each failed attempt, one of `handshakes.WORDS`, and `on_stranger` with each message of another version. It goes on
-    trying.
+    With `keys` it accepts only the machine that has `server_key`; `on_refused` is called with the reason of each failed
+    attempt, a key of `security_curve.WORDS`, and `on_stranger` with each message of another version. It goes on trying.
     """
 
     def __init__(

@@ -164,8 +164,6 @@ class RelayedLink:
         """There is nothing to close."""
 
 
-Watch: TypeAlias = Callable[[int, Member, Member, int, Instant, Instant], None]
-"""Called with (edge, source, target, size in bytes, begun, arrived) for every transfer."""
 Route: TypeAlias = Endpoints | Member | None
 """The route to a peer: its endpoints, the peer that relays, or None for one that dials us."""
 
@@ -205,9 +203,9 @@ which connections lose nothing. A connection begins with five round trips."""
 
 
 class Detour:
-    """Which way a peer is dialled whose machine has a porter: straight, or through it. `ends` reports the links.
+    """Which way a peer is dialled whose machine has a porter: straight, or through it.
 
-    Straight first, unless the peer is inside. An attempt that is not connected within DIRECT_MAX, or ends before its
+    Straight first, unless the peer is inside. An attempt that is not connected within `direct_max`, or ends before its
     session is up, is followed by one the other way, so that one of both is found whichever is closed. While a session
     is relayed for the first time, `probe` dials the peer straight for as long as TCP may need; where that reaches it,
     the session moves over. Where that fails, it is not tried again: some walls let handshakes pass and nothing else.

@@ -29,7 +29,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final
 
-from isthmus.runtime.system.addresses import is_literal
+from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX, is_literal
 from isthmus.runtime.system.processes import die_with_parent
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -52,8 +52,6 @@ GREETINGS_MAX: Final = 256
 GREETING_SECONDS_MAX: Final = 5.0
 CROWDED_SECONDS: Final = 0.2
 """Time without accepting after descriptors have run out."""
-UNHEARD_MS_MAX: Final = 5_000
-"""As of the sockets of hosts (`zmq_sockets`)."""
 LINE_BYTES_MAX: Final = 1 << 20
 SOURCES: Final = 1 << 16
 """Addresses 127.1.0.0 to 127.1.255.255, from which connections reach the daemon, in turns."""
@@ -318,9 +316,9 @@ def _prepared(made: socket.socket) -> socket.socket:
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS_MAX),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES_MAX),
     ):
         made.setsockopt(level, option, value)
     return made

@@ -148,8 +148,8 @@ class State(WireForm, frozen=True, tag=STATE):
 
     `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the
     edges whose total has changed. `ages` holds for each newly acknowledged item the microseconds since then; of more
-    than AGES_MAX, the last age stands for the rest. `pace` is the sender's (`credit`). It is the
-    heartbeat, too.
+    than AGES_MAX, the last age stands for the rest. `pace` is the sender's (`protocol_credit`). It is
+    the heartbeat, too.
     """
 
     heard: Count

@@ -135,7 +135,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 class Outbound:
     """All shipments to one peer. `acknowledged` counts the items of this connection that the peer was given.
 
-    `pace` bounds what is under way (`credit`).
+    `pace` bounds what is under way (`protocol_credit`).
     """
 
     def __init__(self) -> None:

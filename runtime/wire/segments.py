@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.runtime.items.decoding import ALIGNMENT_BYTES, SHELF_BYTES_MAX, WASTE_MAX
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import CHUNK_BYTES
 from isthmus.runtime.system.mappings import map_shared
@@ -40,11 +41,8 @@ SEALS_MIN: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ITEM_BYTES_MIN: Final = 128 << 10
 """Of the large arrays of an item, in all. To lend a segment and to give it back costs about as much as TCP's copies of
 so many bytes."""
-ALIGNMENT_BYTES: Final = 64
 SIZE_STEP_BYTES: Final = 64 << 10
-WASTE_MAX: Final = 4
-"""A segment is used for an item that leaves at most a fourth of it unused."""
-FREE_BYTES_MAX: Final = 144 << 20
+FREE_BYTES_MAX: Final = SHELF_BYTES_MAX
 """Bytes of segments that may lie unused, as of memory for received arrays (`items.decoding`)."""
 IDLE_SECONDS: Final = 2.0
 """For as long a free segment waits for the next item, as that memory does."""

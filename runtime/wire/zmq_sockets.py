@@ -34,6 +34,7 @@ import zmq
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system import forks
+from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import porter_trial, security_curve
 from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
@@ -61,8 +62,6 @@ TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
 """Further frames of a message are dropped as they come; the session refuses a message with so many."""
 SOCKETS_MAX: Final = 16
 """Sockets of a context, beside four for each peer: two to dial with, and a monitor for each."""
-UNHEARD_MS_MAX: Final = 5_000
-"""TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
 
 ENDS: Final = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
 PROGRESS: Final = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -411,9 +410,9 @@ def _options(kind: int, mark: int, *, is_far: bool) -> dict[int, int]:
         zmq.HANDSHAKE_IVL: unheard_ms,
         zmq.TCP_MAXRT: unheard_ms,
         zmq.TCP_KEEPALIVE: 1,
-        zmq.TCP_KEEPALIVE_IDLE: 5,
-        zmq.TCP_KEEPALIVE_INTVL: 2,
-        zmq.TCP_KEEPALIVE_CNT: 3,
+        zmq.TCP_KEEPALIVE_IDLE: PROBED_AFTER_SECONDS,
+        zmq.TCP_KEEPALIVE_INTVL: PROBE_SECONDS,
+        zmq.TCP_KEEPALIVE_CNT: PROBES_MAX,
     }
     if kind == zmq.ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import Run, print_spreads, status, training
+from tests.bench.observed import Run, lines_of, print_spreads, status, training
 
 LEARNERS = 4
 CALM_SECONDS = 3.0
@@ -47,12 +47,6 @@ VERDICTS = {
     "failed": "failed",
 }
 """What an incident is counted as, by its kind; one that condemns a host, by the kind of the verdict."""
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that grows."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def merges_of(run: Run) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.gpu_machine import ROOT, RefusedError, commit, sources
+from tests.bench.observed import lines_of
 
 LINES: Final = "gpu.jsonl"
 JSON: Final = "gpu.json"
@@ -111,12 +112,6 @@ def spread(values: Iterable[Any]) -> dict[str, Any] | None:
     if not known:
         return None
     return {"median": statistics.median(known), "min": min(known), "max": max(known), "count": len(known)}
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file, which may end within one; none if there is no file."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def write(folder: Path) -> None:

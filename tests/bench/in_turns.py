@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import Run, signal_all, training
+from tests.bench.observed import Run, lines_of, signal_all, training
 
 SETTLE_SECONDS = 0.5
 START_SECONDS_MAX = 300.0
@@ -73,9 +73,7 @@ def _steps_of_loop(lines: Path) -> list[tuple[float, int]]:
 
 def _steps_of_run(run: Run) -> list[tuple[float, int]]:
     """(instant, number of steps) of each report of the learner."""
-    text = (run.folder / "metrics.jsonl").read_text()
-    told = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    return [(run.zero + line["time"], line["step"]) for line in told]
+    return [(run.zero + line["time"], line["step"]) for line in lines_of(run.folder / "metrics.jsonl")]
 
 
 @contextmanager

@@ -112,6 +112,12 @@ def _ready(run: subprocess.Popen[bytes], folder: Path, learners: int, seconds: f
     raise SystemExit(f"the run in {folder} does not train")
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON that grows; none if it is not there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 def threads_of(pid: int) -> list[int]:
     """The threads of a process."""
     return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
@@ -124,6 +130,12 @@ def cpu_of(pid: int) -> dict[int, float]:
         with suppress(OSError):
             used[thread] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / NS
     return used
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pin(pids: Iterable[int], core: int) -> None:

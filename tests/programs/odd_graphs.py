@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from isthmus import Batches, InnerStep
+from isthmus.programs.job import Job
 from isthmus.runtime.clock import milliseconds
-from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Queue
+from isthmus.runtime.graph.template import Every, Graph, Latest, Queue
 
 TOKENS = 64
 

@@ -14,10 +14,11 @@ import pytest
 from isthmus import Program
 from isthmus.ops.island.optimizer import adamw
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.job import Job
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Job, Reference
+from isthmus.runtime.graph.template import Reference
 from tests.effort import long, soaked
 from tests.patience import PATIENCE
 from tests.programs.family import ADAM, final_model, task
@@ -152,7 +153,8 @@ def test_building_a_graph_needs_neither_jax_nor_numba() -> None:
 import sys
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.request import Program
-from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+from isthmus.programs.job import Job, TensorSpec
+from isthmus.runtime.graph.template import Reference
 for name in SHIPPED:
     layout = (TensorSpec("w", (8, 8), "float32", level=0),)
     Program(name).build(Job(name, Reference("a:b"), layout, 64, 10_000, 2, modules=(2,)))

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from isthmus.programs.decoupled import build
+from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+from isthmus.runtime.graph.template import Reference
 from tests.patience import PATIENCE
 
 
@@ -27,7 +28,8 @@ def test_building_the_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys
 from isthmus.programs.decoupled import build
-from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+from isthmus.programs.job import Job, TensorSpec
+from isthmus.runtime.graph.template import Reference
 build(Job("decoupled-diloco", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba", "optax"}))
 """

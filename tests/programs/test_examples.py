@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
+from isthmus.programs.job import Job
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Job, Reference
+from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
-from isthmus.runtime.system.files import read_tensors
 from tests.effort import soaked
 from tests.patience import PATIENCE
 
@@ -72,7 +73,7 @@ def test_the_command_trains_a_task_of_the_users_own(here: Path, program: tuple[s
     assert (first["kind"], first["tokens"], first["eval_loss"]) == ("initial", 0, summary["eval_loss_initial"])
     assert summary["eval_loss_final"] < 0.7 * summary["eval_loss_initial"]
     assert summary["tokens_total"] >= 60_000
-    finals = [read_tensors(path) for path in (here / "run" / "snapshots" / "final").glob("*.safetensors")]
+    finals = [load_file(path) for path in (here / "run" / "snapshots" / "final").glob("*.safetensors")]
     assert {name for tensors in finals for name in tensors} == {"w", "b"}
     if program:
         assert summary["tokens_pending"] == summary["tokens_total"]
@@ -88,7 +89,7 @@ def test_the_command_trains_a_task_that_brings_its_step(here: Path) -> None:
     assert summary["eval_loss_final"] < 0.7 * summary["eval_loss_initial"]
     assert min(summary["metrics"]["accuracy"], summary["eval_metrics"]["accuracy"]) > 0.7
     assert f"eval accuracy {summary['eval_metrics']['accuracy']:.3f}" in done.stdout
-    finals = [read_tensors(path) for path in (here / "run" / "snapshots" / "final").glob("*.safetensors")]
+    finals = [load_file(path) for path in (here / "run" / "snapshots" / "final").glob("*.safetensors")]
     assert {name for tensors in finals for name in tensors} >= {"params/hidden", "stats/mean", "stats/variance"}
     assert not any("average" in name or "moments" in name for tensors in finals for name in tensors)
     refused = call(here, ISTHMUS, "train", "data-parallel", "--task", "batch_norm.py:task")

@@ -19,10 +19,10 @@ from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences
 from isthmus.programs.engine.results import reading
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.programs.task import StepTask, TaskLayout
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import TensorSpec
 from isthmus.testing import Kill
 from tests.effort import soaked
 from tests.programs.family import SGD, final_model

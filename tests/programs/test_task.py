@@ -16,9 +16,9 @@ import pytest
 
 from isthmus.ops.island.recipe import Now
 from isthmus.programs.engine.request.layout import check_first_loss, layout, warnings
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import At, Task
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import TensorSpec
 
 
 def init(key: jax.Array) -> Any:

@@ -24,9 +24,9 @@ from isthmus.programs.engine.recorder.summary import LearnerSummary, Summary
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.run.in_processes import submit
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.training import again, read_final
 from isthmus.runtime.errors import ConfigError, RunError
-from isthmus.runtime.graph.template import TensorSpec
 
 
 def init(key: Any) -> Any:

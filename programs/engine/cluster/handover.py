@@ -5,7 +5,7 @@ imported: files are found by their references.
 
 The message by which a command hands a run over to its home: spec, configuration, graph, and participants.
 
-The run folder is made from it on the home machine, below the root of its daemon (`run_root`), so a command may be on
+The run folder is made from it on the home machine, below the root of its daemon (`RunRoot`), so a command may be on
 any machine that reaches home. The participants are kept in the folder (`cluster.json`), for the next daemon of the
 home.
 

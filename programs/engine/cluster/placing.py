@@ -25,7 +25,6 @@ from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs.engine.islands.sizes import sizes_on
-from isthmus.programs.engine.recorder.roles import EVALUATOR, RECORDER
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.request import Request
@@ -33,7 +32,7 @@ from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Replica, leader
+from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION, SYNCER, Replica, leader
 
 FLOAT32_BYTES: Final = 4
 

@@ -56,7 +56,7 @@ from isthmus.programs.engine.request.request import SHIPPED_TASK, Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import Machine, Placement, Topology
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER
+from isthmus.runtime.ids import EVALUATOR, LEARNER, REGION, SYNCER
 
 _DOING: Final = "Reading run.local_batch"
 
@@ -104,7 +104,6 @@ FLOPS_PER_PARAMETER: Final = 6
 """And token: two forwards, four backwards (arXiv 2001.08361, section 2.1)."""
 ADDED_SECONDS: Final = 0.8e-3
 """Overhead of the runtime per step, as measured on CPU cores (docs/explanation/processes.md)."""
-EVALUATOR: Final = "evaluator"
 STEP: Final = "inner-step"
 
 

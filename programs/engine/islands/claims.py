@@ -28,7 +28,7 @@ from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
-from isthmus.runtime.ids import LEARNER, Member, leader
+from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
 
 
 @final
@@ -85,7 +85,6 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"isthmus-islands-{os.getuid()}"
 
 
-EVALUATOR: Final = "evaluator"
 _CLAIMS: Final[list[IslandClaim]] = []
 """Held until this process ends."""
 

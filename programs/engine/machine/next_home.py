@@ -1,6 +1,6 @@
 """Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
 
-The machines report whether the home is lost (`readiness`), and `succession` decides the consequences. Nothing is
+The machines report whether the home is lost (`readiness`), and `failover` decides the consequences. Nothing is
 changed before, and from there on nothing is waited for, so no other message comes between.
 """
 

@@ -22,8 +22,8 @@ from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot
 from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.job import Job
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Job
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -121,7 +121,7 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
 
 
 async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
-    """Fetch a snapshot with `from_store.fetched`, in a thread, which cannot be stopped.
+    """Fetch a snapshot with `failover.fetched`, in a thread, which cannot be stopped.
 
     If the caller is cancelled, the folder is removed once the thread has ended.
     """

@@ -14,8 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, Held, Merging, StepReport
-from isthmus.ops.exchange.messages import FinalFragment as FinalItem
+from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, FinalFragment, Held, Merging, StepReport
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
@@ -23,7 +22,7 @@ from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Rep
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
 from isthmus.runtime.clock import Duration, seconds
-from isthmus.runtime.ids import LEARNER, RECORDER, SYNCER
+from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, SYNCER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
@@ -153,7 +152,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "progress": Annotated[StepReport, ("needs", "tokens"), {"step_time": Amount}],
     "merged": Merging,
     "evaluation": Evaluated,
-    "final": Annotated[FinalItem, {"tensors": Any}],
+    "final": Annotated[FinalFragment, {"tensors": Any}],
     "held": Held,
     "changed": Change,
 }
@@ -214,7 +213,6 @@ SETTLE_NS: Final = 2_000_000_000
 MEMORY_NS: Final = 1_000_000_000
 """Between two writes of the memory for the next recorder; the lines have the input between them, and where lines wait,
 the memory is written at once."""
-EVALUATOR: Final = "evaluator"
 EVALUATOR_NS: Final = 30_000_000_000
 """Wait at the end for an absent evaluator: its next life begins within four seconds and its imports, until it is given
 up."""
@@ -263,7 +261,7 @@ class Recorder:
         self._ended: set[tuple[int, int]] = set()
         self._arrived: dict[str, dict[Any, Any]] = {}
         self._has_recalled = False
-        self._unsaved: dict[int, FinalItem] = {}
+        self._unsaved: dict[int, FinalFragment] = {}
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None

@@ -23,6 +23,7 @@ from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
 from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.job import Job
 from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
@@ -31,7 +32,6 @@ from isthmus.runtime.graph.template import (
     Every,
     Graph,
     HeldModelPorts,
-    Job,
     KeptStatePorts,
     Latest,
     Node,
@@ -41,10 +41,8 @@ from isthmus.runtime.graph.template import (
     Template,
     Training,
 )
-from isthmus.runtime.ids import LEARNER, REGION
+from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION
 
-RECORDER: Final = "recorder"
-EVALUATOR: Final = "evaluator"
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
 KEEP: Final = "keep"

@@ -34,13 +34,14 @@ from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.engine.recorder.summary import paths_in
+from isthmus.programs.job import Job
 from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.task import AnyTask, OwnTask, StepTask
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.graph.template import AllOf, Job, Template
+from isthmus.runtime.graph.template import AllOf, Template
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX
 

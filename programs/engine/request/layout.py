@@ -43,10 +43,10 @@ from isthmus.ops.island.recipe import Leaf, Now, abstract_key, trained_part, wit
 from isthmus.programs.engine.request.batch_checks import check_data
 from isthmus.programs.engine.request.environment import computed_apart
 from isthmus.programs.engine.request.leaf_checks import form, leaf_faults, rule_faults, stacked_faults, unmatched
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import METRICS_MAX, JaxTask, ModelLeaf, StepTask, Task
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import TensorSpec
 
 
 def merged_leaves(task: JaxTask) -> list[Leaf]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from isthmus.ops.exchange.fragments import ROWS
 from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.exchange.parameter_trees import idle_rules
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import ModelLeaf, TaskTerms
 from isthmus.runtime.errors import Fault, nearest
-from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system.files import is_text
 
 if TYPE_CHECKING:

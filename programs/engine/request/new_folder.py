@@ -1,7 +1,7 @@
 """The folder that a run leaves behind: its choice, its creation, and its lock.
 
 Choosing touches nothing, so that a request that turns out wrong leaves nothing behind. So two requests may choose one
-folder; creating it decides between them. It is made under its lock (`run_lock`), and only where no run is; a folder
+folder; creating it decides between them. It is made under its lock (`RunLock`), and only where no run is; a folder
 whose name was not requested gets the next number instead.
 
 The recorder decides the files that are written into the folder during the run.

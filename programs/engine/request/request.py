@@ -60,6 +60,7 @@ from isthmus.programs.engine.request.task_checks import (
     leveled,
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
+from isthmus.programs.job import Job
 from isthmus.programs.loop_task import OPEN_NAME
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
@@ -68,7 +69,7 @@ from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
-from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference, Template
+from isthmus.runtime.graph.template import Edge, Graph, Node, Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
 

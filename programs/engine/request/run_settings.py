@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Job
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
 

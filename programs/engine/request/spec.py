@@ -26,11 +26,12 @@ from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
+from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_task import LoopScript, LoopTask
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
-from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.graph.template import Node, Reference, Template
+from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import EXIT_SECONDS, RunRoles
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
@@ -342,8 +343,6 @@ def _run_settings(data: Mapping[str, Any]) -> RunSettings:
 
 def _computing(request: Request) -> tuple[str, ...]:
     """The roles with a node that imports something: the task; of a script, those that it computes for."""
-    from isthmus.programs.engine.recorder.roles import EVALUATOR
-
     roles, task = {node.role for node in request.graph.nodes if _imports(node)}, request.task
     if isinstance(task, LoopTask):
         roles &= {LEARNER, EVALUATOR} if task.evaluates else {LEARNER}

@@ -16,9 +16,9 @@ from isthmus.ops.exchange.parameter_trees import first_match
 from isthmus.ops.island.contract import GradientSource
 from isthmus.programs.engine.request.batch_checks import check_data
 from isthmus.programs.engine.request.leaf_checks import leaf_faults, rule_faults, stacked_faults, unmatched
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import AnyTask, ModelLeaf, OwnTask, Task
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import TensorSpec
 
 
 def layout_of(task: AnyTask, seed: int, *, is_shipped: bool = False) -> tuple[TensorSpec, ...]:

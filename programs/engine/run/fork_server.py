@@ -12,7 +12,7 @@ hosts: where slots train different tasks, each has a fork server, which imports 
 this process sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is
 forked twice, so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group
 until its pid has been sent, and ends if this process does before: a request without an answer leaves nothing
-(`fork_link`).
+(`ForkLink`).
 
 Without its daemon this process ends: the kernel kills it, even where it is stopped or busy with the user's task.
 """

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.islands.claims import claim_island
-from isthmus.programs.engine.recorder.roles import EVALUATOR, resolving
+from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.runtime.graph.body import has
@@ -23,7 +23,7 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.host.threads import LentThread
-from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
+from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system import phases
 from isthmus.runtime.system.processes import began_ns, end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel

@@ -40,7 +40,7 @@ from isthmus.runtime.system.processes import began_ns, cpu_seconds
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
-    from isthmus.runtime.graph.template import Job
+    from isthmus.programs.job import Job
 
 COMMAND: Final = "command"
 PREPARER: Final = "preparer"

@@ -39,11 +39,11 @@ from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
+from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK

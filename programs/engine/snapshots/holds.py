@@ -1,7 +1,7 @@
 """The hold nodes of a run's home: a model that outlives every process of its run.
 
 Decides the contents of a snapshot (`keeping` decides its time): the newest version of every fragment (`KeptHold`), the
-state that all learners share (`KeptState`), or a cut of a program in lock-step (`WholeHold`), and what of it a new life
+state that all learners share (`KeptState`), or a cut of a program in lock-step (`Cuts`), and what of it a new life
 of a shard or a learner is sent. A hold that opens begins with the last snapshot: for shards and learners it is a holder
 like any other, whose versions may be older than those of live hosts.
 """

@@ -104,7 +104,7 @@ class Offers:
     """The state of a store.
 
     `under_way`: the snapshot that is being brought; `stored`: the number of the newest in the store, 0 if none is
-    known; `stored_at`: since when; `error`: why the last one was refused, None if it was not.
+    known; `error`: why the last one was refused, None if it was not.
 
     One transfer is in progress at a time; its files stay on the disk meanwhile, and once it is there, or was refused,
     the newest is next. So a slow store gets fewer snapshots and no older ones, the disk keeps at most one more than it
@@ -113,7 +113,6 @@ class Offers:
 
     under_way: Manifest | None = field(default=None, init=False)
     stored: int = field(default=0, init=False)
-    stored_at: int | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
     _begun_at: int = field(default=0, init=False)
     _next_at: int = field(default=0, init=False)
@@ -130,7 +129,7 @@ class Offers:
         """The snapshot under way was stored, or refused with `error`."""
         assert self.under_way is not None
         if error is None:
-            self.stored, self.stored_at, self._pause = self.under_way.number, now, PAUSE_NS
+            self.stored, self._pause = self.under_way.number, PAUSE_NS
         else:
             self._next_at, self._pause = now + self._pause, min(2 * self._pause, PAUSE_NS_MAX)
         self.under_way, self.error = None, error

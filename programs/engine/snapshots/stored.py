@@ -400,7 +400,7 @@ class UrlStore:
     """The objects under a URL, by fsspec; all errors of its filesystem become OSErrors with their message."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._scheme = url, scheme_of(url)
+        self._scheme = scheme_of(url)
         self._filesystem, self._root = _as_os_error(lambda: _filesystem(url))
 
     def put(self, name: str, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The result of `isthmus chaos`: its tables, and its page, one file that loads nothing.
 
-The pictures of `isthmus chaos`: what programs kept, and of one run the steps of all learners, what was done to which
-process, and the global loss, on one axis of time.
+Its pictures: what programs kept; and of one run, on one axis of time, the steps of all learners, what was done to which
+process, and the global loss.
 """
 
 from __future__ import annotations

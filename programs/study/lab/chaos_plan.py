@@ -16,6 +16,7 @@ import msgspec
 
 from isthmus.programs.settings import Schema, Setting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.runtime.ids import LEARNER
 
 Kind: TypeAlias = Literal["kill", "pause", "slow", "mute", "clog", "lose", "throttle"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -38,7 +39,6 @@ _LASTING: Final = {
 """Which fields belong to a kind, beside `kind`, `host` and `at`."""
 OF_LINKS: Final = ("mute", "clog", "lose", "throttle")
 """Kinds that happen to the link of a learner: learners are those that dial, and so all of theirs passes one proxy."""
-LEARNER: Final = "learner"
 _DO: Final = "Correct the plan."
 _ENDLESS: Final = 1e6
 """Seconds: eleven days are longer than any trial."""
@@ -345,7 +345,7 @@ def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
     another slowed for 4 % of the run.
     """
     learners = _learners(hosts)
-    others = [host for host in hosts if not host.startswith("learner/")]
+    others = [host for host in hosts if host not in learners]
     lasts = round(0.04 * seconds, 3)
     story: list[dict[str, Any]] = [
         # A fork server exists until a daemon dies, and then from the next host on.

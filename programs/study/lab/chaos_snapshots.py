@@ -20,12 +20,13 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.programs.engine.results.tapes import BATCH, STEP, WAIT_NS_MIN
 from isthmus.programs.engine.results.words import seconds
-from isthmus.programs.study.lab.chaos_plan import LEARNER, MACHINE, Planned, machine_number
+from isthmus.programs.study.lab.chaos_plan import MACHINE, Planned, machine_number
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, RunBody
 from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.ids import LEARNER, SYNCER
 
 SETTING: Final = "snapshot_seconds"
-GOES_BACK: Final[Mapping[str, str]] = {"data-parallel": LEARNER, "elastic-data-parallel": "syncer"}
+GOES_BACK: Final[Mapping[str, str]] = {"data-parallel": LEARNER, "elastic-data-parallel": SYNCER}
 """Program -> the role of which any death sends all learners back to the last snapshot."""
 STATE: Final = "state"
 """The port of inner-step that a snapshot leaves by."""

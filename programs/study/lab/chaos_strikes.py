@@ -41,6 +41,7 @@ from isthmus.programs.study.lab.chaos_plan import (
     machine_number,
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -516,10 +517,10 @@ GONE_SECONDS_MAX: Final = 5.0
 """Time limit for a killed process to be gone, and for a stopped one to stand still."""
 TICK_SECONDS: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 """What the kernel counts CPU time in: of a process that has just been stopped one may be counted yet."""
-LOOK_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.002
 SEARCH_SECONDS: Final = 0.1
 """Between two scans of all processes, each of which takes some milliseconds from the run."""
-TOGETHER: Final = {"data-parallel": "learner"}
+TOGETHER: Final = {"data-parallel": LEARNER}
 """Program -> the role whose replicas are ended together."""
 IN_FLIGHT_BYTES_MAX: Final = 4 * CHUNK_BYTES
 """Bytes that may still pass a way that has just become mute: a chunk of each connection and direction."""
@@ -749,5 +750,5 @@ def comes_about(what: Callable[[], bool]) -> bool:
     """Wait at most GONE_SECONDS_MAX for `what` to hold; returns whether it does."""
     until = time.monotonic() + GONE_SECONDS_MAX
     while not (holds := what()) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS / 10)
+        time.sleep(LOOK_SECONDS)
     return holds

@@ -1,15 +1,9 @@
-"""A program run twice, undisturbed and under a plan, and the figures of several programs beside each other.
+"""A program trained twice, undisturbed and under a plan of faults, and the figures of several beside each other.
 
-The figures of one run under a plan, from its run folder: the results of `isthmus chaos` for a program.
-
-Everything comes from the run's own files: figures are those of `summary.json`, a recovery ends where the files show
-that a host works again, waits are on the tapes. Only the beginning of a fault comes from the strikes.
-
-One run under a plan: started as by `isthmus train`, struck, and awaited until it is over.
-
-On several machines it is handed over to its home and detached, so that the home may die with everything on it.
-
-What came of the programs, in sentences: for the terminal and the page.
+Decides how a run is started and awaited (as by `isthmus train`; on several machines it is handed over to its home and
+detached, so that the home may die with everything on it), and what its figures are: those of its own `summary.json`; a
+recovery ends where its files show that a host works again; waits are those on its tapes. Only the beginning of a fault
+comes from the strikes (`chaos_strikes`). `chaos_page` shows the result.
 """
 
 from __future__ import annotations
@@ -36,7 +30,6 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.study.lab.chaos_plan import (
     DAEMON,
     FORK_SERVER,
-    LEARNER,
     OF_LINKS,
     ChaosPlan,
     Planned,
@@ -58,6 +51,7 @@ from isthmus.programs.study.lab.chaos_strikes import (
 from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.ids import LEARNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     run_spec = spec.load(folder)
     zero = run_spec.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
     happened = [strike for strike in strikes if strike.proof]
-    plan = lower(run_spec.graph()).get("learner")
+    plan = lower(run_spec.graph()).get(LEARNER)
     waits = 0 if plan is None else _waits(folder, plan, happened, run_spec.zero_ns)
     return TrialFigures(record, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
 
@@ -103,7 +97,7 @@ def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) ->
     """The number of waits of learners on other hosts while they were not struck themselves."""
     count = 0
     for file in tapes.of_folder(folder)[0]:
-        if file.member is None or file.member.replica.role != "learner":
+        if file.member is None or file.member.replica.role != LEARNER:
             continue
         own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
         for segment in tapes.read(file).segments:

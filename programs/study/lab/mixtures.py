@@ -27,7 +27,7 @@ from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.virtual_time import Spread, evenly, normally
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import ONE_RECORDER
 from isthmus.runtime.sim.faults import Fault as SimulatedFault
 from isthmus.runtime.sim.faults import Join
 from isthmus.runtime.sim.network import Climate
@@ -80,7 +80,7 @@ def measured(
     )
     try:
         universe.run(lambda: universe.outcome is not None, seconds_max=seconds_max)
-        recorder = universe.last(Replica("recorder", 0))
+        recorder = universe.last(ONE_RECORDER)
         if universe.outcome is None or recorder is None:
             raise RunError("the simulated run ended without a word of its recorder")
         summary = summarise(

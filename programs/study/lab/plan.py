@@ -39,12 +39,20 @@ from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab import demands
 from isthmus.programs.study.lab.bucket_plan import BucketLoad, bucket_load
 from isthmus.programs.study.lab.demands import Demand, within
-from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
+from isthmus.programs.study.lab.goodput import (
+    CHIPS_MAX,
+    DATA_PARALLEL,
+    DECOUPLED,
+    ELASTIC,
+    LEARNERS_MAX,
+    SECONDS,
+    TERMS,
+    YEAR_SECONDS,
+    goodput_of,
+)
 from isthmus.runtime.errors import ConfigError, nearest
 
-LEARNERS_MAX: Final = 1024
 PARAMETERS_MAX: Final = 1e14
-CHIPS_MAX: Final = 10_000_000
 _DOING: Final = "Reading the options of `isthmus plan`"
 
 
@@ -197,11 +205,11 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
     everything fits.
     """
     return [
-        _data_parallel(wanted, "data-parallel"),
-        _data_parallel(wanted, "elastic-data-parallel"),
+        _data_parallel(wanted, DATA_PARALLEL),
+        _data_parallel(wanted, ELASTIC),
         _diloco(wanted, merge_seconds),
         _streaming(wanted, merge_seconds, "streaming-diloco"),
-        _streaming(wanted, merge_seconds, "decoupled-diloco"),
+        _streaming(wanted, merge_seconds, DECOUPLED),
     ]
 
 
@@ -229,7 +237,7 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     room = of.overlap * of.step_seconds - merge_seconds
     busy = _busy(of, merge_seconds)
     smallest = max(there_and_back / room, up, down) if room > 0 and busy <= 1 else None
-    if program == "decoupled-diloco":
+    if program == DECOUPLED:
         slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
         wait, interval = 0.0, of.interval * max(1.0, slower)
         always = tuple(0.0 for _ in UTILISATIONS)
@@ -291,7 +299,7 @@ def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
     sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
     a_sweep = of.learners * (FORMATS[of.push].bits + FORMATS[of.update].bits)
     working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
-    if links.program != "decoupled-diloco":
+    if links.program != DECOUPLED:
         return SentBytes(working, None)
     first = home_bits(of.update) + (0.0 if of.update == "float32" else 2 * (whole - FORMATS[of.update].bits))
     return SentBytes(working, of.parameters / 8 * (sweeps * home_bits(of.update) + first + whole))
@@ -495,7 +503,7 @@ class RunPlan:
         """The load on a store, if learners go through one."""
         if self.wanted.via_every is None:
             return None
-        links = next(each.links for each in self.outlooks if each.links.program == "decoupled-diloco")
+        links = next(each.links for each in self.outlooks if each.links.program == DECOUPLED)
         return bucket_load(self.wanted.via_every, (links.up_bits + links.down_bits) / 8)
 
 
@@ -676,9 +684,7 @@ def _row(of: Outlook) -> tuple[str, ...]:
 def _step(of: Outlook) -> str:
     duration = seconds(of.step_seconds)
     raised = of.links.interval
-    return (
-        f"{duration}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else duration
-    )
+    return f"{duration}, H = {raised:.0f}" if of.links.program == DECOUPLED and raised is not None else duration
 
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:

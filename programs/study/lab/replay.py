@@ -286,7 +286,7 @@ class _TapeSetting:
     formers: tuple[tuple[_TapeSetting, frozenset[str]], ...] = ()
 
     def of(self, file: TapeFile) -> _TapeSetting:
-        """The cast under which a tape was written."""
+        """The setting in which a tape was written: this one, or one from before a resume."""
         return next((former for former, names in self.formers if file.name in names), self)
 
 

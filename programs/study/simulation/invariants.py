@@ -17,7 +17,7 @@ from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import LEARNER, RECORDER, MachineOwner, Member, Replica
+from isthmus.runtime.ids import LEARNER, ONE_RECORDER, MachineOwner, Member, Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError, is_of_liar
 from isthmus.runtime.sim.faults import Forge, Lie
 from isthmus.runtime.sim.host import Life
@@ -332,9 +332,6 @@ def checkers(owner_of: Callable[[int], MachineOwner] = _its_own, paths: PathPart
     classes = (VersionsChecker, BytesChecker, AnswersChecker, FairnessChecker, ModelChecker)
     of_paths = [] if paths is None else [PathsChecker(paths)]
     return [MergesChecker(owner_of), AccountsChecker(paths), *of_paths, *(each() for each in classes)]
-
-
-ONE_RECORDER: Final = Replica(RECORDER, 0)
 
 
 class LiesChecker(Checker):

@@ -15,12 +15,11 @@ from isthmus.ops.syncer.merge import ranges_of
 from isthmus.programs.engine.recorder.accounts import LifeTokens, books, entries
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import ONE_RECORDER, Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 
-RECORDER: Final = Replica("recorder", 0)
 DIFFERENCES_SHOWN: Final = 3
 Version = tuple[int, int]
 Model = Counter[tuple[int, int]]
@@ -32,7 +31,7 @@ def last_books(universe: Universe) -> tuple[dict[str, Any], list[LifeTokens]] | 
 
     ViolationError if its books disagree with each other.
     """
-    last = universe.last(RECORDER)
+    last = universe.last(ONE_RECORDER)
     status = {} if last is None else last.host.published.get("record", {})
     if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
         return None

@@ -26,7 +26,7 @@ from isthmus.programs.engine.recorder.roles import PERIOD
 from isthmus.runtime.cores.membership_messages import Refused
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
-from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.ids import LEARNER, ONE_RECORDER, Member, Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.faults import Forge
 from isthmus.runtime.sim.host import Life
@@ -45,8 +45,6 @@ from isthmus.runtime.supervision.incidents import (
     TooFewProcesses,
 )
 from isthmus.runtime.system.files import encoded
-
-RECORDER = Replica("recorder", 0)
 
 
 def _has_left(life: Life) -> bool:
@@ -67,18 +65,18 @@ class FilesChecker(Checker):
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note the final fragments that reach a recorder."""
-        if edge.target_port == "final" and life.member.replica == RECORDER:
+        if edge.target_port == "final" and life.member.replica == ONE_RECORDER:
             self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(item["tensors"])))
 
     def ended(self, universe: Universe) -> None:
         """Check all files, and again after a power failure."""
-        disk, recorder = universe.disks[universe.home], universe.last(RECORDER)
+        disk, recorder = universe.disks[universe.home], universe.last(ONE_RECORDER)
         nothing: dict[str, Any] = {"files": {}, "error": None}
         status = nothing if recorder is None else recorder.host.published.get("record", nothing)
         # A killed recorder may have written a line that it had not counted; later disk failures removed some.
         is_accurate = recorder is not None and recorder.failures_at_end == disk.failures and not _has_left(recorder)
         counts = {name: file_counts if is_accurate else None for name, file_counts in status["files"].items()}
-        recorders = [life for life in universe.lives if life.member.replica == RECORDER]
+        recorders = [life for life in universe.lives if life.member.replica == ONE_RECORDER]
         deaths = sum(life.was_killed or _has_left(life) for life in recorders)
         deaths += recorder is not None and not is_accurate  # A power failure after its end may tear the last line.
         for name in sorted(counts):
@@ -204,8 +202,8 @@ class GuardsWitness(Checker):
 
     A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of
     a former life, an order that comes late), faults have to bring it about. It objects to nothing; `guards_of` returns
-    the guards that a search of a program has to see, `coverage` whether it did. Guards against hosts that send nonsense
-    are not among them: those of a universe are sound.
+    the guards that a search of a program has to see, `searches.idle` those that it did not. Guards against hosts that
+    send nonsense are not among them: those of a universe are sound.
     """
 
     def __init__(self) -> None:
@@ -476,7 +474,7 @@ class SnapshotsChecker(Checker):
     def polled(self, universe: Universe) -> None:
         """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
         for life in universe.living():
-            is_home = life.member.replica == RECORDER and life.machine == universe.home
+            is_home = life.member.replica == ONE_RECORDER and life.machine == universe.home
             snapshots = _snapshots_of(life) if is_home else None
             if snapshots is None or snapshots["error"] is not None:
                 continue

@@ -166,11 +166,6 @@ def lying(seed: int, program: str = DEFAULT) -> Shape:
     return replace(shape, faults=tuple(faults), storms=())
 
 
-def run_lying(seed: int, program: str = DEFAULT) -> Outcome:
-    """The outcome of one seed."""
-    return outcome_of(lying(seed, program))
-
-
 PROCESSES_MAX: Final = 4
 HOME_SHARE: Final = 0.3
 """Of notices, beside its turn among all machines."""

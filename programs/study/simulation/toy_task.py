@@ -20,7 +20,8 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request.request import Program
-from isthmus.runtime.graph.template import Job, Reference, Template, TensorSpec
+from isthmus.programs.job import Job, TensorSpec
+from isthmus.runtime.graph.template import Reference, Template
 
 LAYOUT: Final = (
     TensorSpec("embedding", (6, 4), "float32", merge="average"),

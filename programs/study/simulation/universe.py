@@ -43,7 +43,7 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, REGION, MachineOwner, Replica, follower
+from isthmus.runtime.ids import LEARNER, ONE_RECORDER, REGION, MachineOwner, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
@@ -253,7 +253,7 @@ def words(error: Exception) -> str:
 def _outcome(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
     injector = universe.injector
     storms = _storms(shape, injector.happened)
-    recorder = universe.last(Replica("recorder", 0))
+    recorder = universe.last(ONE_RECORDER)
     return Outcome(
         seed=shape.seed,
         violation=violation,

@@ -19,7 +19,7 @@ from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Trace
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import ONE_RECORDER, Replica
 from isthmus.runtime.sim.faults import Fault as SimulatedFault
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import HOME, Universe
@@ -76,7 +76,7 @@ class VirtualRun:
             if world.injector.missed:
                 raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
         hosts, job = world.hosts, request.job
-        status = self.status = hosts[Replica("recorder", 0)].published["record"]
+        status = self.status = hosts[ONE_RECORDER].published["record"]
         self.summary = summarise(
             status,
             self.trace.spans,

@@ -17,8 +17,9 @@ from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.job import Job
 from isthmus.programs.update_settings import step_tokens_of
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 
 SEEN = 1 << 16
 

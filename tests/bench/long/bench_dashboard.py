@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.browser.chromium import FOUND, Chromium, Tab, chromium
-from tests.bench.observed import COMMAND
+from tests.bench.observed import COMMAND, cpu_seconds
 
 LEARNERS: Final = 256
 LINES_A_SECOND: Final = 5
@@ -41,13 +41,6 @@ MERGES_A_SECOND: Final = 8
 FRAGMENTS: Final = 64
 PAINTS: Final = 7
 WINDOW_SECONDS: Final = 10.0
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.bench.observed import ISTHMUS, NS, Run, pin, print_spreads, status, training, wait_for
+from tests.bench.observed import ISTHMUS, NS, Run, lines_of, pin, print_spreads, status, training, wait_for
 
 BARS = {
     "learner killed: process to first inner step, s": 3.0,
@@ -51,12 +51,6 @@ def started_at(pid: int) -> float:
     """When a process began, in seconds of the monotonic clock."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return ticks / TICKS - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that grows."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def first_step(run: Run, host: str) -> float:

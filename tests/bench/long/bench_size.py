@@ -35,13 +35,12 @@ from isthmus.runtime.sim.machine import HostClock
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.tape.writing import SEGMENT_BYTES
+from tests.bench.observed import cpu_seconds
 from tests.bench.size import ordered
 from tests.bench.size.light import STEP_SECONDS
 
 LOOK_SECONDS = 60.0
 STEPS_SIMULATED = 40
-TICK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGESIZE")
 
 
 class TimedClock(HostClock):
@@ -137,12 +136,6 @@ def real(learners: int) -> dict[str, Any]:
 def merges_in(folder: Path) -> int:
     path = folder / "merges.jsonl"
     return len(path.read_bytes().splitlines()) if path.exists() else 0
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def own_bytes(pid: int) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.study.simulation.invariants_model import OF_FORGERIES
-from tests.bench.observed import ISTHMUS
+from tests.bench.observed import ISTHMUS, lines_of
 from tests.bench.strangers.forging import LIAR, STRANGERS, VARIABLE
 
 HERE = Path(__file__).parents[1]
@@ -51,11 +51,6 @@ class Found:
     def is_right(self) -> bool:
         """Whether it cost the others nothing."""
         return (self.outcome, self.lost, self.deaths, self.refused) == ("done", 0, 0, 0)
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def one_run(name: str) -> Found:

@@ -17,7 +17,8 @@ import numpy as np
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs import decoupled
-from isthmus.runtime.graph.template import Graph, Job
+from isthmus.programs.job import Job
+from isthmus.runtime.graph.template import Graph
 
 LIAR: Final = 2
 STEPS_SOUND: Final = 20

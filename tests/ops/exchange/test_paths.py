@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.paths import PathParts, path_parts
-from isthmus.runtime.graph.template import TensorSpec
+from isthmus.programs.job import TensorSpec
 
 LAYOUT = (
     TensorSpec("embedding", (256, 8), "float32", merge="average"),

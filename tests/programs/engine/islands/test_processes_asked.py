@@ -10,8 +10,9 @@ import pytest
 
 from isthmus.programs.engine.request.faults import followed, process_faults
 from isthmus.programs.engine.request.request import Program
+from isthmus.programs.job import Job, TensorSpec
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Job, Reference, TensorSpec
+from isthmus.runtime.graph.template import Reference
 
 JOB = Job("", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2)
 

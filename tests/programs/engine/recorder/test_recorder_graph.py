@@ -11,7 +11,8 @@ from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
-from isthmus.runtime.graph.template import Graph, Job, Reference, Template, TensorSpec
+from isthmus.programs.job import Job, TensorSpec
+from isthmus.runtime.graph.template import Graph, Reference, Template
 from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))

@@ -18,8 +18,9 @@ import pytest
 from isthmus import Program
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import fingerprint, sources
+from isthmus.programs.job import Job, TensorSpec
 from isthmus.runtime.errors import GraphError
-from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Reference, TensorSpec
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Reference
 from tests.runtime.graph.example_bodies import collecting
 
 RING = """
@@ -68,7 +69,8 @@ def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> No
     code = (
         "from isthmus import Program\n"
         "from isthmus.programs.engine.request.request import fingerprint\n"
-        "from isthmus.runtime.graph.template import Job, Reference, TensorSpec\n"
+        "from isthmus.programs.job import Job, TensorSpec\n"
+        "from isthmus.runtime.graph.template import Reference\n"
         f"job = {JOB!r}\n"
         "program = Program(job.program)\n"
         "print(fingerprint(program.build(job).freeze(), job, program.builder()))\n"

@@ -12,7 +12,8 @@ from unittest import mock
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs import decoupled
-from isthmus.runtime.graph.template import Graph, Job
+from isthmus.programs.job import Job
+from isthmus.runtime.graph.template import Graph
 
 LIAR: Final = 2
 STEPS_HONEST: Final = 6

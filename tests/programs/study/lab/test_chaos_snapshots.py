@@ -16,7 +16,7 @@ from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.study.lab import chaos_trial
 from isthmus.programs.study.lab.chaos_page import write_page
-from isthmus.programs.study.lab.chaos_plan import LEARNER, ChaosPlan, DrawnFaults, Planned, faults_of, seconds_of
+from isthmus.programs.study.lab.chaos_plan import ChaosPlan, DrawnFaults, Planned, faults_of, seconds_of
 from isthmus.programs.study.lab.chaos_snapshots import (
     COST_SECONDS_MIN,
     GOES_BACK,
@@ -32,7 +32,7 @@ from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, Output, RunBody
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.ids import Handle, Replica
+from isthmus.runtime.ids import LEARNER, Handle, Replica
 from isthmus.runtime.tape.reading import read
 from tests.programs.engine.results.made_up_run import build
 from tests.programs.family import ADAM

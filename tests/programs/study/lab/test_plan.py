@@ -17,6 +17,7 @@ from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.study.lab.plan import (
     UTILISATIONS,
     LinkLoad,
@@ -33,7 +34,6 @@ from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
 from isthmus.runtime.supervision.flows import RunFlows

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.study.simulation.searches import lying, run_lying
+from isthmus.programs.study.simulation.searches import lying
 from isthmus.programs.study.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.sim.faults import KillDaemon, Lie
 from isthmus.runtime.sim.lies import ANY, VALUES
@@ -58,5 +58,5 @@ def test_after_a_lost_ledger_a_machine_has_the_lives_that_it_may_have_and_no_oth
 @pytest.mark.long
 def test_seeds_of_lies_lose_no_token_of_the_others() -> None:
     for seed in seeds(100, least=6):
-        done = run_lying(seed)
+        done = outcome_of(lying(seed))
         assert done.violation is None, (seed, done.violation)
