@@ -45,6 +45,7 @@ from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import Event
 from isthmus.runtime.wire.security_keys import check_open, check_server
+from isthmus.runtime.wire.segment_links import SegmentDesk, SegmentLink
 from isthmus.runtime.wire.zmtp_sizes import greeting_bytes, message_bytes
 
 REFUSED_MAX: Final = 4096
@@ -53,6 +54,9 @@ DEPARTED_MAX: Final = 4096
 """Members that have gone, and of which it is known what has crossed: the oldest are forgotten."""
 EARLY_MAX: Final = 64
 """Data connections whose control connection has not sent its HELLO yet: they differ by less than a round trip."""
+UNSHARED: Final = frozenset({"segment", "memory"})
+"""Reasons of refusals after which a peer and this host share no memory: what could not be mapped or read once would be
+lent, and refused, in every session."""
 
 
 class SessionReceiver:
@@ -395,10 +399,11 @@ class Connections:
             return
         peer.dialled += 1
         token, intake = self._sockets.token(), peer.intake(self._limits)
-        desk = "" if self._desk is None or through is not None else self._desk.address
-        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake, desk)
-        if through is None:
-            self._open_desk(session, dials=True)
+        desk = self._desk_for(peer, is_direct=through is None)
+        address = "" if desk is None else desk.address
+        session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake, address)
+        if desk is not None:
+            self._meet_at(desk.call, session)
         self._start(peer, session, self._way_to(peer, session) if through is None else self.way_through(through, peer))
 
     def _way_to(self, peer: Peer, session: Session) -> SessionLink:
@@ -488,11 +493,11 @@ class Connections:
         peer.accepted = connection
         if peer.session is not None:
             self.end(peer, "replaced by a newer connection")
-        is_direct = not isinstance(link, RelayedLink)
-        desk = "" if self._desk is None or not is_direct else self._desk.address
-        session, events = Session.accept(self.own, hello, connection, peer.pair, peer.intake(self._limits), desk)
-        if is_direct:
-            self._open_desk(session, dials=False)
+        desk = self._desk_for(peer, is_direct=not isinstance(link, RelayedLink))
+        address, intake = "" if desk is None else desk.address, peer.intake(self._limits)
+        session, events = Session.accept(self.own, hello, connection, peer.pair, intake, address)
+        if desk is not None:
+            self._meet_at(desk.answer, session)
         self._start(peer, session, link)
         self._owner.act_on(peer, session, events)
         return SessionReceiver(self, peer, session)
@@ -526,11 +531,13 @@ class Connections:
             if peer.session is not None:
                 peer.session.share()  # Before this side's first STATE, which the peer waits for.
 
-    def _open_desk(self, session: Session, *, dials: bool) -> None:
-        """Have a session with a peer that is reached directly share memory, where that is of this machine."""
-        if self._desk is not None:
-            meet = self._desk.call if dials else self._desk.answer
-            session.share_by(lambda: meet(session.desk_of_peer, session.token) if session.desk_of_peer else None)
+    def _desk_for(self, peer: Peer, *, is_direct: bool) -> SegmentDesk | None:
+        """Where a session with a peer meets it; None where they share no memory, wherever the peer is."""
+        return self._desk if is_direct and peer.is_sharing else None
+
+    def _meet_at(self, meet: Callable[[str, bytes], SegmentLink | None], session: Session) -> None:
+        """Have a session share memory, where the peer is of this machine."""
+        session.share_by(lambda: meet(session.desk_of_peer, session.token) if session.desk_of_peer else None)
 
     def _copied(self) -> None:
         """In another thread: more of an item lies in shared memory."""
@@ -582,6 +589,7 @@ class Connections:
     def refuse(self, peer: Peer, refusal: RefusalError) -> None:
         """End a session because of an illegal message, and send the peer the reason."""
         self._counts[f"refused_{refusal.reason}"] += 1
+        peer.is_sharing &= refusal.reason not in UNSHARED
         if peer.session is not None and peer.link is not None:
             self.send_control(peer, peer.link, peer.session.refusal(refusal.reason, str(refusal)))
         self.end(peer, f"refused ({refusal})")
@@ -641,6 +649,8 @@ class Connections:
         now = self._clock.now()
         is_late = now - self._beat_at > self._limits.heartbeat
         self._cancel_beat = self._beat_later()
+        if self._desk is not None:
+            self._desk.tidy()
         for peer in list(self.peers.values()):
             session, link = peer.session, peer.link
             if session is None or link is None:

@@ -273,7 +273,7 @@ class Peer:
 
     __slots__ = (
         "accepted", "attempts", "began_at", "cancel_retry", "detour", "dialled", "early", "heard_at", "held",
-        "is_expected", "is_up", "link", "member", "pair", "reason", "route", "session", "word_at",
+        "is_expected", "is_sharing", "is_up", "link", "member", "pair", "reason", "route", "session", "word_at",
     )  # fmt: skip
 
     def __init__(self, member: Member) -> None:
@@ -285,6 +285,8 @@ class Peer:
         self.link: SessionLink | None = None
         self.held: deque[HeldMessage] = deque()
         self.is_expected = self.is_up = False
+        self.is_sharing = True
+        """Whether the memory of either may be read by the other."""
         self.reason = ""
         self.began_at = self.heard_at = Instant(0)
         self.word_at: Instant | None = None

@@ -25,6 +25,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import select
 import socket
 import struct
 import weakref
@@ -40,7 +41,7 @@ import xxhash
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX, Bytes, RefusalError
 from isthmus.runtime.system import forks
-from isthmus.runtime.system.mappings import map_shared
+from isthmus.runtime.system.mappings import F_GET_SEALS, map_shared
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 from isthmus.runtime.wire.segments import (
     ITEM_BYTES_MIN,
@@ -64,6 +65,7 @@ WAITING_MAX: Final = 256
 DESCRIPTORS_MAX: Final = 4
 """Descriptors of one packet that are read, to be closed if there is more than one; the kernel closes what is beyond."""
 _DESCRIPTOR_BYTES: Final = struct.calcsize("i")
+_ROOM: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR_BYTES)
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -75,10 +77,13 @@ class SegmentLink:
         self._connection, self._pool, self._counts = connection, pool, counts
         self._borrowed: dict[int, Any] = {}
         self._ended: deque[tuple[int, int]] = deque()
-        """Leases that were collected: the segment, and how often this process had forked when it began."""
+        """Leases that were collected: the segment, and the count of forks when it began."""
         self._outbox: deque[bytes] = deque()
         self._fault: RefusalError | None = None
         self._is_open = True
+        self._spare: socket.socket | None = None
+        """Gives its place to a descriptor that is received: there is one even where no further file can be opened."""
+        self._keep_spare()
 
     # -- lending -------------------------------------------------------------------------------------------------------
 
@@ -126,14 +131,13 @@ class SegmentLink:
         return lease.data
 
     def settle(self) -> None:
-        """Read what has come, send what waits, and give up what was long of no use."""
+        """Read what has come, and send what waits."""
         while self._ended:
             number, forks_before = self._ended.popleft()
             kind = GIVE_BACK if forks_before == _forked.count else SPOIL
             self._outbox.append(PACKET.pack(kind, number, 0))
         self._write()
         self._read_quietly()
-        self._pool.drop_idle()
         if self._fault is not None:
             raise self._fault
 
@@ -146,6 +150,7 @@ class SegmentLink:
         if self._is_open:
             self._is_open = False
             self._connection.close()
+            self._free_spare()
             self._borrowed.clear()
             self._outbox.clear()
             self._pool.leave(self)
@@ -174,21 +179,31 @@ class SegmentLink:
 
     def _read(self) -> bool:
         """Read one packet; False if there is none."""
+        descriptors: list[int] = []
+        self._free_spare()
         try:
-            packet, ancillary, flags, _ = self._connection.recvmsg(
-                PACKET.size + 1, socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
-            )
-        except OSError:  # There is none, or the peer was killed.
-            return False
-        descriptors = _descriptors(ancillary)
-        try:
+            try:
+                packet, ancillary, flags, _ = self._connection.recvmsg(PACKET.size + 1, _ROOM, socket.MSG_CMSG_CLOEXEC)
+            except OSError:  # There is none, or the peer was killed.
+                return False
+            descriptors = _descriptors(ancillary)
             if not packet and not descriptors:  # The peer has closed its end.
                 return False
             self._on_packet(packet, descriptors, is_cut=bool(flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC)))
         finally:
             for each in descriptors:
                 os.close(each)
+            self._keep_spare()
         return True
+
+    def _keep_spare(self) -> None:
+        with suppress(OSError):
+            self._spare = self._connection.dup()
+
+    def _free_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
 
     def _on_packet(self, packet: bytes, descriptors: list[int], *, is_cut: bool) -> None:
         if is_cut or len(packet) != PACKET.size:
@@ -209,12 +224,14 @@ class SegmentLink:
         if number in self._borrowed or len(self._borrowed) >= SEGMENTS_MAX:
             raise RefusalError("segment", f"segment {number} beside {len(self._borrowed)} others")
         try:
-            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            seals = fcntl.fcntl(descriptor, F_GET_SEALS)
         except OSError as error:  # No memfd.
             raise RefusalError("segment", f"segment {number} cannot be sealed") from error
         state = os.fstat(descriptor)  # After the seals: before them it may still change.
-        if seals & SEALS_MIN != SEALS_MIN or state.st_blksize != mmap.PAGESIZE:
-            raise RefusalError("segment", f"segment {number} has seals {seals:#x} and pages of {state.st_blksize}")
+        # Not st_blksize, which is large where the kernel may use large pages by itself (`shmem_enabled`).
+        page_bytes = os.fstatvfs(descriptor).f_bsize
+        if seals & SEALS_MIN != SEALS_MIN or page_bytes != mmap.PAGESIZE:
+            raise RefusalError("segment", f"segment {number} has seals {seals:#x} and pages of {page_bytes}")
         if state.st_size != size_bytes or not 0 < size_bytes <= SEGMENT_BYTES_MAX or size_bytes % SIZE_STEP_BYTES:
             raise RefusalError("segment", f"segment {number} of {state.st_size} bytes, {size_bytes} were announced")
         try:
@@ -287,18 +304,18 @@ class SegmentDesk:
         """The connection of a peer that has shown `token` at this desk; None if it has not come."""
         if self._listener is None or address.partition("/")[0] != _machine():
             return None
-        self._accept()
-        for connection, shown in list(self._waiting.items()):
-            now_shown = _token_of(connection) if not shown else shown if _is_there(connection) else None
-            if now_shown is None:
-                self._dismiss(connection)
-                continue
-            self._waiting[connection] = now_shown
-            if now_shown == token:
+        self._look(token)
+        for connection, shown in self._waiting.items():
+            if shown == token:
                 del self._waiting[connection]
                 return SegmentLink(connection, self._pool, self.counts)
         self.counts["desk_unreached"] += 1
         return None
+
+    def tidy(self) -> None:
+        """Give up what has been of no use for long, and connections that ended before their session was up."""
+        self._pool.drop_idle()
+        self._look()
 
     def close(self) -> None:
         """Close the desk, and give up all segments; links are closed with their sessions."""
@@ -309,9 +326,20 @@ class SegmentDesk:
             self._dismiss(connection)
         self._pool.close()
 
+    def _look(self, awaited: bytes = b"") -> None:
+        """Accept what has connected, read tokens, and dismiss what has ended, but for who shows the `awaited` one."""
+        self._accept()
+        for connection, shown in list(self._waiting.items()):
+            now_shown = shown or _token_of(connection)
+            if now_shown is None or (now_shown != awaited and not _is_there(connection)):
+                self._dismiss(connection)
+            else:
+                self._waiting[connection] = now_shown
+
     def _accept(self) -> None:
         """Accept what has connected, if it is of this account."""
-        assert self._listener is not None
+        if self._listener is None:
+            return
         for _ in range(WAITING_MAX):
             try:
                 connection, _ = self._listener.accept()
@@ -342,13 +370,10 @@ def _token_of(connection: socket.socket) -> bytes | None:
 
 
 def _is_there(connection: socket.socket) -> bool:
-    """Whether the other end has not closed its connection."""
-    try:
-        return bool(connection.recv(1, socket.MSG_PEEK))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    """Whether the other end has not closed its connection. What it has lent before may still be unread."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return not poll.poll(0)
 
 
 def _is_own(connection: socket.socket) -> bool:
@@ -365,11 +390,12 @@ def _machine() -> str:
 
 
 class _Forked:
-    """How often this process has forked: a fork has the views of the moment, and gives nothing back."""
+    """Grows where this process forks: a fork has the views of the moment, and gives nothing back."""
 
     def __init__(self) -> None:
         self.count = 0
-        os.register_at_fork(before=self._forks)
+        # Twice: what begins while other hooks run, before the fork itself, is in the fork, too.
+        os.register_at_fork(before=self._forks, after_in_parent=self._forks)
 
     def _forks(self) -> None:
         self.count += 1

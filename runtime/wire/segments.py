@@ -33,11 +33,17 @@ from numpy.typing import NDArray
 from isthmus.runtime.items.decoding import ALIGNMENT_BYTES, SHELF_BYTES_MAX, WASTE_MAX
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import CHUNK_BYTES
-from isthmus.runtime.system.mappings import map_shared
+from isthmus.runtime.system.mappings import (
+    F_ADD_SEALS,
+    F_SEAL_FUTURE_WRITE,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+    map_shared,
+    sealable_file,
+)
 
-F_SEAL_FUTURE_WRITE: Final = 0x0010
-"""Of Linux 5.1: no further mapping may be writable. The module fcntl does not name it."""
-SEALS_MIN: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+SEALS_MIN: Final = F_SEAL_SHRINK | F_SEAL_GROW
 ITEM_BYTES_MIN: Final = 128 << 10
 """Of the large arrays of an item, in all. To lend a segment and to give it back costs about as much as TCP's copies of
 so many bytes."""
@@ -98,11 +104,11 @@ class SharedSegment:
         self._encoded: weakref.ref[Encoded] | None = None
         self._offsets: list[int | None] = []
         self._copying: ItemCopying | None = None
-        self.descriptor = os.memfd_create(f"isthmus-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = sealable_file(f"isthmus-{number}")
         try:
             os.ftruncate(self.descriptor, size_bytes)
             self._memory = np.frombuffer(map_shared(self.descriptor, size_bytes, is_writable=True), np.uint8)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS_MIN | fcntl.F_SEAL_SEAL | F_SEAL_FUTURE_WRITE)
+            fcntl.fcntl(self.descriptor, F_ADD_SEALS, SEALS_MIN | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE)
         except OSError:
             os.close(self.descriptor)
             raise

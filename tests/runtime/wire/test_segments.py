@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,8 @@ from isthmus.runtime.channels.conformance import same
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.layout import CHUNK_BYTES, RefusalError
-from isthmus.runtime.wire import protocol_messages, segments
+from isthmus.runtime.system import mappings
+from isthmus.runtime.wire import protocol_messages, segment_links, segments
 from isthmus.runtime.wire.protocol_credit import Intake
 from isthmus.runtime.wire.protocol_messages import PiecePlace
 from isthmus.runtime.wire.protocol_transfers import Inbound, Incoming, ParcelsArrived
@@ -216,6 +221,38 @@ def test_a_peer_that_reads_no_descriptors_gets_items_by_tcp(world: World, monkey
     assert not segments_of(learner)[0].holders
 
 
+def test_a_system_without_anonymous_memory_sends_by_tcp(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mappings, "_create", None)
+    syncer, [learner] = neighbours(world)
+    learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
+    world.until(lambda: bool(syncer.items))
+    assert (learner.count("items_lent"), learner.count("items_unlent")) == (0, 1)
+
+
+OLD = """
+import fcntl, os
+for module, beginnings in ((os, ("memfd_", "MFD_")), (fcntl, ("F_SEAL_", "F_ADD_SEALS", "F_GET_SEALS"))):
+    for name in dir(module):
+        if name.startswith(beginnings):
+            delattr(module, name)
+from isthmus.runtime.wire.segment_links import SegmentDesk
+from tests.runtime.wire.cables import LEARNERS, SYNCER, World, floats
+world = World()
+syncer, learner = world.end(SYNCER, desk=SegmentDesk()), world.end(LEARNERS[0], desk=SegmentDesk())
+learner.channel.connect(SYNCER, syncer.channel.bind("tcp://127.0.0.1:0"))
+world.until(lambda: bool(syncer.ups and learner.ups))
+learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
+world.until(lambda: bool(syncer.items))
+print(learner.count("items_lent"))
+world.close()
+"""
+
+
+@pytest.mark.process
+def test_a_python_that_was_built_with_an_old_c_library_shares_memory() -> None:
+    assert subprocess.run([sys.executable, "-c", OLD], check=True, capture_output=True, text=True).stdout == "1\n"
+
+
 def test_what_lies_unused_is_bounded_and_its_memory_is_given_up(world: World) -> None:
     syncer, [learner] = neighbours(world)
     count = FREE_BYTES_MAX // (40 * MIB) + 2
@@ -238,6 +275,21 @@ def test_what_no_item_takes_for_long_is_given_up(world: World, monkeypatch: pyte
     assert len(segments_of(learner)) == 2  # Both are held, so none is idle.
     syncer.items.clear()
     world.until(settled(world, learner, syncer))
+    world.until(lambda: not segments_of(learner) and not mapped())
+
+
+def test_what_lies_unused_is_given_up_after_the_last_peer_has_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncer, [learner] = neighbours(world)
+    learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
+    world.until(lambda: len(syncer.items) == 1)
+    syncer.items.clear()
+    world.until(settled(world, learner, syncer))
+    syncer.channel.close()
+    world.until(lambda: bool(learner.losses))
+    assert [each.is_free for each in segments_of(learner)] == [True]
+    monkeypatch.setattr(segments, "IDLE_SECONDS", 0.0)
     world.until(lambda: not segments_of(learner) and not mapped())
 
 
@@ -377,6 +429,37 @@ def test_a_segment_of_which_a_fork_may_have_a_view_is_not_written_again(world: W
     assert [each.number for each in segments_of(learner)] == [2]
 
 
+BEFORE_FORK = """
+import os, socket
+from collections import Counter
+leases = []
+os.register_at_fork(before=lambda: leases.append(borrower.lease_of(1)))  # The hook that is registered first runs last.
+from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.wire.segment_links import SegmentLink
+from isthmus.runtime.wire.segments import SegmentPool
+from tests.runtime.wire.cables import floats
+pool = SegmentPool()
+lender, borrower = (SegmentLink(end, pool, Counter()) for end in socket.socketpair(1, socket.SOCK_SEQPACKET))
+encoded = encode(floats(1))
+segment = lender.lodge(encoded)
+if not os.fork():
+    os._exit(0)
+os.wait()
+leases.clear()
+borrower.settle()
+lender.settle()
+print(segment.is_spoilt)
+"""
+
+
+@pytest.mark.process
+def test_what_is_borrowed_while_a_fork_begins_is_in_the_fork() -> None:
+    assert (
+        subprocess.run([sys.executable, "-c", BEFORE_FORK], check=True, capture_output=True, text=True).stdout
+        == "True\n"
+    )
+
+
 # -- who shares --------------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +471,26 @@ def test_a_peer_of_another_account_is_reached_by_tcp(world: World, monkeypatch: 
     world.until(lambda: bool(syncer.items))
     assert (learner.count("desk_unreached"), syncer.count("desk_unreached")) == (1, 1)
     assert learner.count("items_lent") == 0
+
+
+@pytest.mark.parametrize("lender", ["learner", "syncer"])
+def test_a_peer_that_cannot_map_what_it_is_lent_gets_items_by_tcp(
+    world: World, lender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def map_shared(*arguments: Any, **more: Any) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    syncer, [learner] = neighbours(world)
+    syncer.channel.expect(LEARNERS[0])
+    source, target = (learner, syncer) if lender == "learner" else (syncer, learner)
+    monkeypatch.setattr(segment_links, "map_shared", map_shared)
+    for number in range(3):
+        source.send(target.member, 1, {"number": number, "x": floats(2, number)})
+    world.until(lambda: len(target.items) == 3)
+    assert all(np.all(item["x"] == item["number"]) for item in target.got(1))
+    assert (target.count("refused_memory"), len(target.ups)) == (1, 2)
+    world.until(lambda: len(source.transfers) == 3)
+    world.until(lambda: not segments_of(source) and not mapped())
 
 
 def test_a_desk_that_is_not_reached_and_one_of_another_machine_are_told_apart() -> None:
@@ -428,6 +531,20 @@ def test_a_connection_whose_session_never_came_up_is_dismissed_once_it_has_ended
     assert mine is not None
     for each in (later, mine, here, there):
         each.close()
+
+
+def test_a_connection_that_ended_before_its_session_was_up_keeps_nothing() -> None:
+    here, there = SegmentDesk(), SegmentDesk()
+    link = there.call(here.address, TOKEN)
+    assert link is not None
+    assert link.lodge(encode(floats(2))) is not None
+    here.tidy()
+    assert list(here._waiting.values()) == [TOKEN]
+    link.close()
+    there.close()
+    here.tidy()
+    assert not here._waiting
+    here.close()
 
 
 def test_strangers_at_a_desk_are_few_and_harm_nobody() -> None:
@@ -516,6 +633,55 @@ def test_a_lie_about_segments_is_refused_and_keeps_no_descriptor(liar: Liar, lie
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(RefusalError):
         liar.link.settle()
+
+
+def test_memory_that_the_kernel_may_give_large_pages_is_borrowed(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `shmem_enabled` of always, force, or within_size: its block size is that of a large page."""
+    status = SimpleNamespace(st_size=STEP, st_blksize=2 * MIB)
+    monkeypatch.setattr(os, "fstat", lambda descriptor: status)
+    descriptor = memory(STEP)
+    liar.lend([descriptor], STEP)
+    os.close(descriptor)
+    assert len(liar.link.lease_of(1)) == STEP
+
+
+def test_memory_of_large_pages_which_may_be_missing_is_refused(liar: Liar) -> None:
+    try:
+        descriptor = os.memfd_create("lie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no large pages of a fixed number: {error}")
+    size_bytes = os.fstatvfs(descriptor).f_bsize
+    os.ftruncate(descriptor, size_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS_MIN)
+    liar.lend([descriptor], size_bytes)
+    os.close(descriptor)
+    with pytest.raises(RefusalError, match=f"pages of {size_bytes}"):
+        liar.link.settle()
+
+
+def test_a_segment_arrives_where_no_file_can_be_opened(liar: Liar) -> None:
+    descriptor = memory(STEP)
+    liar.lend([descriptor], STEP)
+    os.close(descriptor)
+    with no_descriptors():
+        assert len(liar.link.lease_of(1)) == STEP
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """While this process can open no file."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[0], *map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
 
 
 def test_a_peer_lends_a_bounded_number_of_segments(liar: Liar) -> None:
