@@ -5,7 +5,7 @@
 Every figure is a share of its limit: what the event loop, a socket, memory or the bare loop does in the same run is 1,
 and more is better. `kept.json` has the shares of an earlier commit; a share that is smaller by more than a tenth is
 marked, and the exit status is 1. --keep writes what was measured there, of all benches at once; --beside measures
-another tree, bench by bench in turn with this one, and compares with that. It took 6:40 on two idle cores; where other
+another tree, bench by bench in turn with this one, and compares with that. It took 4:54 on two idle cores; where other
 work keeps the machine busy, the first line says so, and nothing is kept.
 """
 
