@@ -2,7 +2,7 @@
 # make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
 # make long: what is too long for make test and is checked before each landing.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
-# make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), seven minutes; make bench-keep keeps.
+# make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
@@ -140,7 +140,7 @@ docs: .venv/installed-docs .typing/isthmus
 versions: .venv/installed
 	tests/versions.sh
 
-# Each figure that matters as a share of its limit, beside those kept: seven minutes on two idle cores.
+# Each figure that matters as a share of its limit, beside those kept: five minutes on two idle cores.
 bench: .venv/installed-test
 	$(BIN)/python -m tests.bench.ratios
 
