@@ -13,7 +13,7 @@ may declare beside its call, with the value that holds otherwise, and `trait` is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -105,8 +105,8 @@ def trait(body: Any, name: Trait) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def has(body: type, name: Trait) -> bool:
-    """Whether the class of a body declares `name` itself."""
+def has(body: Hashable, name: Trait) -> bool:
+    """Whether a body, a class or a function, declares `name` itself."""
     return hasattr(body, name)
 
 

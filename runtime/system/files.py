@@ -15,12 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from isthmus.runtime.system.disk import DISK, Disk, File
-
-if TYPE_CHECKING:
-    pass
 
 
 def is_text(name: str | Path) -> bool:

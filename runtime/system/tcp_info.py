@@ -31,8 +31,7 @@ RECEIVE_BYTES: Final = 1 << 16
 class TcpConnection(NamedTuple):
     """A connection: (address, port) of both ends, a number of its own, and its figures.
 
-    `acked_bytes` and `received_bytes` are payload; `segments` with data were sent, of which `resent` were
-    sent again.
+    `acked_bytes` and `received_bytes` are payload; `segments` with data were sent, of which `resent` were sent again.
     """
 
     local: tuple[str, int]

@@ -41,6 +41,7 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.security_keys import Keyring
 from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
+from tests.bench.observed import cpu_seconds
 
 BAR = 0.7
 SHARED_BARS = {"tcp": 2.5, "memcpy": 0.5}
@@ -225,12 +226,6 @@ def cases_of(sides: Sides, shared: Sides, total_mib: int) -> dict[str, tuple[Cal
     return cases
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """What all threads of these processes have computed, those that have ended, too: by the clocks of
-    clock_getcpuclockid(3)."""
-    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
-
-
 def measure(
     cases: dict[str, tuple[Callable[[], float], float]], repeats: int, pids: Sequence[int]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -239,11 +234,11 @@ def measure(
     costs: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(repeats + 1):
         for name, (case, moved) in cases.items():
-            before = cpu_seconds(pids)
+            before = sum(map(cpu_seconds, pids))
             seconds = case()
             if turn:
                 rates[name].append(moved / seconds)
-                costs[name].append((cpu_seconds(pids) - before) / moved * 1e9)
+                costs[name].append((sum(map(cpu_seconds, pids)) - before) / moved * 1e9)
     return rates, costs
 
 
