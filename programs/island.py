@@ -7,9 +7,10 @@
 
 What a framework brings of the model is in `module_island`, of PyTorch, and `state_island`, of jax. Decides what the
 loop's user sees: checks of what is passed, and the names on an island. The process of a script that `isthmus train
---loop` has started knows from its environment which life of which learner it is; where it is only asked for its model,
-it ends at its first step. Any other process joins a home with a daemon of its own. Where it is the first there, its
-first step tells of its model, before the run: the values after that step are the first that are exchanged.
+--loop` has started knows from its environment which life of which learner it is. One that was started before its run is
+given its life at its first step, which has told of its model; if it is only asked, it ends there. Any other process
+joins a home with a daemon of its own. A first step that is made before the run is not counted: the values after that of
+slot 0 are the first that are exchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import Evaluating
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, LoopModel, ModelFound
+from isthmus.programs.loop_task import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife, LoopModel, ModelFound
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER, Replica
@@ -95,13 +96,12 @@ class Island:
 
     def __init__(
         self,
-        life: LoopLife | LoopHome | int,
+        life: LoopLife | LoopHome | LoopAhead,
         model: LoopModel,
         tokens_most: int | None,
         evaluate: Any,
     ) -> None:
-        """`life`: the life that this process is, the home that it joins by itself, or the descriptor for the answer
-        where it is asked for its model."""
+        """`life`: the life that this process is, the home that it joins by itself, or how it is given a life."""
         self._model, self._tokens_most, self._evaluate = model, tokens_most, evaluate
         self._ranks = model.ranks
         if evaluate is not None and not callable(evaluate):
@@ -140,7 +140,8 @@ class Island:
             raise
 
     def _enter(self) -> Self:
-        if isinstance(self._life, int):  # It is asked for its model, which its first step completes.
+        if isinstance(self._life, LoopAhead):  # It is asked for its model, which its first step completes.
+            self._first = IslandSlot(self._life.slot, self._life.slots, self._life.seed)
             return self
         from isthmus.programs.engine.run.loop_host import LoopHost
 
@@ -217,10 +218,10 @@ class Island:
             return
         self._thread = None
         _inside.remove(self)
-        if isinstance(self._life, int):
+        if isinstance(self._life, LoopAhead):
             if error is None:
                 do = f"Call {self._model.step_call} after each step of the optimizer."
-                _answer(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
+                _complain(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
             return
         is_in_order = error is None or (isinstance(error, SystemExit) and not error.code)
         was_over = self.is_over and is_in_order
@@ -298,11 +299,9 @@ class Island:
             self._ranks.settle()
             loss = self._model.after(stepped, loss)
             count = self._counts.of(tokens)
-            if isinstance(self._life, int):
-                found = self._found(self._ranks.total(count))
-                _answer(self._life, found) if self._ranks.is_leader else _end()
-        if self._host is None:
-            self._begin_run(count)
+            found = self._found(self._ranks.total(count)) if self._host is None else None
+        if found is not None:
+            self._begin_run(found)
         elif not self._host.is_over:
             self._check_place()
             count, loss = self._ranks.count(count, loss)
@@ -318,10 +317,20 @@ class Island:
                 self._check_place()
         return self._model.stepped()
 
-    def _begin_run(self, tokens: int) -> None:
-        """Tell of the model, after a first step of so many tokens, and be a host of the run that begins with it."""
-        found = self._found(self._ranks.total(tokens))._replace(evaluates=False)
-        self._begin(self._ranks.told(lambda: self._life_with(found)))
+    def _begin_run(self, found: ModelFound) -> None:
+        """Tell of the model, after a first step, and be a host of the run that begins with it. Ends a process that was
+        only asked."""
+        ahead = self._life
+        if isinstance(ahead, LoopAhead):
+            if self._ranks.is_leader:
+                _tell(ahead, found.answer())
+            life = None if ahead.is_only_asked else self._ranks.told(lambda: _life_of_waiting(ahead))
+            if life is None:
+                _end()
+            self._life = life
+        else:
+            life = self._ranks.told(lambda: self._life_with(found._replace(evaluates=False)))
+        self._begin(life)
 
     def _life_with(self, found: ModelFound) -> LoopLife:
         """The life of this process in the run that begins with its model."""
@@ -439,12 +448,24 @@ class Island:
         return ModelFound(tuple(self._model.leaves()), self._model.merge, tokens, most, size_bytes, evaluates, frozen)
 
 
-def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:
-    """Tell what was asked, and end this process."""
-    content = answer.answer() if isinstance(answer, ModelFound) else {"faults": [list(each) for each in answer]}
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file)
+def _tell(life: LoopAhead, answer: Mapping[str, Any]) -> None:
+    """Answer what this process is asked."""
+    with os.fdopen(life.asks, "w") as file:
+        json.dump(answer, file)
+
+
+def _complain(life: LoopAhead, faults: Sequence[Fault]) -> NoReturn:
+    """Answer with faults, and end this process."""
+    _tell(life, {"faults": [list(each) for each in faults]})
     _end()
+
+
+def _life_of_waiting(life: LoopAhead) -> LoopLife | None:
+    """The life that this process is given; None where there is to be no run."""
+    from isthmus.programs.engine.run.script_processes import life_of_waiting
+
+    os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
+    return life_of_waiting(life)
 
 
 def _end() -> NoReturn:
@@ -455,13 +476,13 @@ def _end() -> NoReturn:
 
 
 @contextmanager
-def answering(life: LoopLife | LoopHome | int) -> Iterator[None]:
+def answering(life: LoopLife | LoopHome | LoopAhead) -> Iterator[None]:
     """Where this process is asked for its model, answer with the faults of a ConfigError."""
     try:
         yield
     except ConfigError as error:
-        if isinstance(life, int):
-            _answer(life, error.faults)
+        if isinstance(life, LoopAhead):
+            _complain(life, error.faults)
         raise
 
 
@@ -471,12 +492,12 @@ def life_of(
     invite: str | os.PathLike[str] | None = None,
     address: str | None = None,
     name: str | None = None,
-) -> LoopLife | LoopHome | int:
+) -> LoopLife | LoopHome | LoopAhead:
     """What this process is, where `isthmus train --loop` has started it, or the home that it is to join by itself;
     ConfigError where there is neither."""
     if (text := environment.get(ISLAND)) is not None:
         fields = json.loads(text)
-        return int(fields["asks"]) if "asks" in fields else LoopLife(**fields)
+        return LoopAhead(**fields) if "asks" in fields else LoopLife(**fields)
     invitation = environment.get(INVITE) if invite is None and address is None else None
     if (invite, address, invitation) == (None, None, None):
         do = 'Start the script by: isthmus train --loop train.py --learners 2; or pass invite="NAME.invite" of a home.'
@@ -486,9 +507,18 @@ def life_of(
     return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)
 
 
-def seed_of_life(seed: int, life: LoopLife) -> int:
-    """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot."""
-    return seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation
+def seed_of_life(seed: int, life: LoopLife | LoopHome | LoopAhead) -> int | None:
+    """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot; None for
+    a process that does not know its slot."""
+    if isinstance(life, LoopHome) or not life.replica:
+        return None
+    incarnation = life.incarnation if isinstance(life, LoopLife) else 1  # The first one.
+    return seed + LIVES_MAX * Replica.parse(life.replica).slot + incarnation
+
+
+def is_first_slot(life: LoopLife | LoopHome | LoopAhead) -> bool:
+    """Whether this process is, or will be, the learner of slot 0."""
+    return not isinstance(life, LoopHome) and life.replica == str(Replica(LEARNER, 0))
 
 
 @final

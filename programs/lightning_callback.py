@@ -18,10 +18,9 @@ from typing import Any, Final, final
 
 import torch
 
-from isthmus.programs.island import IGNORED, Island, answering, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopHome, LoopLife
+from isthmus.programs.island import IGNORED, Island, answering, is_first_slot, island, life_of, seed_of_life
+from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Replica
 
 _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -55,7 +54,7 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
     ) -> None:
         self._tokens_in = tokens_in if tokens is None else tokens
         self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._life: LoopLife | LoopHome | int = -1
+        self._life: LoopLife | LoopHome | LoopAhead = LoopAhead(-1)
         self._island: Island | None = None
         self._losses: list[torch.Tensor] = []
         self._tokens: list[Any] = []
@@ -70,11 +69,11 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
             do = "Write Trainer(devices=1): each island is a process of its own."
             with answering(life):
                 raise ConfigError("Reading the Trainer", "one process", f"{trainer.world_size}", do)
-        if not isinstance(life, LoopLife) or life.replica != str(Replica("learner", 0)):
+        if not is_first_slot(life):
             trainer.loggers = []
             trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, pl.callbacks.Checkpoint)]
-        if isinstance(life, LoopLife):
-            pl.seed_everything(seed_of_life(int(os.environ.get("PL_GLOBAL_SEED", 0)), life), verbose=False)
+        if (seed := seed_of_life(int(os.environ.get("PL_GLOBAL_SEED", 0)), life)) is not None:
+            pl.seed_everything(seed, verbose=False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run: the module has its present values then."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -34,10 +34,11 @@ from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.job import TensorSpec
-from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
+from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, Places
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
-from isthmus.runtime.system.processes import kill_session
+from isthmus.runtime.system.processes import end_child
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -47,7 +48,7 @@ OPEN_NAME: Final = "isthmus.island"
 """What a cluster file names as the task of a run whose model the first of these brings."""
 ISLAND: Final = "ISTHMUS_ISLAND"
 """The variable of the environment from which a script's process knows what it is, as JSON: the fields of a `LoopLife`,
-or {"asks": the descriptor for the answer}."""
+or of a `LoopAhead`."""
 INVITE: Final = "ISTHMUS_INVITE"
 """Has the text of an invitation's file where machines share none."""
 STEP_TOKENS_MAX: Final = 1 << 40
@@ -77,6 +78,32 @@ class LoopLife(NamedTuple):
     replica: str
     incarnation: int
     daemon: str
+
+
+class LoopAhead(NamedTuple):
+    """A process of a script that has no life yet: once it has made a step it tells of its model, as JSON into the
+    descriptor `asks`; then it writes a byte into the pipe `tells`, and waits for its life on the pipe `waits`; or it
+    ends, if there are none.
+
+    It will be the learner `replica`, 'learner/0', of a run with so many `slots` and that `seed`; empty if it ends.
+    """
+
+    asks: int
+    tells: int = -1
+    waits: int = -1
+    replica: str = ""
+    slots: int = 1
+    seed: int = 0
+
+    @property
+    def is_only_asked(self) -> bool:
+        """Whether it ends once it has told."""
+        return not self.replica
+
+    @property
+    def slot(self) -> int:
+        """That of the learner."""
+        return 0 if self.is_only_asked else Replica.parse(self.replica).slot
 
 
 class LoopHome(NamedTuple):
@@ -168,6 +195,10 @@ class ToldModel:
 
     file: str
 
+    def found_for(self, places: Places) -> ModelFound:
+        """What it has told."""
+        return self.found()
+
     def found(self) -> ModelFound:
         """What it has told; ConfigError if the file cannot be read."""
         try:
@@ -253,6 +284,10 @@ class LoopScript:
         """What it tells; ConfigError if it does not come to its first step."""
         return asked_of(self)
 
+    def found_for(self, places: Places) -> ModelFound:
+        """The same, for a run of so many learners, which may begin with the process that was asked."""
+        return _ASKING.get()(self, places)
+
     @property
     def names(self) -> list[str]:
         """By what tasks of scripts differ."""
@@ -279,9 +314,9 @@ class LoopTask(OwnTask):
         """Whether the script evaluates; known of one that was asked."""
         return self.found is not None and self.found.evaluates
 
-    def completed(self) -> LoopTask:
+    def completed(self, places: Places) -> LoopTask:
         """This task, with the answer of the script; ConfigError with what it complains of, or if it makes no step."""
-        found = self.origin.found()
+        found = self.origin.found_for(places)
         tokens = Tokens(lambda batch: found.tokens, found.tokens_most)
         return replace(self, found=found, merge=found.merge, tokens_per_batch=tokens)
 
@@ -341,7 +376,7 @@ def asked_of(script: LoopScript) -> ModelFound:
         process = subprocess.Popen(
             script.command,
             cwd=script.folder,
-            env={**os.environ, ISLAND: json.dumps({"asks": answer.fileno()})},
+            env={**os.environ, ISLAND: json.dumps(LoopAhead(answer.fileno())._asdict())},
             pass_fds=(answer.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -349,27 +384,43 @@ def asked_of(script: LoopScript) -> ModelFound:
             start_new_session=True,
         )
         try:
-            _await_end(process.pid)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
-            # It has ended, unless this process was interrupted, and is not reaped: its number is its own.
-            os.kill(process.pid, signal.SIGKILL)
-            _await_end(process.pid)
-            kill_session(process.pid)  # What it has started, such as workers of a DataLoader.
-            status = process.wait()
-        answer.seek(0)
-        text = answer.read()
-        if not text:
-            doing = f"Running {Path(script.script).name} to its first step"
-            raise ConfigError(doing, "a step by island.step(...)", _end_of(output, status), _do(script))
+            status = process.returncode = end_child(process.pid)  # With what it started, as workers of a DataLoader.
+        return told_in(answer, output, status, script)
+
+
+class Asking(Protocol):
+    """How a script is asked for its model."""
+
+    def __call__(self, script: LoopScript, places: Places) -> ModelFound:
+        """What it tells, for a run of so many learners; ConfigError if it does not come to its first step."""
+
+
+def ask_by(asking: Asking) -> None:
+    """Ask scripts in this way from now on, in this process, for the requests of runs."""
+    _ASKING.set(asking)
+
+
+def _ask_alone(script: LoopScript, places: Places) -> ModelFound:
+    return asked_of(script)
+
+
+_ASKING: Final = ContextVar[Asking]("asking", default=_ask_alone)
+
+
+def told_in(answer: BinaryIO, output: BinaryIO, status: int, script: LoopScript) -> ModelFound:
+    """What a script has told in a file; ConfigError with what it complains of, or with the end of its output, and its
+    exit status, if it has told nothing."""
+    answer.seek(0)
+    text = answer.read()
+    if not text:
+        doing = f"Running {Path(script.script).name} to its first step"
+        raise ConfigError(doing, "a step by island.step(...)", _end_of(output, status), _do(script))
     content = json.loads(text)
     if "faults" in content:
         raise ConfigError.of([Fault(*fault) for fault in content["faults"]])
     return ModelFound.read(content)
-
-
-def _await_end(pid: int) -> None:
-    """Wait for the end of a child, which is not reaped."""
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def _end_of(output: BinaryIO, status: int) -> str:

@@ -54,6 +54,14 @@ class ModelLeaf(NamedTuple):
     is_stacked: bool = False
 
 
+class Places(NamedTuple):
+    """So many `learners` begin a run, which has so many `slots` at most, and this seed."""
+
+    learners: int = 1
+    slots: int = 1
+    seed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TaskTerms(ABC):
     """What every task says of its batches, and of how its leaves are merged.
@@ -296,7 +304,7 @@ class OwnTask(TaskTerms):
         @property
         def batch(self) -> Callable[[At], Any]: ...
 
-    def completed(self) -> OwnTask:
+    def completed(self, places: Places) -> OwnTask:
         """This task, with what it takes longer to find out, and only a request has to know."""
         return self
 

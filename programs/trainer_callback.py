@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainerCallback
 
 from isthmus.programs.island import IGNORED, Island, answering, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopHome, LoopLife
+from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
         evaluate: Any = None,
     ) -> None:
         self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._life: LoopLife | LoopHome | int = -1
+        self._life: LoopLife | LoopHome | LoopAhead = LoopAhead(-1)
         self._island: Island | None = None
         self._losses: list[torch.Tensor] = []
         self._tokens: list[torch.Tensor | int] = []
@@ -50,8 +50,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
             do = "Leave it out, and use seed: every island draws its own order from that."
             with answering(life):
                 raise ConfigError("Reading the arguments of the Trainer", "no data_seed", str(args.data_seed), do)
-        if isinstance(life, LoopLife):  # Who joins by itself does not know its slot yet.
-            transformers.set_seed(seed_of_life(args.seed, life))
+        if (seed := seed_of_life(args.seed, life)) is not None:  # Who joins by itself does not know its slot yet.
+            transformers.set_seed(seed)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Join the run: the model has its present values then."""

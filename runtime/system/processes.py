@@ -81,6 +81,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 
@@ -214,6 +219,16 @@ def kill_session(leader: int) -> None:
                 os.close(watch)
         if not others:
             return
+
+
+def end_child(pid: int) -> int:
+    """Kill a child of this process that leads a session, and what it started, and reap it; returns its exit status,
+    negative for a signal. ChildProcessError if it is no child."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    kill_session(pid)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 _SESSION: Final = 3

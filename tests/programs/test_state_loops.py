@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -27,7 +28,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "flax_loop.py"
 OURS = re.compile(r"\b(isthmus|island)\b")
 LINES_MAX = 6
 SCRIPT = """
-import functools, json, sys, time
+import functools, json, os, sys, time
 import jax, jax.numpy as jnp, numpy as np, optax
 import isthmus
 
@@ -54,6 +55,8 @@ def evaluate(state):
 def count(state):
     return int(optax.tree.get(state["optimizer"], "count", filtering=lambda path, _: "Schedule" in str(path)))
 
+with open("starts", "a") as starts:
+    print(os.getpid(), file=starts)
 merge = {"params/**": "rda", "mean": "mean", "**": "local"}
 with isthmus.island(state, merge=merge, evaluate=evaluate) as island:
     state = island.state
@@ -110,6 +113,10 @@ def test_loops_train_and_one_that_was_killed_goes_on_with_its_local_leaves(start
     run = start(FOREVER)
     run.wait_for(lambda: (run.folder / "local" / "learner-1").exists())
     run.wait_for_merges(4)
+    # The process that has told of the model goes on as a learner; the others are another learner and the evaluator.
+    starts = [int(line) for line in (run.folder.parent / "starts").read_text().split()]
+    assert len(starts) == 3
+    assert {run.host(f"learner/{slot}")["pid"] for slot in (0, 1)} == set(starts[:2])
     run.kill("learner/1")
     run.wait_for(lambda: any(line.get("began") for line in reports(run, 1) if line["incarnation"] == 2))
     run.wait_for_merges(4)
@@ -123,7 +130,7 @@ def test_loops_train_and_one_that_was_killed_goes_on_with_its_local_leaves(start
     assert later_moment > 0
     drawn = [[line["metrics"]["drawn"] for line in reports(run, slot) if line.get("metrics")] for slot in (0, 1)]
     assert drawn[0][:3] != drawn[1][:3]  # Keys of the state are each slot's own.
-    assert 0 < summary["eval_loss_final"] < summary["eval_loss_initial"]
+    assert 0 < summary["eval_loss_final"] < 0.5  # It begins near 1.
     (one,), (other,) = ends(run, 0), ends(run, 1)
     assert one[:3] == other[:3]  # Both have the last model, and neither has torch.
     assert one[0]
@@ -197,7 +204,7 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
 
     text, found = WRONG[name]
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._answer", answer)
+    monkeypatch.setattr("isthmus.programs.island._complain", answer)
     with pytest.raises(ConfigError) as caught:
         exec(HEAD + text, {"__name__": "train"})
     (fault,) = caught.value.faults
@@ -297,7 +304,7 @@ def test_a_flax_loop_trains_and_evaluates(tmp_path: Path) -> None:
     assert not done.returncode, (done.stdout, done.stderr)
     summary = assert_is_whole(tmp_path / "run")
     assert summary["outcome"] == "done"
-    assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
+    assert summary["eval_loss_final"] < 0.5 * math.log(10)  # Half that of a guess among ten digits.
     assert summary["eval_metrics"]["accuracy"] > 0.8
 
 

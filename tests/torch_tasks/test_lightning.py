@@ -132,6 +132,6 @@ def test_an_island_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPat
         raise ConfigError.of(faults)
 
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._answer", answer)
+    monkeypatch.setattr("isthmus.programs.island._complain", answer)
     with pytest.raises(ConfigError, match="devices=1"):
         LightningCallback().setup(SimpleNamespace(world_size=2), None, "fit")

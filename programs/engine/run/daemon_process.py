@@ -1,5 +1,5 @@
 """The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--pipe] [--lock
-DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID DESCRIPTOR PID`.
+DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID DESCRIPTOR PID DESCRIPTOR`.
 
 It ends with the run in RUN, and takes no other. With `--pipe` its standard input is held by the command that started
 it: when that ends, the run ends with it, unless the command has written DETACH into it. With `--lock` it inherits the
@@ -7,7 +7,8 @@ lock on RUN. It imports no jax.
 
 With `--ahead` it is started while the request is prepared, and waits: its standard input is a socket, on which it gets
 an `Order` and the lock, or nothing, and ends. Of each pair DESCRIPTOR is its end of the socket of the process PID: what
-prepares the run, and may go on as its fork server, and the plain fork server.
+prepares the run, and may go on as its fork server, and the plain fork server. By the last one, what prepares the run
+asks for processes of a script.
 
 SIGTERM and SIGHUP have it set the run aside within SECONDS; its exit status is then 75. Ctrl-C is its command's, which
 asks it; without a command it stops the run, and a second one ends it at once.
@@ -18,11 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -33,10 +34,11 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
-from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, ServerAhead
+from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead, ServerAhead
 from isthmus.programs.engine.run.logs import DAEMON_LOG, opened_log
 from isthmus.programs.engine.run.preparing import ORDER_BYTES_MAX, Order
 from isthmus.programs.engine.run.run_end import RunEnd
+from isthmus.programs.engine.run.script_processes import ScriptsAhead
 from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from isthmus.runtime.ids import ONE_MACHINE
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> int:
     """Serve until the run is over and its command has been told; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
     parser.add_argument("run", type=Path, nargs="?")
-    parser.add_argument("--ahead", type=int, nargs=4)
+    parser.add_argument("--ahead", type=int, nargs=5)
     parser.add_argument("--pipe", action="store_true")
     parser.add_argument("--lock", type=int)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
@@ -76,16 +78,19 @@ def _server(descriptor: int, pid: int) -> ServerAhead:
     return ServerAhead(socket.socket(fileno=descriptor), pid)
 
 
-def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int) -> int:
+def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int, asks: int) -> int:
     """Wait for the run that `pid` prepares, and serve it."""
     waiting_ns = time.monotonic_ns()
     server, plain = _server(descriptor, pid), _server(plain_descriptor, plain_pid)
-    command = socket.socket(fileno=0)
+    os.set_inheritable(asks, False)
+    command, scripts = socket.socket(fileno=0), ScriptsAhead(socket.socket(fileno=asks))
+    while command not in (able := select.select([command, *scripts.watched()], [], [])[0]):
+        scripts.hear(able)
     text, files, _, _ = socket.recv_fds(command, ORDER_BYTES_MAX, 1)
     command.detach()
     if not text:
-        server.end()
-        plain.end()
+        for each in (scripts, server, plain):
+            each.end()
         return 0
     order = Order(*json.loads(text))
     folder = Path(order.folder)
@@ -98,11 +103,12 @@ def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int) -> i
     phases.note(folder, "daemon", "waiting", at_ns=waiting_ns)
     with suppress(OSError):  # It has died; the launcher sees that.
         plain.link.send(os.fsencode(folder))
-    ahead = {PLAIN: plain}
+    servers = {PLAIN: plain}
     if order.task:
-        ahead[order.task] = server
+        servers[order.task] = server
     else:
         server.end()
+    ahead = Ahead(servers, scripts)
     return _serve(folder, RunLock.inherited(files[0]), has_pipe=True, grace=order.grace, ahead=ahead)
 
 
@@ -113,9 +119,7 @@ def finish(folder: Path, end: RunEnd) -> None:
     last_files.finish(folder, end)
 
 
-def _serve(
-    folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: Mapping[str, ServerAhead] = NONE_AHEAD
-) -> int:
+def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: Ahead = NONE_AHEAD) -> int:
     """The same, with the run folder to itself."""
     loop = uvloop.new_event_loop()
     is_over = is_alone = False

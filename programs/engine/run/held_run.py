@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.launch import NONE_AHEAD, Launcher, ServerAhead
+from isthmus.programs.engine.run.launch import NONE_AHEAD, Ahead, Launcher
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -49,7 +49,7 @@ class HeldRun:
         on_over: Callable[[], None],
         gather: Callable[[], Awaitable[None]] | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
-        ahead: Mapping[str, ServerAhead] = NONE_AHEAD,
+        ahead: Ahead = NONE_AHEAD,
         **of_machines: Any,
     ) -> None:
         """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""

@@ -22,15 +22,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
-from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
-from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
+from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
+from isthmus.programs.loop_task import LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
-from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
-from isthmus.runtime.system.processes import environment, is_stopped, kill_session
+from isthmus.runtime.system.processes import end_child, environment, is_stopped
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
@@ -55,16 +55,20 @@ class ServerAhead:
 
     def end(self) -> None:
         """End it, with what the task has started: no host is to be forked from it."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            kill_session(self.pid)
-            os.waitpid(self.pid, 0)
+            end_child(self.pid)
         self.link.close()
 
 
-NONE_AHEAD: Final[Mapping[str, ServerAhead]] = MappingProxyType({})
+class Ahead(NamedTuple):
+    """What was there before its daemon: fork servers, by task, that of PLAIN for hosts that do not compute, which have
+    no other; and processes of a script that wait for their lives."""
+
+    servers: Mapping[str, ServerAhead] = MappingProxyType({})
+    scripts: ScriptsAhead | None = None
+
+
+NONE_AHEAD: Final = Ahead()
 
 
 @final
@@ -258,8 +262,7 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners`. `ahead` are the fork
-    servers that are there already, by task; that of PLAIN is for hosts that do not compute, which have no other.
+    Where there is a `script`, they are processes of that instead, for so many `learners`.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -275,9 +278,9 @@ class Launcher:
         task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
         learners: int = 1,
-        ahead: Mapping[str, ServerAhead] = NONE_AHEAD,
+        ahead: Ahead = NONE_AHEAD,
     ) -> None:
-        self._ahead = dict(ahead)
+        self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._learners = learners
         self._computing = frozenset(computing)
@@ -290,8 +293,10 @@ class Launcher:
         self._keep_logs_short()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
-        for task in ahead:
+        for task in ahead.servers:
             self._fork_server(task)
+        if self._scripts is not None:
+            self._scripts.end(learners)  # Of more slots than the run begins with.
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork servers that `wanted` need; returns it with those that need them last: they take a while."""
@@ -323,6 +328,8 @@ class Launcher:
     def close(self) -> None:
         """End the fork servers and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
+        if self._scripts is not None:
+            self._scripts.end()
         servers = [*self._former, *self._servers.values()]
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
@@ -417,7 +424,11 @@ class Launcher:
         member, replica = wanted.member, wanted.member.replica
         if (script := self._script_of(replica)) is not None:
             life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
-            return _spawn_script(script, life, log_of(self._folder, replica), self._devices(replica))
+            log = log_of(self._folder, replica)
+            if self._scripts is not None and (pid := self._scripts.begin(life, log)) is not None:
+                return pid
+            devices = devices_of(replica, self._learners, has_evaluator=len(self._computing) > 1)
+            return spawn_script(script, life, log, devices)
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),
@@ -427,47 +438,15 @@ class Launcher:
         computes = self._computes(replica)
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
-    def _devices(self, replica: Replica) -> dict[str, str]:
-        """The variables by which a script's process sees the GPUs of its island; an evaluator's those of the first."""
-        island = replica.slot % max(self._learners, 1) if replica.role == LEARNER else 0
-        has_evaluator = len(self._computing) > 1
-        there = gpus()
-        own = script_environment(there, island, self._learners, has_evaluator=has_evaluator, environment=os.environ)
-        return own if there is None else {**own, **compiling(max(self._learners, 1), os.environ)}
-
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
     """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
     with opened_log(log) as file:
-        files = _output_to(file)
+        files = output_to(file)
         if descriptor is not None:
             files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
         return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
-
-
-def _output_to(file: BinaryIO) -> list[tuple[Any, ...]]:
-    """What becomes of the standard streams of a process whose output is to go to a file."""
-    return [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
-        (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
-    ]
-
-
-_IN_FOLDER: Final = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
-"""A program that goes to a folder and becomes another one: a process that is spawned begins in the folder of this one.
-"""
-
-
-def _spawn_script(script: LoopScript, life: LoopLife, log: Path, devices: Mapping[str, str]) -> int:
-    """Start a user's script as a life of a learner, with variables for its devices, as the leader of a session. Its
-    pid."""
-    variables = {**environment(computes=True), **devices, ISLAND: json.dumps(life._asdict())}
-    variables.setdefault("PYTHONUNBUFFERED", "1")  # Its log is read while it runs, and after it was killed.
-    with opened_log(log) as file:
-        command = [sys.executable, "-I", "-S", "-c", _IN_FOLDER, script.folder, *script.command]
-        return os.posix_spawn(sys.executable, command, variables, file_actions=_output_to(file), setsid=True)
 
 
 def say(line: str) -> None:

@@ -49,6 +49,8 @@ from isthmus.runtime.system.processes import (
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
 ORDER_BYTES_MAX: Final = 1 << 16
+END_SECONDS: Final = 10.0
+"""For a daemon that waits to end what it has started: it may still be importing."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
 _END: Final = b"\n"
 """Of an answer: processes that the task has started may have the pipe for longer."""
@@ -240,17 +242,19 @@ class DaemonAhead:
             os.kill(self.pid, signal.SIGKILL)
 
     def _end(self, preparer: int) -> None:
-        """End both, and what the task has started."""
+        """End both, and what the task has started: the daemon does that as it reads the end of this socket."""
         with suppress(OSError):  # It is gone, and so is what it had.
             watch = os.pidfd_open(preparer)
-            self.kill()
             signal.pidfd_send_signal(watch, signal.SIGKILL)
             select.select([watch], [], [])
             kill_session(preparer)
             os.close(watch)
+        self._socket.close()
+        watch = os.pidfd_open(self.pid)
+        select.select([watch], [], [], END_SECONDS)
+        os.close(watch)
         self.kill()
         self.wait()
-        self._socket.close()
 
 
 def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: socket.socket) -> NoReturn:
@@ -258,10 +262,11 @@ def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: soc
     try:
         os.setsid()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        scripts, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, preparer = os.getpid(), os.fork()
         if preparer == 0:
-            _close_all_but(writer, its.fileno())
-            end_after(lambda: _prepare_and_serve(work, writer, its, parent))
+            _close_all_but(writer, its.fileno(), asks.fileno())
+            end_after(lambda: _prepare_and_serve(work, writer, its, asks, parent))
         plain, its_plain = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plain_pid = os.fork()
         if plain_pid == 0:
@@ -269,11 +274,11 @@ def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: soc
             end_after(lambda: _serve_plain(its_plain, parent))
         command.send(str(preparer).encode())
         os.dup2(command.fileno(), 0)
-        _close_all_but(ours.fileno(), plain.fileno())
-        for each in (ours, plain):
+        _close_all_but(ours.fileno(), plain.fileno(), scripts.fileno())
+        for each in (ours, plain, scripts):
             each.set_inheritable(True)
-        servers = [str(each) for each in (ours.fileno(), preparer, plain.fileno(), plain_pid)]
-        os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", *servers])
+        ahead = [str(each) for each in (ours.fileno(), preparer, plain.fileno(), plain_pid, scripts.fileno())]
+        os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", *ahead])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -307,8 +312,11 @@ def _serve_plain(daemon: socket.socket, parent: int) -> int:
     return fork_server.serve_plain(daemon)
 
 
-def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, parent: int) -> int:
-    """In the preparer: write the result of the work into the pipe; then fork hosts of its task, if it has one."""
+def _prepare_and_serve(
+    work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, scripts: socket.socket, parent: int
+) -> int:
+    """In the preparer: write the result of the work into the pipe; then fork hosts of its task, if it has one. A script
+    that it asks for its model is started by the daemon, through the socket `scripts`."""
     _name("preparer")
     os.setsid()  # The task may start processes, which end with this one.
     follow_daemon()
@@ -316,7 +324,11 @@ def _prepare_and_serve(work: Callable[[], dict[str, Any]], writer: int, daemon: 
     os.environ.update(environment(computes=True))  # As of a fork server that is started for itself.
     stay_forkable()
     gc.disable()  # Imports and traces leave next to no garbage, and it would be looked for again and again.
+    from isthmus.programs.engine.run.script_processes import ask_through
+
+    ask_through(scripts)
     answer = _answer(work)
+    scripts.close()
     done = answer.get("done", {})
     _say(answer, writer)
     if not done.get("task"):

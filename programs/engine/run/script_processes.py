@@ -1,0 +1,305 @@
+"""The processes of a user's script whose loop is a learner (`isthmus train --loop`): their start, also before the run.
+
+What a script does before its first step, imports, data and model, takes longer than all that a run has to prepare. So
+where a new run begins on this machine, the learners' processes are started before its request is known to be right.
+Each makes a first step, so that it has compiled what it has to, tells of its model, and waits. Once the request is
+prepared, with what slot 0 has told, each is given its life, and goes on.
+
+    preparer --- the script, and how many ---> daemon that waits --- starts ---> the script, for each slot
+             <--- the files with the answer ---                  <--- one byte: slot 0 has told
+                                               the run's daemon  --- a life, and the log ---> each
+
+They are children of the daemon, as all hosts are, and lead sessions. Until it has its life, each dies with the daemon;
+what it prints is in a file of its own, and follows into the log. Where memory is short, the kernel is to end the other
+slots' rather than that of slot 0: the request then says what does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Final, final
+
+from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
+from isthmus.programs.engine.run.logs import opened_log
+from isthmus.programs.loop_task import ISLAND, LoopAhead, LoopLife, LoopScript, ModelFound, ask_by, asked_of, told_in
+from isthmus.programs.task import Places
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.processes import end_child, environment, outlive_parent
+
+MESSAGE_BYTES_MAX: Final = 1 << 16
+"""Of a script with its arguments, and of a life."""
+COPIED_BYTES: Final = 1 << 16
+_FIRST_TO_GO: Final = 1000
+"""The score by which the kernel ends a process before all others where memory is short (proc(5), oom_score_adj)."""
+_IN_FOLDER: Final = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+"""A program that goes to a folder and becomes another one: a process that is spawned begins in the folder of this one.
+"""
+_WITH_PARENT: Final = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0); "
+    "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); "
+)
+"""The same begins with this where it is to die with the process of a pid (`processes.die_with_parent`)."""
+
+
+def output_to(file: BinaryIO) -> list[tuple[Any, ...]]:
+    """What becomes of the standard streams of a process that is spawned, and whose output is to go to a file."""
+    return [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
+        (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
+    ]
+
+
+def spawn_script(script: LoopScript, life: LoopLife, log: Path, devices: Mapping[str, str]) -> int:
+    """Start a user's script as a life of a learner, with variables for its devices, as the leader of a session. Its
+    pid."""
+    with opened_log(log) as file:
+        return _spawn([_IN_FOLDER], script, life, file, devices)
+
+
+def _spawn(
+    program: list[str], script: LoopScript, life: LoopLife | LoopAhead, output: BinaryIO, devices: Mapping[str, str]
+) -> int:
+    variables = {**environment(computes=True), **devices, ISLAND: json.dumps(life._asdict())}
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # Its log is read while it runs, and after it was killed.
+    command = [sys.executable, "-I", "-S", "-c", *program, script.folder, *script.command]
+    return os.posix_spawn(sys.executable, command, variables, file_actions=output_to(output), setsid=True)
+
+
+def devices_of(replica: Replica, learners: int, *, has_evaluator: bool) -> dict[str, str]:
+    """The variables by which a script's process sees the GPUs of its island; an evaluator's those of the first."""
+    island = replica.slot % max(learners, 1) if replica.role == LEARNER else 0
+    there = gpus()
+    own = script_environment(there, island, learners, has_evaluator=has_evaluator, environment=os.environ)
+    return own if there is None else {**own, **compiling(max(learners, 1), os.environ)}
+
+
+# -- at the daemon -----------------------------------------------------------------------------------------------------
+
+
+@final
+class _Waiting:
+    """The process of one slot, which tells of its model, and waits for its life."""
+
+    def __init__(self, script: LoopScript, slot: int, places: Places) -> None:
+        """OSError if there is no room for it."""
+        with ExitStack() as opened:
+            self.output = opened.enter_context(tempfile.TemporaryFile())
+            self.answer = opened.enter_context(tempfile.TemporaryFile())
+            # Pipes, because what the script forks before its `with` is to have no socket of ours.
+            (told, tells), (waits, life) = os.pipe(), os.pipe()
+            self.told = opened.enter_context(os.fdopen(told, "rb", 0))
+            self._life = opened.enter_context(os.fdopen(life, "wb", 0))
+            answer = os.dup(self.answer.fileno())
+            # The number of learners may still change; an evaluator is counted, because the script may have one.
+            replica = Replica(LEARNER, slot)
+            devices = devices_of(replica, places.learners, has_evaluator=True)
+            try:
+                for each in (answer, tells, waits):
+                    os.set_inheritable(each, True)
+                program = [_WITH_PARENT + _IN_FOLDER, str(os.getpid())]
+                ahead = LoopAhead(answer, tells, waits, str(replica), places.slots, places.seed)
+                self.pid = _spawn(program, script, ahead, self.output, devices)
+            finally:
+                for each in (answer, tells, waits):
+                    os.close(each)
+            self._opened = opened.pop_all()
+        if slot:
+            self._be_ended_first(_FIRST_TO_GO)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, and is not reaped."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def has_told(self) -> bool:
+        """Whether it has said that it has told of its model."""
+        return bool(select.select([self.told], [], [], 0)[0] and self.told.read(1))
+
+    def begin(self, life: LoopLife, log: Path) -> bool:
+        """Give it its life, and the log for its output; whether it is there for that."""
+        if self.has_ended:
+            return False
+        with suppress(OSError, ValueError):
+            self._be_ended_first(int(Path("/proc/self/oom_score_adj").read_text()))
+        known = os.fstat(self.output.fileno())
+        given = {"life": life._asdict(), "log": os.path.abspath(log), "output": [known.st_dev, known.st_ino]}
+        try:
+            self._life.write(json.dumps(given).encode() + b"\n")
+        except OSError:
+            return False
+        self._opened.close()
+        return True
+
+    def end(self) -> int:
+        """End it, with what it has started; returns its exit status, negative for a signal."""
+        status = end_child(self.pid)
+        self._opened.close()
+        return status
+
+    def _be_ended_first(self, score: int) -> None:
+        with suppress(OSError):
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(score))
+
+
+@final
+class ScriptsAhead:
+    """The processes of a script's first learners that were started before their run; none at first.
+
+    `asks` is this daemon's end of a socket on which a preparer may ask for them; None once nobody does.
+    """
+
+    def __init__(self, asks: socket.socket) -> None:
+        self._waiting: dict[int, _Waiting] = {}
+        self._asks: socket.socket | None = asks
+        self._watch = -1
+
+    def watched(self) -> list[Any]:
+        """What becomes readable as `hear` has something to do."""
+        first = [self._waiting[0].told, self._watch] if self._watch >= 0 else []
+        return first if self._asks is None else [*first, self._asks]
+
+    def hear(self, able: Sequence[Any]) -> None:
+        """Do what there is to do: start them, or pass on what slot 0 has told, or how it has ended."""
+        if self._watch >= 0 and (self._watch in able or self._waiting[0].told in able):
+            self._pass_on()
+        elif self._asks is not None and self._asks in able:
+            text = self._asks.recv(MESSAGE_BYTES_MAX)
+            if text:
+                self._start(json.loads(text), self._asks)
+            else:
+                self._asks.close()
+                self._asks = None
+
+    def begin(self, life: LoopLife, log: Path) -> int | None:
+        """Have the process that waits for a learner's life be that; its pid, None if there is none."""
+        replica = Replica.parse(life.replica)
+        waiting = self._waiting.pop(replica.slot, None) if replica.role == LEARNER else None
+        if waiting is None:
+            return None
+        if waiting.begin(life, log):
+            return waiting.pid
+        waiting.end()
+        return None
+
+    def end(self, first: int = 0) -> None:
+        """End those of the slots from `first` on, and start no more."""
+        if self._watch >= 0:
+            os.close(self._watch)
+            self._watch = -1
+        if self._asks is not None:
+            self._asks.close()
+            self._asks = None
+        for slot in [each for each in self._waiting if each >= first]:
+            self._waiting.pop(slot).end()
+
+    def _start(self, asked: Mapping[str, Any], asks: socket.socket) -> None:
+        script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
+        places = Places(*asked["places"])
+        try:
+            for slot in range(min(places.learners, len(os.sched_getaffinity(0)))):
+                self._waiting[slot] = _Waiting(script, slot, places)
+            self._watch = os.pidfd_open(self._waiting[0].pid)
+        except OSError as error:
+            asks.send(json.dumps({"error": str(error)}).encode())
+
+    def _pass_on(self) -> None:
+        assert self._asks is not None
+        os.close(self._watch)
+        self._watch, first = -1, self._waiting[0]
+        has_told, status = first.has_told(), 0
+        with ExitStack() as opened:
+            files = [opened.enter_context(os.fdopen(os.dup(each.fileno()))) for each in (first.answer, first.output)]
+            if not has_told:
+                status = self._waiting.pop(0).end()
+            with suppress(OSError):  # The preparer has died.
+                told = json.dumps({"status": status}).encode()
+                socket.send_fds(self._asks, [told], [each.fileno() for each in files])
+
+
+# -- at the preparer ---------------------------------------------------------------------------------------------------
+
+
+def ask_through(daemon: socket.socket) -> None:
+    """Have a daemon that waits, at the other end of the socket, start the scripts that this process asks."""
+    found: dict[LoopScript, ModelFound] = {}
+
+    def ask(script: LoopScript, places: Places) -> ModelFound:
+        if script.ranks != 1:
+            return asked_of(script)
+        if script not in found:
+            asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder}
+            daemon.send(json.dumps({**asked, "places": places}).encode())
+            text, files, _, _ = socket.recv_fds(daemon, MESSAGE_BYTES_MAX, 2)
+            told = json.loads(text or b"{}")
+            if "status" not in told:
+                raise RunError(f"the script could not be started: {told.get('error', 'the daemon has ended')}")
+            with os.fdopen(files[0], "rb") as answer, os.fdopen(files[1], "rb") as output:
+                found[script] = told_in(answer, output, told["status"], script)
+        return found[script]
+
+    ask_by(ask)
+
+
+# -- in the script's process -------------------------------------------------------------------------------------------
+
+
+def life_of_waiting(ahead: LoopAhead) -> LoopLife | None:
+    """Wait for the life of this process, which has told of its model; None if there is to be no run. Meanwhile it loads
+    what a host needs."""
+    with os.fdopen(ahead.tells, "wb", 0) as tells, suppress(OSError):  # Nobody may hear it of another slot.
+        tells.write(b".")
+    _load_ahead()
+    with os.fdopen(ahead.waits, "rb") as waits:
+        text = waits.readline()
+    if not text:
+        return None
+    outlive_parent()
+    given = json.loads(text)
+    _go_on_in(Path(given["log"]), tuple(given["output"]))
+    return LoopLife(**given["life"])
+
+
+def _load_ahead() -> None:
+    """Load what the host of a life needs whatever its run is: its modules, the default program, and the kernels of
+    answers and updates."""
+    from isthmus.ops.kernels import coding
+    from isthmus.programs.engine.request.request import Program
+
+    import_module("isthmus.programs.engine.run.loop_host")
+    Program().builder()
+    coding.warm_updates()
+    coding.warm_pushes()
+
+
+def _go_on_in(log: Path, output: tuple[int, int]) -> None:
+    """Have what goes into the file `output`, by device and inode, go into the log from now on, behind what is there."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    its = [number for number in (1, 2) if _file_of(number) == output]  # The script may have redirected them.
+    with opened_log(log) as file:
+        offset = 0
+        with suppress(OSError):  # A disk that is full costs these lines.
+            while its and (block := os.pread(its[0], COPIED_BYTES, offset)):
+                offset += os.write(file.fileno(), block)
+        for number in its:
+            os.dup2(file.fileno(), number)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Device and inode of an open file; None for a descriptor that is closed."""
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    return None
