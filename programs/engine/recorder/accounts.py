@@ -32,9 +32,9 @@ class LifeTokens(NamedTuple):
     tokens is the *difference*, of either sign.
 
     Three things are no difference. A learner may end before it learns that its tokens were merged. It may have tokens
-    that it did not report, and others know of. And where the recorder has not seen every merge in the model, the larger
-    of both counts holds; where it has, but not every one that was undone, tokens that only the learner counts were
-    undone.
+    that it did not report, and others know of. And where the recorder has not seen every merge in the model, what
+    only the learner counts is in it, but for what a shard took with it; where it has, but not every one that was
+    undone, tokens that only the learner counts were undone.
 
     Where there are regions, the learner's merged ones are those in its region. Of these, what the model lacks is
     pending as long as the run goes on, and lost at its end, with its region; and where a region ended, the model may
@@ -149,7 +149,8 @@ def _entry(
         lost += min(-late, undone) if is_undone_whole else -late
         in_model = by_shards
     else:
-        in_model = merged
+        lost += min(-late, undone)
+        in_model = merged - min(-late, undone)
     has_ended = life in knowledge.ended
     lost, pending = (lost + open_, 0) if has_ended else (lost, open_)
     difference = trained - (in_model + overlapped + refused + lost + pending)

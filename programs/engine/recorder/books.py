@@ -79,6 +79,8 @@ KEPT_MAX: Final = 8
 """Merges of a fragment in an epoch that are kept one by one, beside those of versions on disk: a shard that comes back
 is given the newest version of all holders, which is the last one that its former life published, or one of the few
 before it; without any holder, the one on disk."""
+KEPT_NOW_MAX: Final = 64
+"""The same in the newest epoch: that a version is on disk is heard of some merges later."""
 SAVED_MAX: Final = 4
 """Versions of a fragment that are taken to be on disk: those of the last two snapshots, and of two that have gone."""
 
@@ -134,7 +136,9 @@ class ShardBooks(msgspec.Struct):
             self._claimed[of] = max(self._claimed.get(of, 0), version[1])
 
     def _begun(self, fragment: int, epoch: int, origin: Sequence[int]) -> None:
-        self._origins[fragment, epoch] = list(origin)
+        if (fragment, epoch) not in self._origins:
+            self._origins[fragment, epoch] = list(origin)
+            self._drop(fragment, origin[0], KEPT_MAX)
         self.claimed([(fragment, origin)])
 
     def saved(self, versions: Iterable[Sequence[int]]) -> None:
@@ -145,10 +149,16 @@ class ShardBooks(msgspec.Struct):
                 self._saved[fragment] = sorted([*versions_saved, (epoch, count)])[-SAVED_MAX:]
 
     def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
-        kept = self._kept.setdefault((fragment, epoch), {})
-        kept[count] = merged
-        for old in sorted(kept)[:-KEPT_MAX]:
-            if (epoch, old) not in self._saved.get(fragment, ()):
+        self._kept.setdefault((fragment, epoch), {})[count] = merged
+        newest = max(each for p, each in self._kept if p == fragment)
+        self._drop(fragment, epoch, KEPT_NOW_MAX if epoch == newest else KEPT_MAX)
+
+    def _drop(self, fragment: int, epoch: int, most: int) -> None:
+        """Keep so many of the newest merges, and those of versions on disk, or with which an epoch began."""
+        kept = self._kept.get((fragment, epoch), {})
+        needed = {*self._saved.get(fragment, ()), *(tuple(o) for (p, _), o in self._origins.items() if p == fragment)}
+        for old in sorted(kept)[:-most]:
+            if (epoch, old) not in needed:
                 del kept[old]
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -224,7 +234,8 @@ class BooksMemory(msgspec.Struct):
     lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
     count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
     `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer;
-    `went_on_at` are the tokens trained when a run that was over went on: an evaluation of before is not its last.
+    `went_on_at` are the tokens that counted when a run that was over went on: an evaluation of before is not its last.
+    `undone` has [slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed.
     """
 
     incarnation: int = 0
@@ -243,6 +254,12 @@ class BooksMemory(msgspec.Struct):
     snapshot_faults: list[str] = []
     early: list[tuple[int, Line]] = []
     went_on_at: int = -1
+    undone: list[list[int]] = []
+
+    def undo(self, undone: Iterable[Sequence[int]]) -> None:
+        """Note what of some lives is undone; of one that was undone before, the larger part is."""
+        known = _counted(self.undone) | _counted(undone)
+        self.undone = [[*life, tokens] for life, tokens in sorted(known.items())]
 
 
 class Books(BooksMemory, kw_only=True):
@@ -402,6 +419,21 @@ class Books(BooksMemory, kw_only=True):
         """Seconds from the first step to an instant, as lines have them; 0 before a step is known."""
         return 0.0 if self.zero is None else round((at - self.zero) / 1e9, 6)
 
+    @property
+    def undone_tokens(self) -> int:
+        """The trained tokens that a resume has undone."""
+        return sum(tokens for _, _, tokens in self.undone)
+
+    @property
+    def counted(self) -> int:
+        """The trained tokens that count for the budget."""
+        return self.totals.trained - self.undone_tokens
+
+    def counted_rows(self) -> list[list[int]]:
+        """The same by life, [slot, incarnation, tokens]."""
+        undone = {(slot, incarnation): tokens for slot, incarnation, tokens in self.undone}
+        return [[*life, tokens - undone.get((life[0], life[1]), 0)] for *life, tokens in self.totals.rows()]
+
     def published(self) -> list[list[int]]:
         """The newest version of each fragment that is known to be merged, as [fragment, epoch, count]."""
         return [[fragment, *version] for fragment, version in sorted(self.versions.items())]
@@ -444,7 +476,8 @@ class Books(BooksMemory, kw_only=True):
         last = self._last_evaluation()
         return {
             **status,
-            "tokens": self.totals.trained,
+            "tokens": self.counted,
+            "tokens_undone": self.undone_tokens,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
             "merged_share": merged_share(fragment_accounts(life_tokens, len(self.sizes)), self.sizes),
@@ -561,11 +594,20 @@ def read_into(books: Books, folder: Path, disk: Disk, now: int, *, is_whole: boo
             books.accept(line, now)
 
 
-def go_on(folder: Path, disk: Disk, trained: int) -> None:
-    """Have the memory of a run that was over say that it goes on, with so many tokens trained. OSError of the disk."""
+def go_on(folder: Path, disk: Disk, counted: int) -> None:
+    """Have the memory of a run that was over say that it goes on, where so many tokens count. OSError of the disk."""
     memory = load(folder, disk)
     if memory is not None and (memory.final or any(each.kind == "final" for each in memory.evaluations)):
-        memory.final, memory.final_at, memory.went_on_at = set(), None, trained
+        memory.final, memory.final_at, memory.went_on_at = set(), None, counted
+        write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
+
+
+def undo(folder: Path, disk: Disk, undone: Iterable[Sequence[int]]) -> None:
+    """Have the memory of a run that is resumed say what of its lives, [slot, incarnation, tokens], was trained after
+    the snapshot. A life that was undone before stays so. OSError of the disk."""
+    memory = load(folder, disk)
+    if memory is not None:
+        memory.undo(undone)
         write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
 
 

@@ -460,12 +460,12 @@ class Recorder:
         if self._sizes and not is_news:  # Whole trees have no other source of trained tokens.
             return None
         self._is_stopping, self._controlled_at = stop, now
-        totals, published = self._books.totals, self._books.published()
-        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.rows(), published=published)}
+        totals, published = self._books.counted_rows(), self._books.published()
+        return {"control": Control(stop=stop, tokens=self._budget, totals=totals, published=published)}
 
     def _is_to_end(self) -> bool:
         """Whether the budget is spent, or a stop was requested."""
-        is_spent = self._keeps_budget and self._books.totals.trained >= self._budget
+        is_spent = self._keeps_budget and self._books.counted >= self._budget
         return is_spent or self._stop_reason is not None or self._context.stop_requested()
 
     def _judge_end(self, now: int) -> None:

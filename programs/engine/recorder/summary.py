@@ -250,6 +250,7 @@ def summarise(
         "fragments": len(fragment_sizes),
         "tokens_budget": status.get("tokens_budget"),
         "tokens_total": tokens,
+        "tokens_undone": status.get("tokens_undone", 0),
         **{f"tokens_{part}": means[part] for part in FATES},
         "outer_steps": status.get("outer_steps", 0),
         "contributors_mean": round(status.get("contributors_mean", 0.0), 6),

@@ -14,7 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
@@ -176,8 +176,8 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ))
     files, resumption = read["files"], Resumption(**read["resumption"])
-    trained = sum(tokens for _, _, tokens in _trained(folder))
-    _check_total(run_spec.job.tokens, read["total"], trained, outcome, doing)
+    counted = _counted(folder, read["undone"])
+    _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
     lock = _lock(folder, doing)
     try:
         if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
@@ -189,7 +189,8 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             _change(folder, files)
         spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
-        _end_no_more(folder, read["total"], trained)
+        books.undo(folder, DISK, read["undone"])
+        _end_no_more(folder, read["total"], counted)
     except BaseException:
         lock.close()
         raise
@@ -266,19 +267,19 @@ def again(folder: Path, doing: str) -> None:
     was; ConfigError, with nothing changed, if it cannot."""
     _check_spec(folder, doing)
     _check_startable(folder, doing)
-    outcome, trained = outcome_of(folder), sum(tokens for _, _, tokens in _trained(folder))
+    outcome, counted = outcome_of(folder), _counted(folder)
     total = spec.load(folder).job.tokens
-    _check_total(total, total, trained, outcome, doing)
+    _check_total(total, total, counted, outcome, doing)
     kill_all(folder)
     with _lock(folder, doing):
         reopen(folder, lambda replica: False)
-        _end_no_more(folder, total, trained)
+        _end_no_more(folder, total, counted)
 
 
-def _end_no_more(folder: Path, total: int, trained: int) -> None:
+def _end_no_more(folder: Path, total: int, counted: int) -> None:
     """Have the files of a run that goes on tell of no end; where all tokens are trained it comes to its end again."""
-    if total > trained:
-        books.go_on(folder, DISK, trained)
+    if total > counted:
+        books.go_on(folder, DISK, counted)
         Snapshots(folder / FOLDER, None, DISK).go_on()
         _set_final_aside(folder)
     for name in AT_END:
@@ -310,7 +311,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
                 path.replace(folder / path.name)
             _change(folder, files)
             _settle(folder, snapshot)
-            _end_no_more(folder, read["total"], sum(tokens for _, _, tokens in _trained(folder)))
+            _end_no_more(folder, read["total"], _counted(folder))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
@@ -391,8 +392,8 @@ def _read(
     store: str | None = None,
     may_differ: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The `files` to replace, the `total` of tokens, and the `resumption`, without age and what is undone if the
-    snapshot is from a `store`.
+    """The `files` to replace, the `total` of tokens, what is `undone` by life, and the `resumption`, without age and
+    what is undone if the snapshot is from a `store`.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
@@ -405,7 +406,8 @@ def _read(
     sizes = fragment_sizes(graph)
     examined = check_whole(folder, doing, sizes)
     assert examined.manifest is not None
-    resumption = resumption_of(examined.manifest, sizes, [] if store else _trained(folder))
+    trained = [] if store else _trained(folder)
+    resumption = resumption_of(examined.manifest, sizes, trained)
     if store is None:
         age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
@@ -415,14 +417,41 @@ def _read(
     if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
     files = _files(run_spec, today, store)
-    return {"files": files, "total": today.job.tokens, "resumption": asdict(resumption)}
+    undone = undone_by(examined.manifest, trained)
+    return {"files": files, "total": today.job.tokens, "undone": undone, "resumption": asdict(resumption)}
+
+
+def _recorded(folder: Path) -> books.Books:
+    """What the recorder's memory and its lines say."""
+    recorded = books.Books(sizes=())
+    books.read_into(recorded, folder, DISK, 0)
+    return recorded
 
 
 def _trained(folder: Path) -> list[tuple[int, int, int]]:
     """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
-    recorded = books.Books(sizes=())
-    books.read_into(recorded, folder, DISK, 0)
-    return [(slot, life, tokens) for slot, life, tokens in recorded.totals.rows()]
+    return [(slot, life, tokens) for slot, life, tokens in _recorded(folder).totals.rows()]
+
+
+def _counted(folder: Path, undone: Iterable[Sequence[int]] = ()) -> int:
+    """The tokens that count for the budget, where these (slot, incarnation, tokens) are undone now."""
+    recorded = _recorded(folder)
+    recorded.undo(undone)
+    return recorded.counted
+
+
+def undone_by(manifest: Manifest, trained: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    """[slot, incarnation, tokens] of what every life has trained after a snapshot: it is trained again.
+
+    That is what a life has trained beyond the newest of its answers that is in a fragment. What it had under way at the
+    snapshot is lost, as with any life that ends. Learners that go on from whole states count for themselves.
+    """
+    clocks = [{slot: (life, tokens) for slot, life, tokens in entry.clock} for entry in manifest.fragments]
+    if manifest.states or not clocks or any(e.version[1] and not e.clock for e in manifest.fragments):
+        return []
+    reached = [_reached(clock, trained) for clock in clocks]
+    beyond = [(slot, life, tokens - max(has.get((slot, life), 0) for has in reached)) for slot, life, tokens in trained]
+    return [[slot, life, tokens] for slot, life, tokens in beyond if tokens > 0]
 
 
 def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tuple[int, int, int]]) -> Resumption:

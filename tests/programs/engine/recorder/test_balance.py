@@ -52,6 +52,13 @@ OTHER = life(1, 1, [[90, 10, 0, 0, 0]])
 MERGED = [[0, 1, 50], [0, 2, 70], [1, 1, 90]]
 
 
+def test_what_a_shard_took_with_it_is_lost_also_where_a_merge_in_the_model_is_not_known() -> None:
+    told = status(FORMER, PRESENT, OTHER, merged=[[[0, 2, 60], [1, 1, 90]]], undone_tokens={0: [[0, 1, 45]]})
+    told["model_whole"] = {0: False}
+    # Of the 50 that the first life counts, 45 are undone; of the second the ten that no shard has told of are merged.
+    assert account(told) == {"merged": 5 + 70 + 90, "overlapped": 50, "lost": 40 + 45}
+
+
 def test_what_a_life_had_pending_when_it_ended_is_lost() -> None:
     told = status(FORMER, PRESENT, OTHER, merged=[MERGED])
     assert account(told) == {"merged": 210, "overlapped": 50, "lost": 40}

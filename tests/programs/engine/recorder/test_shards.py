@@ -36,6 +36,20 @@ def test_merges_beyond_the_version_that_an_epoch_begins_with_are_undone() -> Non
     assert made.ever(0) == (Counter({(0, 1): 118}), True)
 
 
+def test_a_version_on_disk_is_known_of_some_merges_later() -> None:
+    """A snapshot is told of once it is written; and a shard begins with it again after many more merges."""
+    made = books(merging(1, 0, 0), *(merging(1, count, 10 * count) for count in range(1, 41)))
+    made.saved([[0, 1, 12]])
+    for each in (*(merging(1, count, 10 * count) for count in range(41, 100)), merging(2, 13, 0, [1, 12])):
+        made.add(each)
+    assert made.in_model(0) == (Counter({(0, 1): 120}), True)
+    for epoch in range(2, 9):  # And again, each time from the same version of the epoch before.
+        made.add(merging(epoch, 14, 5))
+        made.add(merging(epoch + 1, 15, 0, [epoch, 14]))
+    assert made.in_model(0) == (Counter({(0, 1): 120 + 5 * 7}), True)
+    assert sum(map(len, made._kept.values())) < 40
+
+
 def test_a_version_that_an_epoch_begins_with_and_that_nobody_told_of_is_missing_in_the_model() -> None:
     made = books(merging(1, 0, 0), merging(1, 2, 88), merging(2, 4, 272, [1, 3]))
     assert made.in_model(0)[1] is False

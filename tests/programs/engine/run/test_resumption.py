@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs.engine.run.in_processes import Resumption
-from isthmus.programs.engine.run.resume import DoneError, _check_total, resumption_of
+from isthmus.programs.engine.run.resume import DoneError, _check_total, resumption_of, undone_by
 from isthmus.programs.engine.snapshots.snapshots import FORMAT, FragmentEntry, Manifest, StateEntry
 
 
@@ -32,6 +32,16 @@ def test_lives_before_the_one_in_the_clock_are_in_the_model_and_later_ones_undon
     cut = Manifest(FORMAT, 9, [fragment(0, 5, [(0, 3, 20), (1, 2, 30)])])
     trained = [(0, 1, 1000), (0, 2, 500), (0, 3, 25), (1, 1, 800), (1, 2, 50), (1, 3, 4)]
     assert resumption_of(cut, [4], trained) == Resumption(9, outer_steps=5, tokens=2350, tokens_undone=5 + 20 + 4)
+
+
+def test_what_a_life_has_trained_beyond_its_newest_answer_in_the_snapshot_is_to_be_trained_again() -> None:
+    assert undone_by(CUT, TRAINED) == [[0, 1, 100], [1, 2, 50]]
+    cut = Manifest(FORMAT, 9, [fragment(0, 5, [(0, 3, 20), (1, 2, 30)])])
+    assert undone_by(cut, [(0, 1, 9), (0, 2, 500), (0, 3, 25), (1, 2, 30), (1, 3, 4)]) == [[0, 3, 5], [1, 3, 4]]
+    assert undone_by(CUT, []) == []
+    assert undone_by(Manifest(FORMAT, 2, [fragment(0, 3, [])]), TRAINED) == []
+    states = [state(0, [(0, 1, 900)])]
+    assert undone_by(Manifest(FORMAT, 3, [fragment(0, 2, [(0, 1, 900)])], 1, states), TRAINED) == []
 
 
 def test_without_books_it_is_unknown_what_is_undone() -> None:
