@@ -208,11 +208,14 @@ class ScriptsAhead:
         script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
         places = Places(*asked["places"])
         try:
-            for slot in range(min(places.learners, len(os.sched_getaffinity(0)))):
-                self._waiting[slot] = _Waiting(script, slot, places)
+            self._waiting[0] = _Waiting(script, 0, places)
             self._watch = os.pidfd_open(self._waiting[0].pid)
         except OSError as error:
             asks.send(json.dumps({"error": str(error)}).encode())
+            return
+        with suppress(OSError):  # Those for which there is no room now are started with the run.
+            for slot in range(1, min(places.learners, len(os.sched_getaffinity(0)))):
+                self._waiting[slot] = _Waiting(script, slot, places)
 
     def _pass_on(self) -> None:
         assert self._asks is not None
@@ -236,11 +239,12 @@ def ask_through(daemon: socket.socket) -> None:
     found: dict[LoopScript, ModelFound] = {}
 
     def ask(script: LoopScript, places: Places) -> ModelFound:
-        if script.ranks != 1:
+        asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder, "places": places}
+        message = json.dumps(asked).encode()
+        if script.ranks != 1 or len(message) > MESSAGE_BYTES_MAX:
             return asked_of(script)
         if script not in found:
-            asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder}
-            daemon.send(json.dumps({**asked, "places": places}).encode())
+            daemon.send(message)
             text, files, _, _ = socket.recv_fds(daemon, MESSAGE_BYTES_MAX, 2)
             told = json.loads(text or b"{}")
             if "status" not in told:

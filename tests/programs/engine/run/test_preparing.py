@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
+from tests.programs.engine.run.process_run import ISTHMUS
 
 pytestmark = pytest.mark.process
 
@@ -77,6 +78,23 @@ def test_a_command_that_ends_while_its_request_is_prepared_leaves_no_process(tmp
     with subprocess.Popen(command, stdout=nothing, stderr=nothing, env=environment) as process:
         until = time.monotonic() + PATIENCE
         while not working.exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.wait(PATIENCE)
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_command_that_ends_while_its_script_is_asked_leaves_no_process(tmp_path: Path, number: int) -> None:
+    mark, environment = f"ISTHMUS_TEST_MARK={tmp_path}", {**os.environ, "ISTHMUS_TEST_MARK": str(tmp_path)}
+    hangs = "import os, subprocess, time; subprocess.Popen(['sleep', '600']); open(f'{os.getpid()}.pid', 'w').close()\n"
+    (tmp_path / "train.py").write_text(f"{hangs}time.sleep(600)")
+    command = [str(ISTHMUS), "train", "--loop", "train.py", "--learners", "2"]
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=tmp_path, stdout=nothing, stderr=nothing, env=environment) as process:
+        until = time.monotonic() + PATIENCE
+        while not list(tmp_path.glob("*.pid")):
             assert time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(number)
