@@ -24,6 +24,7 @@ from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.loop_clock import LoopClock
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import is_stopped, kill_session
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
@@ -201,7 +202,7 @@ class LocalProcesses:
 
     def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
         try:
-            watch = os.pidfd_open(pid)
+            watch = pidfd_open(pid)
         except OSError:
             self._loop.call_soon(ended, member, Exited(), None)
             return
@@ -212,7 +213,7 @@ class LocalProcesses:
         process = self._watched.get(member)
         if process is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process.watch, signal.SIGKILL)
+                pidfd_send_signal(process.watch, signal.SIGKILL)
 
     def stopped(self) -> tuple[Member, ...]:
         return tuple(member for member, process in self._watched.items() if is_stopped(process.pid))

@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 
 XLA_FLAGS: Final = " ".join(
     (
@@ -213,12 +214,25 @@ def kill_session(leader: int) -> None:
         others = [pid for pid in _session(leader) if pid not in (leader, os.getpid())]
         for pid in others:
             with suppress(OSError):
-                watch = os.pidfd_open(pid)
+                watch = pidfd_open(pid)
                 if _stat(pid)[_SESSION : _SESSION + 1] == [str(leader)]:  # The number has not gone to a stranger.
-                    signal.pidfd_send_signal(watch, signal.SIGKILL)
+                    pidfd_send_signal(watch, signal.SIGKILL)
                 os.close(watch)
         if not others:
             return
+
+
+_LEADING: Final = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def spawn_leader(command: list[str], variables: Mapping[str, str], files: Sequence[tuple[Any, ...]]) -> int:
+    """Start a Python program as the leader of a session, with the actions of posix_spawn(3) on `files`; its pid.
+    OSError if there is no room for it."""
+    try:
+        return os.posix_spawn(command[0], command, variables, file_actions=files, setsid=True)
+    except NotImplementedError:  # The interpreter was built with glibc before 2.26, as those of conda are.
+        leading = [command[0], "-I", "-S", "-c", _LEADING, *command]
+        return os.posix_spawn(command[0], leading, variables, file_actions=files)
 
 
 def end_child(pid: int) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import is_stopped
 
 LINE_BYTES_MAX: Final = 64 << 20
@@ -83,7 +83,7 @@ class LoopGuest:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._machine: GuestMachine | None = None
         self._watched: tuple[Member, OnEnd] | None = None
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = pidfd_open(pid)
 
     def attach(self, machine: GuestMachine, loop: asyncio.AbstractEventLoop) -> None:
         """Serve the loop from now on."""

@@ -30,7 +30,8 @@ from isthmus.programs.loop_task import LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
-from isthmus.runtime.system.processes import end_child, environment, is_stopped
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
+from isthmus.runtime.system.processes import end_child, environment, is_stopped, spawn_leader
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
@@ -188,7 +189,7 @@ class ForkLink(Generic[Asked]):
         is_preparing = not self.is_ready and not is_stopped(self._pid)
         if self._pending and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
-            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
+            pidfd_send_signal(self._watch, signal.SIGKILL)
         self._keep_ticking()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class ForkLink(Generic[Asked]):
 def _watch(pid: int) -> int:
     """The pidfd of a child; if it cannot be opened, kills the child and raises OSError."""
     try:
-        return os.pidfd_open(pid)
+        return pidfd_open(pid)
     except OSError:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -446,7 +447,7 @@ def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: i
         if descriptor is not None:
             files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
-        return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
+        return spawn_leader(command, environment(computes=computes), files)
 
 
 def say(line: str) -> None:

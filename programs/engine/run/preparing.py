@@ -37,6 +37,7 @@ from isthmus.programs.engine.request.environment import compute_anywhere, comput
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import (
     die_with_parent,
     end_after,
@@ -93,7 +94,7 @@ def _read(reader: int, child: int, interrupted: Interrupts) -> bytes:
     Processes that the child has started have the other end, too, so they are ended with it.
     """
     parts = []
-    watch = os.pidfd_open(child)
+    watch = pidfd_open(child)
     watched = [reader, watch]
     try:
         while True:
@@ -244,13 +245,13 @@ class DaemonAhead:
     def _end(self, preparer: int) -> None:
         """End both, and what the task has started: the daemon does that as it reads the end of this socket."""
         with suppress(OSError):  # It is gone, and so is what it had.
-            watch = os.pidfd_open(preparer)
-            signal.pidfd_send_signal(watch, signal.SIGKILL)
+            watch = pidfd_open(preparer)
+            pidfd_send_signal(watch, signal.SIGKILL)
             select.select([watch], [], [])
             kill_session(preparer)
             os.close(watch)
         self._socket.close()
-        watch = os.pidfd_open(self.pid)
+        watch = pidfd_open(self.pid)
         select.select([watch], [], [], END_SECONDS)
         os.close(watch)
         self.kill()

@@ -26,6 +26,7 @@ from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
@@ -290,9 +291,9 @@ def kill_all(folder: Path) -> None:
     while (processes := list(processes_of(folder))) and time.monotonic() < until:
         for pid, _ in processes:
             with suppress(ProcessLookupError):
-                watch = os.pidfd_open(pid)
+                watch = pidfd_open(pid)
                 if (log := _log_of(pid)) is not None and str(log.parent) == logs:  # The number is no stranger's by now.
-                    signal.pidfd_send_signal(watch, signal.SIGKILL)
+                    pidfd_send_signal(watch, signal.SIGKILL)
                 os.close(watch)
         time.sleep(PAUSE_SECONDS)
 

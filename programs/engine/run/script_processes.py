@@ -35,7 +35,8 @@ from isthmus.programs.loop_task import ISLAND, LoopAhead, LoopLife, LoopScript, 
 from isthmus.programs.task import Places
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
-from isthmus.runtime.system.processes import end_child, environment, outlive_parent
+from isthmus.runtime.system.pidfds import pidfd_open
+from isthmus.runtime.system.processes import end_child, environment, outlive_parent, spawn_leader
 
 MESSAGE_BYTES_MAX: Final = 1 << 16
 """Of a script with its arguments, and of a life."""
@@ -74,7 +75,7 @@ def _spawn(
     variables = {**environment(computes=True), **devices, ISLAND: json.dumps(life._asdict())}
     variables.setdefault("PYTHONUNBUFFERED", "1")  # Its log is read while it runs, and after it was killed.
     command = [sys.executable, "-I", "-S", "-c", *program, script.folder, *script.command]
-    return os.posix_spawn(sys.executable, command, variables, file_actions=output_to(output), setsid=True)
+    return spawn_leader(command, variables, output_to(output))
 
 
 def devices_of(replica: Replica, learners: int, *, has_evaluator: bool) -> dict[str, str]:
@@ -209,7 +210,7 @@ class ScriptsAhead:
         places = Places(*asked["places"])
         try:
             self._waiting[0] = _Waiting(script, 0, places)
-            self._watch = os.pidfd_open(self._waiting[0].pid)
+            self._watch = pidfd_open(self._waiting[0].pid)
         except OSError as error:
             asks.send(json.dumps({"error": str(error)}).encode())
             return

@@ -26,6 +26,7 @@ from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.study.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 
 JAX_SECONDS_MAX: Final = 90.0
 """The runtime of a TPU takes half a minute to open its chips; a jax that waits for other processes waits for ever."""
@@ -132,9 +133,9 @@ def _existing(folder: Path) -> Path:
 def pidfd_refusal() -> str:
     """Why the kernel does not let processes be watched by descriptors; empty if it does."""
     try:
-        watch = os.pidfd_open(os.getpid())
+        watch = pidfd_open(os.getpid())
         try:
-            signal.pidfd_send_signal(watch, 0)
+            pidfd_send_signal(watch, 0)
         finally:
             os.close(watch)
     except OSError as error:

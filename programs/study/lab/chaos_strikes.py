@@ -42,6 +42,7 @@ from isthmus.programs.study.lab.chaos_plan import (
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -292,9 +293,9 @@ def check_permitted() -> None:
     """ConfigError if this kernel, or the confinement of this process, does not permit strikes, or their proof."""
     doing, wrong = "Preparing the plan", list[Fault]()
     try:
-        watch = os.pidfd_open(os.getpid())
+        watch = pidfd_open(os.getpid())
         try:
-            signal.pidfd_send_signal(watch, 0)
+            pidfd_send_signal(watch, 0)
         finally:
             os.close(watch)
     except OSError as error:
@@ -736,10 +737,10 @@ _STRIKES: Final[dict[str, Callable[[Planned, RunProcess, threading.Event], Strik
 def _signal(process: RunProcess, number: int) -> bool:
     """Whether this very process was sent a signal: its number may have gone to another one meanwhile."""
     with suppress(OSError):
-        watch = os.pidfd_open(process.pid)
+        watch = pidfd_open(process.pid)
         try:
             if process.is_there:
-                signal.pidfd_send_signal(watch, number)
+                pidfd_send_signal(watch, number)
                 return True
         finally:
             os.close(watch)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from isthmus.runtime.system.processes import kill_session, started_at
+from isthmus.runtime.system.processes import kill_session, spawn_leader, started_at
 
 POOL = """
 import os, sys, time
@@ -54,3 +56,25 @@ def test_a_worker_in_the_session_of_a_host_ends_with_it() -> None:
 def test_a_worker_that_a_task_starts_while_it_is_prepared_holds_up_nothing_and_ends() -> None:
     done = subprocess.run([sys.executable, "-c", PREPARING], capture_output=True, text=True, timeout=60, check=True)
     assert started_at(int(done.stdout)) is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("can", [True, False], ids=["by the library", "by a program before it"])
+def test_a_program_is_started_as_the_leader_of_a_session(
+    can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = os.posix_spawn
+
+    def without(*arguments: Any, **more: Any) -> int:
+        if "setsid" in more:
+            raise NotImplementedError("posix_spawn: setsid unavailable on this platform")
+        return spawn(*arguments, **more)
+
+    if not can:
+        monkeypatch.setattr(os, "posix_spawn", without)
+    program = "import os, sys; print(os.getsid(0) == os.getpid(), sys.argv[1:], os.environ['MARK'])"
+    with (tmp_path / "output").open("wb") as output:
+        files = [(os.POSIX_SPAWN_DUP2, output.fileno(), 1)]
+        pid = spawn_leader([sys.executable, "-c", program, "a", "b"], {**os.environ, "MARK": "x"}, files)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "output").read_text() == "True ['a', 'b'] x\n"
