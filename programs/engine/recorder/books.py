@@ -207,7 +207,7 @@ class ShardBooks(msgspec.Struct):
 
 
 def _point_of(point: EvaluationLine) -> tuple[Any, ...]:
-    """What tells an evaluation from others: a run that has undone tokens may end with as many again, by another model."""
+    """What tells an evaluation from others. A run that has undone tokens may have another model after as many."""
     return point.tokens, point.kind, point.eval_loss if point.kind == "final" else None
 
 
