@@ -206,6 +206,11 @@ class ShardBooks(msgspec.Struct):
         return _counted(kept[max(before)]), max(before) == count
 
 
+def _point_of(point: EvaluationLine) -> tuple[Any, ...]:
+    """What tells an evaluation from others. A run that has undone tokens may have another model after as many."""
+    return point.tokens, point.kind, point.eval_loss if point.kind == "final" else None
+
+
 def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
     return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows})
 
@@ -234,7 +239,8 @@ class BooksMemory(msgspec.Struct):
     lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
     count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
     `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer;
-    `went_on_at` are the tokens that counted when a run that was over went on: an evaluation of before is not its last.
+    `went_on_at` are the tokens of the last evaluation before a run that was over went on, or those that counted then,
+    if these are more: an evaluation of before is not its last.
     `undone` has [slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed.
     """
 
@@ -275,7 +281,7 @@ class Books(BooksMemory, kw_only=True):
     paused: int = 0
     has_regions: bool = False
     paths: PathParts | None = None
-    _points: tuple[list[EvaluationLine] | None, set[tuple[int, str]]] = (None, set())
+    _points: tuple[list[EvaluationLine] | None, set[tuple[Any, ...]]] = (None, set())
     _live: Set[Life] | None = None
     _zero_max: int | None = None
     _recalled: Set[Life] = frozenset()
@@ -401,16 +407,16 @@ class Books(BooksMemory, kw_only=True):
             if point.tokens <= self.evaluations[-1].tokens:
                 return None
             point = msgspec.structs.replace(point, kind="during")
-        if (point.tokens, point.kind) in self._known_points():
+        if _point_of(point) in self._known_points():
             return None
         self.evaluations.append(point)
-        self._points[1].add((point.tokens, point.kind))
+        self._points[1].add(_point_of(point))
         return point
 
-    def _known_points(self) -> Set[tuple[int, str]]:
-        """Tokens and kind of each evaluation: made anew once a memory brought others."""
+    def _known_points(self) -> Set[tuple[Any, ...]]:
+        """What tells each evaluation from others: made anew once a memory brought others."""
         if self._points[0] is not self.evaluations:
-            self._points = self.evaluations, {(known.tokens, known.kind) for known in self.evaluations}
+            self._points = self.evaluations, {_point_of(known) for known in self.evaluations}
         return self._points[1]
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -595,10 +601,17 @@ def read_into(books: Books, folder: Path, disk: Disk, now: int, *, is_whole: boo
 
 
 def go_on(folder: Path, disk: Disk, counted: int) -> None:
-    """Have the memory of a run that was over say that it goes on, where so many tokens count. OSError of the disk."""
-    memory = load(folder, disk)
-    if memory is not None and (memory.final or any(each.kind == "final" for each in memory.evaluations)):
-        memory.final, memory.final_at, memory.went_on_at = set(), None, counted
+    """Have the memory of a run that was over say that it goes on, where so many tokens count. OSError of the disk.
+
+    They may be fewer than at an evaluation that was the last, which the memory need not know yet: lines are before it.
+    """
+    memory, known = load(folder, disk), Books(sizes=())
+    if memory is None:
+        return
+    read_into(known, folder, disk, 0)
+    tokens = [each.tokens for each in known.evaluations if each.kind == "final"]
+    if memory.final or tokens:
+        memory.final, memory.final_at, memory.went_on_at = set(), None, max([counted, *tokens])
         write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
 
 

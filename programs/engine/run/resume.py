@@ -184,13 +184,14 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
+        books.undo(folder, DISK, read["undone"])
+        # Before the spec has the new budget, with which a run that was done would look done if this command is killed.
+        _end_no_more(folder, read["total"], counted)
         if files:
             spec.archive(folder)
             _change(folder, files)
         spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
-        books.undo(folder, DISK, read["undone"])
-        _end_no_more(folder, read["total"], counted)
     except BaseException:
         lock.close()
         raise
@@ -406,8 +407,8 @@ def _read(
     sizes = fragment_sizes(graph)
     examined = check_whole(folder, doing, sizes)
     assert examined.manifest is not None
-    trained = [] if store else _trained(folder)
-    resumption = resumption_of(examined.manifest, sizes, trained)
+    recorded = books.Books(sizes=()) if store else _recorded(folder)
+    resumption = resumption_of(examined.manifest, sizes, _lives(recorded.counted_rows()))
     if store is None:
         age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
@@ -417,7 +418,7 @@ def _read(
     if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
     files = _files(run_spec, today, store)
-    undone = undone_by(examined.manifest, trained)
+    undone = undone_by(examined.manifest, _lives(recorded.totals.rows()))
     return {"files": files, "total": today.job.tokens, "undone": undone, "resumption": asdict(resumption)}
 
 
@@ -428,9 +429,9 @@ def _recorded(folder: Path) -> books.Books:
     return recorded
 
 
-def _trained(folder: Path) -> list[tuple[int, int, int]]:
-    """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
-    return [(slot, life, tokens) for slot, life, tokens in _recorded(folder).totals.rows()]
+def _lives(rows: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """(slot, incarnation, tokens) of every life of a learner."""
+    return [(slot, life, tokens) for slot, life, tokens in rows]
 
 
 def _counted(folder: Path, undone: Iterable[Sequence[int]] = ()) -> int:
@@ -443,13 +444,18 @@ def _counted(folder: Path, undone: Iterable[Sequence[int]] = ()) -> int:
 def undone_by(manifest: Manifest, trained: Sequence[tuple[int, int, int]]) -> list[list[int]]:
     """[slot, incarnation, tokens] of what every life has trained after a snapshot: it is trained again.
 
-    That is what a life has trained beyond the newest of its answers that is in a fragment. What it had under way at the
-    snapshot is lost, as with any life that ends. Learners that go on from whole states count for themselves.
+    That is what a life has trained beyond the newest of its answers that is in a fragment, and beyond what any fragment
+    was told of its progress: all hosts hear of that with the fragments, and count it. What it had under way at the
+    snapshot is lost, as with any life that ends.
     """
-    clocks = [{slot: (life, tokens) for slot, life, tokens in entry.clock} for entry in manifest.fragments]
-    if manifest.states or not clocks or any(e.version[1] and not e.clock for e in manifest.fragments):
-        return []
-    reached = [_reached(clock, trained) for clock in clocks]
+    if manifest.states:
+        reached = [_states_reached(manifest)]
+    else:
+        clocks = [{slot: (life, tokens) for slot, life, tokens in entry.clock} for entry in manifest.fragments]
+        if not clocks or any(entry.version[1] and not entry.clock for entry in manifest.fragments):
+            return []
+        reached = [_reached(clock, trained) for clock in clocks]
+        reached += [{(slot, life): tokens for slot, life, tokens in entry.totals} for entry in manifest.fragments]
     beyond = [(slot, life, tokens - max(has.get((slot, life), 0) for has in reached)) for slot, life, tokens in trained]
     return [[slot, life, tokens] for slot, life, tokens in beyond if tokens > 0]
 
@@ -463,12 +469,10 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
     merged. A fragment that was merged and has no clock does not say.
     """
     merged = [entry.version[1] for entry in manifest.fragments]
-    states = [{(slot, life): tokens for slot, life, tokens in state.totals} for state in manifest.states]
     clocks = [{slot: (life, tokens) for slot, life, tokens in entry.clock} for entry in manifest.fragments]
     reached, weights = [_reached(clock, trained) for clock in clocks], list(sizes)
-    if states:
-        lives = sorted({life for state in states for life in state})
-        reached, weights = [{life: max(state.get(life, 0) for state in states) for life in lives}], [1]
+    if manifest.states:
+        reached, weights = [_states_reached(manifest)], [1]
     elif not weights or any(count and not clock for count, clock in zip(merged, clocks, strict=True)):
         return Resumption(manifest.number, sum(merged) if merged else None)
 
@@ -482,6 +486,12 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
         mean([sum(has.values()) for has in reached]),
         mean(undone) if trained else None,
     )
+
+
+def _states_reached(manifest: Manifest) -> dict[tuple[int, int], int]:
+    """Up to which token each life of (slot, life) is in whole states of learners."""
+    rows = sorted((slot, life, tokens) for state in manifest.states for slot, life, tokens in state.totals)
+    return {(slot, life): tokens for slot, life, tokens in rows}
 
 
 def _reached(

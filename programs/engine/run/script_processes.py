@@ -180,8 +180,7 @@ class ScriptsAhead:
             if text:
                 self._start(json.loads(text), self._asks)
             else:
-                self._asks.close()
-                self._asks = None
+                self._ask_no_more()
 
     def begin(self, life: LoopLife, log: Path) -> int | None:
         """Have the process that waits for a learner's life be that; its pid, None if there is none."""
@@ -196,14 +195,18 @@ class ScriptsAhead:
 
     def end(self, first: int = 0) -> None:
         """End those of the slots from `first` on, and start no more."""
+        self._ask_no_more()
+        for slot in [each for each in self._waiting if each >= first]:
+            self._waiting.pop(slot).end()
+
+    def _ask_no_more(self) -> None:
+        """There is no preparer any more: nothing is passed on."""
         if self._watch >= 0:
             os.close(self._watch)
             self._watch = -1
         if self._asks is not None:
             self._asks.close()
             self._asks = None
-        for slot in [each for each in self._waiting if each >= first]:
-            self._waiting.pop(slot).end()
 
     def _start(self, asked: Mapping[str, Any], asks: socket.socket) -> None:
         script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
@@ -291,7 +294,8 @@ def _load_ahead() -> None:
 def _go_on_in(log: Path, output: tuple[int, int]) -> None:
     """Have what goes into the file `output`, by device and inode, go into the log from now on, behind what is there."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(AttributeError, OSError, ValueError):  # The script may have put anything there, or closed it.
+            stream.flush()
     its = [number for number in (1, 2) if _file_of(number) == output]  # The script may have redirected them.
     with opened_log(log) as file:
         offset = 0

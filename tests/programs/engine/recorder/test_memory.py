@@ -20,6 +20,7 @@ from isthmus.programs.engine.results.lines import KINDS, name_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.system.files import write_bytes
 from tests.effort import every
 from tests.programs.engine.recorder.recorder_story import (
     FOLDER,
@@ -383,21 +384,29 @@ def test_a_real_folder(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("more", [0, 50])
-def test_a_run_that_goes_on_has_another_last_evaluation(more: int) -> None:
+@pytest.mark.parametrize("is_remembered", [True, False])
+@pytest.mark.parametrize("counted", [800, 700])
+@pytest.mark.parametrize("more", [-50, 0, 50])
+def test_a_run_that_goes_on_has_another_last_evaluation(more: int, counted: int, *, is_remembered: bool) -> None:
+    """Also where tokens are undone, so that fewer count than at that evaluation; a memory may not know it yet."""
     disk = SimulatedDisk("seed")
     recorder, context = made(), Context(Mount(disk))
     recorder.open(context)
+    context.at = SECOND
+    recorder(progress={(Replica("learner", 0), None): report(0, 2 * SECOND)})
+    before = Mount(disk).read(FOLDER / recorder_memory.FILE)
     recorder(evaluation={("evaluator", None): evaluated("final", 800, 2.0)})
     recorder.close()
-    recorder_memory.go_on(FOLDER, Mount(disk), 800)
+    if not is_remembered:
+        write_bytes(FOLDER / recorder_memory.FILE, before, Mount(disk))
+    recorder_memory.go_on(FOLDER, Mount(disk), counted)
     books = recorder_memory.Books(sizes=(300, 100))
     recorder_memory.read_into(books, FOLDER, Mount(disk), 0)
     assert not books.is_evaluated()
     recorder, context = made(), Context(Mount(disk), incarnation=2)
     recorder.open(context)
     recorder(evaluation={("evaluator", None): evaluated("final", 800 + more, 1.0)})
-    assert context.status["tokens_final"] == 800 + more
+    assert (context.status["tokens_final"], context.status["eval_loss_final"]) == (800 + more, 1.0)
 
 
 def test_a_life_that_was_replaced_writes_nothing_behind_what_the_next_one_has_written() -> None:

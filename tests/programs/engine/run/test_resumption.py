@@ -8,12 +8,14 @@ from isthmus.programs.engine.run.in_processes import Resumption
 from isthmus.programs.engine.run.resume import DoneError, _check_total, resumption_of, undone_by
 from isthmus.programs.engine.snapshots.snapshots import FORMAT, FragmentEntry, Manifest, StateEntry
 
-
-def fragment(index: int, count: int, clock: list[tuple[int, int, int]]) -> FragmentEntry:
-    return FragmentEntry(index, (1, count), "merge", clock, [], [], f"fragment-{index}", 0, "")
+Rows = list[tuple[int, int, int]]
 
 
-def state(index: int, totals: list[tuple[int, int, int]]) -> StateEntry:
+def fragment(index: int, count: int, clock: Rows, totals: Rows | None = None) -> FragmentEntry:
+    return FragmentEntry(index, (1, count), "merge", clock, [], totals or [], f"fragment-{index}", 0, "")
+
+
+def state(index: int, totals: Rows) -> StateEntry:
     return StateEntry(index, 0, 0, totals, [], [], [], f"state-{index}", 0, "")
 
 
@@ -40,8 +42,22 @@ def test_what_a_life_has_trained_beyond_its_newest_answer_in_the_snapshot_is_to_
     assert undone_by(cut, [(0, 1, 9), (0, 2, 500), (0, 3, 25), (1, 2, 30), (1, 3, 4)]) == [[0, 3, 5], [1, 3, 4]]
     assert undone_by(CUT, []) == []
     assert undone_by(Manifest(FORMAT, 2, [fragment(0, 3, [])]), TRAINED) == []
-    states = [state(0, [(0, 1, 900)])]
-    assert undone_by(Manifest(FORMAT, 3, [fragment(0, 2, [(0, 1, 900)])], 1, states), TRAINED) == []
+
+
+def test_what_a_fragment_was_told_of_a_life_is_not_trained_again_because_all_hosts_hear_of_it() -> None:
+    entries = [fragment(0, 5, [(0, 1, 900)], [(0, 1, 890), (1, 2, 40)]), fragment(1, 4, [], [(1, 2, 20)])]
+    assert undone_by(Manifest(FORMAT, 7, entries[:1]), TRAINED) == [[0, 1, 100], [1, 1, 800], [1, 2, 10]]
+    assert undone_by(Manifest(FORMAT, 7, entries), TRAINED) == []  # Nothing says what is in the second one.
+
+
+def test_what_whole_states_lack_is_to_be_trained_again() -> None:
+    states = [state(0, [(0, 1, 900)]), state(1, [(0, 1, 850), (1, 1, 700)])]
+    assert undone_by(Manifest(FORMAT, 3, [fragment(0, 2, [])], 1, states), TRAINED) == [
+        [0, 1, 100],
+        [1, 1, 100],
+        [1, 2, 50],
+    ]
+    assert undone_by(Manifest(FORMAT, 1, [], 1, [state(0, [])]), TRAINED) == [list(each) for each in TRAINED]
 
 
 def test_without_books_it_is_unknown_what_is_undone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -32,6 +33,8 @@ from isthmus.programs.engine.run.script_processes import life_of_waiting
 from isthmus.programs.loop_task import LoopAhead
 ahead = LoopAhead(**json.loads(os.environ["ISTHMUS_ISLAND"]))
 print("begins as", ahead.slot, ahead.slots, ahead.seed, os.path.basename(os.getcwd()), flush=True)
+if sys.argv[1] == "has no output":
+    sys.stdout = None
 if sys.argv[1] == f"{{ahead.slot}} dies":
     sys.exit("a fault")
 with os.fdopen(ahead.asks, "w") as file:
@@ -116,6 +119,18 @@ def test_one_tells_of_the_model_and_each_is_given_its_life(tmp_path: Path, ended
 
 
 @pytest.mark.usefixtures("two_cores")
+def test_one_that_has_put_something_else_in_place_of_its_output_is_given_its_life(
+    tmp_path: Path, ended: list[int]
+) -> None:
+    asked, log = Asked(tmp_path, "has no output"), tmp_path / "0.log"
+    pid = asked.begin(0, log)
+    assert pid is not None
+    ended.append(pid)
+    assert lines_of(log, 1) == [f"begins as 0 4 7 {tmp_path.name}"]
+    asked.ahead.end()
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_one_that_has_ended_is_given_no_life(tmp_path: Path, ended: list[int]) -> None:
     asked = Asked(tmp_path, "1 dies")
     waiting = asked.ahead._waiting[1]
@@ -146,6 +161,22 @@ def test_those_of_more_slots_than_the_run_begins_with_are_ended(tmp_path: Path) 
     assert [started_at(first) is None, started_at(second) is None] == [False, True]
     asked.ahead.end()
     assert started_at(first) is None
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_where_the_preparer_has_died_before_it_is_told_nothing_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time; time.sleep(600)")
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ahead = ScriptsAhead(ours)
+    asked = {"script": "script.py", "arguments": ("",), "folder": str(tmp_path), "places": Places(1, 4, 7)}
+    its.send(json.dumps(asked).encode())
+    ahead.hear(ahead.watched())
+    its.close()
+    ahead.hear(select.select(ahead.watched(), [], [], PATIENCE)[0])
+    assert ahead.watched() == []
+    [pid] = [each.pid for each in ahead._waiting.values()]
+    ahead.end()
+    assert started_at(pid) is None
 
 
 DAEMON = """
