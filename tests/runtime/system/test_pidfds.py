@@ -12,7 +12,6 @@ import pytest
 
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 
-
 pytestmark = pytest.mark.process
 
 
