@@ -131,6 +131,8 @@ class _Waiting:
     def begin(self, life: LoopLife, log: Path) -> bool:
         """Give it its life, and the log for its output; whether it is there for that."""
         if self.has_ended:
+            with opened_log(log) as file:
+                _append(file, self.output.fileno())
             return False
         with suppress(OSError, ValueError):
             self._be_ended_first(int(Path("/proc/self/oom_score_adj").read_text()))
@@ -298,12 +300,18 @@ def _go_on_in(log: Path, output: tuple[int, int]) -> None:
             stream.flush()
     its = [number for number in (1, 2) if _file_of(number) == output]  # The script may have redirected them.
     with opened_log(log) as file:
-        offset = 0
-        with suppress(OSError):  # A disk that is full costs these lines.
-            while its and (block := os.pread(its[0], COPIED_BYTES, offset)):
-                offset += os.write(file.fileno(), block)
+        for number in its[:1]:
+            _append(file, number)
         for number in its:
             os.dup2(file.fileno(), number)
+
+
+def _append(log: BinaryIO, output: int) -> None:
+    """Write what is in a file, by its descriptor, into a log; a disk that is full costs these lines."""
+    offset = 0
+    with suppress(OSError):
+        while block := os.pread(output, COPIED_BYTES, offset):
+            offset += os.write(log.fileno(), block)
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:

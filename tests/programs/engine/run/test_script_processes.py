@@ -136,6 +136,7 @@ def test_one_that_has_ended_is_given_no_life(tmp_path: Path, ended: list[int]) -
     waiting = asked.ahead._waiting[1]
     os.waitid(os.P_PID, waiting.pid, os.WEXITED | os.WNOWAIT)
     assert asked.begin(1, tmp_path / "1.log") is None
+    assert (tmp_path / "1.log").read_text() == f"begins as 1 4 7 {tmp_path.name}\na fault\n"  # What it had to say.
     with pytest.raises(ChildProcessError):
         os.waitpid(waiting.pid, os.WNOHANG)
     pid = asked.begin(0, tmp_path / "0.log")
