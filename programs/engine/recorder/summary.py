@@ -164,6 +164,7 @@ class Summary(TypedDict):
     fragments: int
     tokens_budget: int | None
     tokens_total: int
+    tokens_undone: int
     tokens_merged: float
     tokens_overlapped: float
     tokens_refused: float
