@@ -34,7 +34,7 @@ from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.job import TensorSpec
-from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, Places
+from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, RunSlots
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
@@ -195,7 +195,7 @@ class ToldModel:
 
     file: str
 
-    def found_for(self, places: Places) -> ModelFound:
+    def found_for(self, run: RunSlots) -> ModelFound:
         """What it has told."""
         return self.found()
 
@@ -284,9 +284,9 @@ class LoopScript:
         """What it tells; ConfigError if it does not come to its first step."""
         return asked_of(self)
 
-    def found_for(self, places: Places) -> ModelFound:
+    def found_for(self, run: RunSlots) -> ModelFound:
         """The same, for a run of so many learners, which may begin with the process that was asked."""
-        return _ASKING.get()(self, places)
+        return _ASKING.get()(self, run)
 
     @property
     def names(self) -> list[str]:
@@ -314,9 +314,9 @@ class LoopTask(OwnTask):
         """Whether the script evaluates; known of one that was asked."""
         return self.found is not None and self.found.evaluates
 
-    def completed(self, places: Places) -> LoopTask:
+    def completed(self, run: RunSlots) -> LoopTask:
         """This task, with the answer of the script; ConfigError with what it complains of, or if it makes no step."""
-        found = self.origin.found_for(places)
+        found = self.origin.found_for(run)
         tokens = Tokens(lambda batch: found.tokens, found.tokens_most)
         return replace(self, found=found, merge=found.merge, tokens_per_batch=tokens)
 
@@ -393,7 +393,7 @@ def asked_of(script: LoopScript) -> ModelFound:
 class Asking(Protocol):
     """How a script is asked for its model."""
 
-    def __call__(self, script: LoopScript, places: Places) -> ModelFound:
+    def __call__(self, script: LoopScript, run: RunSlots) -> ModelFound:
         """What it tells, for a run of so many learners; ConfigError if it does not come to its first step."""
 
 
@@ -402,7 +402,7 @@ def ask_by(asking: Asking) -> None:
     _ASKING.set(asking)
 
 
-def _ask_alone(script: LoopScript, places: Places) -> ModelFound:
+def _ask_alone(script: LoopScript, run: RunSlots) -> ModelFound:
     return asked_of(script)
 
 

@@ -54,7 +54,7 @@ class ModelLeaf(NamedTuple):
     is_stacked: bool = False
 
 
-class Places(NamedTuple):
+class RunSlots(NamedTuple):
     """So many `learners` begin a run, which has so many `slots` at most, and this seed."""
 
     learners: int = 1
@@ -304,7 +304,7 @@ class OwnTask(TaskTerms):
         @property
         def batch(self) -> Callable[[At], Any]: ...
 
-    def completed(self, places: Places) -> OwnTask:
+    def completed(self, run: RunSlots) -> OwnTask:
         """This task, with what it takes longer to find out, and only a request has to know."""
         return self
 

@@ -55,7 +55,7 @@ def check_linux(doing: str) -> None:
         raise ConfigError(doing, expected, f"the system {sys.platform!r}", do)
 
 
-_PR_SET_PDEATHSIG: Final = 1
+PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 
 
@@ -77,14 +77,14 @@ def die_with_parent(parent: int | None = None) -> None:
 
     Processes that it forks do not inherit that. If its parent should be `parent`, and is gone by now, end at once.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

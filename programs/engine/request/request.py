@@ -64,7 +64,7 @@ from isthmus.programs.job import Job
 from isthmus.programs.loop_task import OPEN_NAME
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, OwnTask, Places, Tokens
+from isthmus.programs.task import AnyTask, OwnTask, RunSlots, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -555,8 +555,8 @@ def _gather(
     with collecting(faults):
         subject = find_task(given.task, given.settings, budget, given.machines)
         if isinstance(subject.task, OwnTask):
-            places = Places() if budget is None else Places(budget.learners, budget.slots_max, budget.seed)
-            subject = subject._replace(task=subject.task.completed(places))
+            slots = RunSlots() if budget is None else RunSlots(budget.learners, budget.slots_max, budget.seed)
+            subject = subject._replace(task=subject.task.completed(slots))
     path = None
     with collecting(faults):
         path = new_folder.choose(run_dir, _short_name(program), datetime.now(), base)

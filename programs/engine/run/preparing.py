@@ -41,6 +41,7 @@ from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import (
     die_with_parent,
     end_after,
+    end_child,
     environment,
     follow_daemon,
     kill_session,
@@ -80,10 +81,7 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
             text = _read(reader, child, interrupted)
         finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            kill_session(child)
-            os.waitpid(child, 0)
+            end_child(child)
             os.close(reader)
     return _done(text)
 

@@ -32,11 +32,11 @@ from typing import Any, BinaryIO, Final, final
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_task import ISLAND, LoopAhead, LoopLife, LoopScript, ModelFound, ask_by, asked_of, told_in
-from isthmus.programs.task import Places
+from isthmus.programs.task import RunSlots
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import end_child, environment, outlive_parent, spawn_leader
+from isthmus.runtime.system.processes import PR_SET_PDEATHSIG, end_child, environment, outlive_parent, spawn_leader
 
 MESSAGE_BYTES_MAX: Final = 1 << 16
 """Of a script with its arguments, and of a life."""
@@ -47,7 +47,7 @@ _IN_FOLDER: Final = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2]
 """A program that goes to a folder and becomes another one: a process that is spawned begins in the folder of this one.
 """
 _WITH_PARENT: Final = (
-    f"import ctypes, os, sys; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0); "
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0); "
     "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); "
 )
 """The same begins with this where it is to die with the process of a pid (`processes.die_with_parent`)."""
@@ -93,7 +93,7 @@ def devices_of(replica: Replica, learners: int, *, has_evaluator: bool) -> dict[
 class _Waiting:
     """The process of one slot, which tells of its model, and waits for its life."""
 
-    def __init__(self, script: LoopScript, slot: int, places: Places) -> None:
+    def __init__(self, script: LoopScript, slot: int, run: RunSlots) -> None:
         """OSError if there is no room for it."""
         with ExitStack() as opened:
             self.output = opened.enter_context(tempfile.TemporaryFile())
@@ -105,12 +105,12 @@ class _Waiting:
             answer = os.dup(self.answer.fileno())
             # The number of learners may still change; an evaluator is counted, because the script may have one.
             replica = Replica(LEARNER, slot)
-            devices = devices_of(replica, places.learners, has_evaluator=True)
+            devices = devices_of(replica, run.learners, has_evaluator=True)
             try:
                 for each in (answer, tells, waits):
                     os.set_inheritable(each, True)
                 program = [_WITH_PARENT + _IN_FOLDER, str(os.getpid())]
-                ahead = LoopAhead(answer, tells, waits, str(replica), places.slots, places.seed)
+                ahead = LoopAhead(answer, tells, waits, str(replica), run.slots, run.seed)
                 self.pid = _spawn(program, script, ahead, self.output, devices)
             finally:
                 for each in (answer, tells, waits):
@@ -212,16 +212,16 @@ class ScriptsAhead:
 
     def _start(self, asked: Mapping[str, Any], asks: socket.socket) -> None:
         script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
-        places = Places(*asked["places"])
+        run = RunSlots(*asked["run"])
         try:
-            self._waiting[0] = _Waiting(script, 0, places)
+            self._waiting[0] = _Waiting(script, 0, run)
             self._watch = pidfd_open(self._waiting[0].pid)
         except OSError as error:
             asks.send(json.dumps({"error": str(error)}).encode())
             return
         with suppress(OSError):  # Those for which there is no room now are started with the run.
-            for slot in range(1, min(places.learners, len(os.sched_getaffinity(0)))):
-                self._waiting[slot] = _Waiting(script, slot, places)
+            for slot in range(1, min(run.learners, len(os.sched_getaffinity(0)))):
+                self._waiting[slot] = _Waiting(script, slot, run)
 
     def _pass_on(self) -> None:
         assert self._asks is not None
@@ -244,8 +244,8 @@ def ask_through(daemon: socket.socket) -> None:
     """Have a daemon that waits, at the other end of the socket, start the scripts that this process asks."""
     found: dict[LoopScript, ModelFound] = {}
 
-    def ask(script: LoopScript, places: Places) -> ModelFound:
-        asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder, "places": places}
+    def ask(script: LoopScript, run: RunSlots) -> ModelFound:
+        asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder, "run": run}
         message = json.dumps(asked).encode()
         if script.ranks != 1 or len(message) > MESSAGE_BYTES_MAX:
             return asked_of(script)

@@ -19,7 +19,7 @@ import pytest
 
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, ask_through
 from isthmus.programs.loop_task import LoopLife, LoopScript, ModelFound
-from isthmus.programs.task import ModelLeaf, Places
+from isthmus.programs.task import ModelLeaf, RunSlots
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import end_child, started_at
 from tests.patience import PATIENCE
@@ -58,7 +58,7 @@ class Asked:
         def ask() -> None:
             ask_through(its)
             try:
-                self.told = self.script.found_for(Places(2, 4, 7))
+                self.told = self.script.found_for(RunSlots(2, 4, 7))
             except ConfigError as error:
                 self.told = error
             finally:
@@ -169,7 +169,7 @@ def test_where_the_preparer_has_died_before_it_is_told_nothing_is_passed_on(tmp_
     (tmp_path / "script.py").write_text("import time; time.sleep(600)")
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ahead = ScriptsAhead(ours)
-    asked = {"script": "script.py", "arguments": ("",), "folder": str(tmp_path), "places": Places(1, 4, 7)}
+    asked = {"script": "script.py", "arguments": ("",), "folder": str(tmp_path), "run": RunSlots(1, 4, 7)}
     its.send(json.dumps(asked).encode())
     ahead.hear(ahead.watched())
     its.close()
