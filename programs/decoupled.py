@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.exchange.paths import PathParts
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep

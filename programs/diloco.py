@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.exchange.requested import Format
 from isthmus.programs.job import Job
 from isthmus.programs.settings import checked
 from isthmus.programs.streaming_diloco import in_turns

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, units_max
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import LockStep, StepGate

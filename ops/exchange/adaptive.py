@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from isthmus.ops.exchange.formats import FORMATS, Format
-from isthmus.ops.exchange.messages import Change, RequestedSettings
+from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.messages import Change
+from isthmus.ops.exchange.requested import Format, RequestedSettings
 
 AUTO: Final = "auto"
 LADDER: Final[tuple[Format, ...]] = ("float32", "bf16", "int4", "int2", "int1")

@@ -18,10 +18,12 @@ and above of byte i. Few bits that are scaled to the largest value lose most oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import ml_dtypes
 import numpy as np
+
+from isthmus.ops.exchange.requested import Format
 
 CODE_BLOCK: Final = 256
 """Values that share a scale: the largest of them costs the others the least precision, and a scale of 4 bytes is 3 % of
@@ -29,9 +31,6 @@ the codes of 4 bits."""
 CODE_LEAST: Final = 1e-35
 """A block whose largest or mean magnitude is below it is coded as zeros: above it a scale is a normal float32, which no
 device flushes to zero, and the levels divided by it are finite."""
-
-Format: TypeAlias = Literal["float32", "bf16", "int8", "int4", "int2", "int1"]
-"""The format of a vector as it travels."""
 
 
 class WireFormat(NamedTuple):

@@ -13,12 +13,9 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, Typed
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.ops.exchange.formats import Format
+from isthmus.ops.exchange.requested import Count, Format, Ordinal, RequestedSettings
 from isthmus.ops.exchange.token_accounts import FATES
 
-Count: TypeAlias = Annotated[int, ("range", 0)]
-Ordinal: TypeAlias = Annotated[int, ("range", 1)]
-"""A number that counts from 1, as incarnations do."""
 Finite: TypeAlias = Annotated[float, ("range",)]
 Amount: TypeAlias = Annotated[float, ("range", 0)]
 SenderSlot: TypeAlias = Annotated[int, ("sender", "slot")]
@@ -183,18 +180,6 @@ UpdateKind: TypeAlias = Literal[Kind, "copy"]
 """The purpose of a round: the first version of the model, the newest version that learners hold (requested by a shard
 that came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: a host that
 only holds it sends it to learners that may have none."""
-
-
-class RequestedSettings(TypedDict):
-    """The requests of a shard whose settings follow its links, in a round.
-
-    The format of each slot's answer, [slot, format], that of the update, and interval and overlap in inner steps.
-    """
-
-    push: list[Annotated[list[Any], tuple[Count, Format]]]
-    update: Format
-    interval: Ordinal
-    overlap: Count
 
 
 class Round(TypedDict):

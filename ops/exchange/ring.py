@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, NamedTuple, TypedDict
 
 import numpy as np
 
-from isthmus.ops.exchange.messages import Count, Vector
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.exchange.requested import Count
 
 START: Final[dict[str, Any]] = {}
 """The input of the first hop of a step: nothing yet."""

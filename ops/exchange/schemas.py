@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, CodedState, Count, Progress, RegionAnswer, Update, Vector, Vote
+from isthmus.ops.exchange.messages import Answer, CodedState, Progress, RegionAnswer, Update, Vector, Vote
+from isthmus.ops.exchange.requested import Count
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 
 

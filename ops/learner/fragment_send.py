@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import ml_dtypes
 import numpy as np
 
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Capture, passed_on
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.kernels.buffers import Float32
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
 from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.adaptive import coarser
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import RULES
@@ -41,6 +40,7 @@ from isthmus.ops.exchange.messages import (
     is_withdrawn,
 )
 from isthmus.ops.exchange.paths import PathParts
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import (
     Carrying,

@@ -13,10 +13,10 @@ from operator import itemgetter
 from typing import Any, Final
 
 from isthmus.ops.data.batches import Cursor
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inner_step import InnerStep

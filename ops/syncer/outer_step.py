@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from isthmus.ops.exchange.formats import STATE_FORMAT, Format
+from isthmus.ops.exchange.formats import STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     CodedState,
@@ -33,6 +33,7 @@ from isthmus.ops.exchange.messages import (
     copied,
     passed_on,
 )
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.syncer.merge import KEPT_MAX
 
 if TYPE_CHECKING:

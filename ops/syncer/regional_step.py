@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
-from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     Begun,
@@ -37,6 +36,7 @@ from isthmus.ops.exchange.messages import (
     Vector,
     is_withdrawn,
 )
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import RegionWork, Totals
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase

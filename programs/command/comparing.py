@@ -12,7 +12,7 @@ from typing import Any, Final, final
 import msgspec
 
 from isthmus.programs.command import config
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import typer
 
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.preparing import in_child

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typer
 
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster, read
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.machine.invitations import InvitationFile

@@ -21,7 +21,7 @@ from typing import Final
 
 from isthmus.programs import DEFAULT, SHIPPED, settings
 from isthmus.programs.command.config import absolute
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.results.words import seconds

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.options import FAILED, AsJson, Commands, Page, whole_numbers
+from isthmus.programs.command.commands import FAILED, Commands
+from isthmus.programs.command.options import AsJson, Page, whole_numbers
 from isthmus.programs.command.run_commands import PANEL
 
 if TYPE_CHECKING:

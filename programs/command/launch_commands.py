@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import WHERE, AsJson, Commands, Grace, Options, takes_options
+from isthmus.programs.command.commands import Commands
+from isthmus.programs.command.options import WHERE, AsJson, Grace
+from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from isthmus.programs.command.request_options import Options
 
 commands = typer.Typer(cls=Commands)
 

@@ -15,7 +15,7 @@ import typer
 
 from isthmus.programs import DEFAULT
 from isthmus.programs.command import config
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.request.run_settings import LEARNERS

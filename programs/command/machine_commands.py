@@ -8,17 +8,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import (
-    FAILED,
-    AsJson,
-    Commands,
-    Grace,
-    MetricsHost,
-    MetricsPort,
-    ResumeOrStart,
-    RunDir,
-    metrics_at,
-)
+from isthmus.programs.command.commands import FAILED, Commands
+from isthmus.programs.command.options import AsJson, Grace, MetricsHost, MetricsPort, ResumeOrStart, RunDir, metrics_at
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.addresses import LOOPBACK

@@ -22,7 +22,7 @@ from isthmus.programs.command import (
     model_commands,
     run_commands,
 )
-from isthmus.programs.command.options import Commands
+from isthmus.programs.command.commands import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
 

@@ -10,7 +10,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import AsJson, Commands
+from isthmus.programs.command.commands import Commands
+from isthmus.programs.command.options import AsJson
 from isthmus.runtime.errors import printable
 
 PANEL: Final = "Models"

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.options import FAILED, AsJson, Commands, Options
+from isthmus.programs.command.commands import FAILED, Commands
+from isthmus.programs.command.options import AsJson
+from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
+    from isthmus.programs.command.request_options import Options
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
     from isthmus.programs.engine.metrics.exporter import MetricsAddress
     from isthmus.programs.engine.request.request import Request
@@ -38,7 +41,7 @@ commands = typer.Typer(cls=Commands)
 
 
 @commands.command(rich_help_panel=PANEL)
-@options.takes_options(starts=True)
+@takes_options(starts=True)
 def train(
     requested: Options,
     resume: options.Resume = None,
@@ -148,7 +151,7 @@ def resume(
 
 
 @commands.command(rich_help_panel=PANEL)
-@options.takes_options()
+@takes_options()
 def graph(
     requested: Options,
     plans: Annotated[
@@ -169,7 +172,7 @@ def graph(
 
 
 @commands.command("compile", rich_help_panel=PANEL)
-@options.takes_options("run_dir", "transport", "cluster")
+@takes_options("run_dir", "transport", "cluster")
 def compile_ahead(
     requested: Options,
     islands: Annotated[
@@ -201,7 +204,7 @@ def compile_ahead(
 
 
 @commands.command(rich_help_panel=PANEL)
-@options.takes_options("program", "run_dir", "transport", "cluster")
+@takes_options("program", "run_dir", "transport", "cluster")
 def compare(
     requested: Options,
     programs: Annotated[

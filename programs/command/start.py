@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_ahead
 from isthmus.programs.engine.run.watch_loop import DetachedError, say
 from isthmus.runtime.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from isthmus.programs.command.metered import viewing
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.command.start import Starting, parting
 from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs import SHIPPED
-from isthmus.programs.command.options import Options
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.results.crossing_kinds import MESSAGES, kind_of, message_of
 from isthmus.runtime.graph.body import schemas_of
 from isthmus.runtime.graph.template import Edge, Template

@@ -10,11 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, TypeVar, final
 
 import msgspec
 
-from isthmus.ops.exchange.messages import Change, Evaluated, Merging, RequestedSettings
+from isthmus.ops.exchange.requested import RequestedSettings
+
+if TYPE_CHECKING:
+    from isthmus.ops.exchange.messages import Change, Evaluated, Merging
 
 LOSS: Final = "loss"
 Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]

@@ -28,8 +28,9 @@ from isthmus.ops.exchange.adaptive import (
     WantedSettings,
     best,
 )
-from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT, Format
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text

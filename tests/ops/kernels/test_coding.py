@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.formats import CODED, FORMATS, Format
+from isthmus.ops.exchange.formats import CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.kernels import averaging, coding, sweeps
 from isthmus.ops.kernels.coding import SCALE_MAX, Coded, add, advance, encode, is_finite, is_whole
 from isthmus.ops.kernels.stripes import STRIPE_SIZE

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange.formats import CODED, Format
+from isthmus.ops.exchange.formats import CODED
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import ANSWERS_OPEN_MAX, FragmentAccount, RegionWork
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep

@@ -18,8 +18,8 @@ from unittest import mock
 
 from isthmus.programs import settings
 from isthmus.programs.command import options
+from isthmus.programs.command.commands import WRONG
 from isthmus.programs.command.main import app
-from isthmus.programs.command.options import WRONG
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.study.lab import chaos_plan
 from isthmus.runtime.errors import Fault, RequestError

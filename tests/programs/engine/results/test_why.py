@@ -332,7 +332,7 @@ def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) 
         ("--fragment 0 --version x.1", "N, or EPOCH.N", "'x.1'"),
         ("--fragment 0 --version -1", "N, or EPOCH.N", "'-1'"),
         ("--last --fragment 0", "--last, or --fragment and --version", "both"),
-        ("--fragment zero", "options and arguments", "a valid integer"),
+        ("--fragment zero", "options and arguments", "a valid int"),
     ],
 )
 def test_a_merge_that_is_not_there_is_told_with_what_there_is(
