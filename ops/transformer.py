@@ -10,6 +10,8 @@ while norms, the softmax and the loss are always computed in float32.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -73,18 +75,35 @@ PLAIN: Final = Rotary()
 
 def init(config: ModelConfig, key: jax.Array) -> Parameters:
     """Fresh float32 parameters as nested dicts; tensor i of `tensors` draws from `fold_in(key, i)`."""
+    drawn = _drawn(
+        key,
+        {i: shape for i, (shape, deviation) in enumerate(tensors(config).values()) if deviation is not None},
+    )
     params: Parameters = {}
     for index, (name, (shape, deviation)) in enumerate(tensors(config).items()):
-        if deviation is None:
-            value = jnp.ones(shape, jnp.float32)
-        else:
-            value = deviation * jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
         *folders, leaf = name.split("/")
         branch = params
         for folder in folders:
             branch = branch.setdefault(folder, {})
-        branch[leaf] = value
+        branch[leaf] = jnp.ones(shape, jnp.float32) if deviation is None else deviation * drawn[index]
     return params
+
+
+def _drawn(key: jax.Array, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, jax.Array]:
+    """Standard normal values of these shapes, for each number from a key of its own.
+
+    A loop for each shape: drawn one by one, they are most of what a small model compiles and loads.
+    """
+    keys = dict(zip(shapes, jax.vmap(partial(jax.random.fold_in, key))(np.array(list(shapes))), strict=True))
+    alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, shape in shapes.items():
+        alike[shape].append(number)
+    drawn: dict[int, jax.Array] = {}
+    for shape, numbers in alike.items():
+        normal = partial(jax.random.normal, shape=shape, dtype=jnp.float32)
+        values = jax.lax.map(normal, jnp.stack([keys[number] for number in numbers]))
+        drawn.update(zip(numbers, values, strict=True))
+    return drawn
 
 
 def is_hidden(params: Any) -> Any:

@@ -19,6 +19,11 @@ from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE
 NORM = "norm"
 """How the path of a norm ends."""
 BETA_MUON: Final = 0.95
+ITERATIONS: Final = 5
+"""Of Newton and Schulz."""
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+"""Of an iteration, as published (Jordan 2024). optax makes a loop where it gets those of each iteration; where it gets
+them once, it unrolls: the step of nano then has nine tenths more instructions, and takes a quarter more time."""
 RMS_MUON: Final = 0.2
 """The root mean square of Muon's update at a learning rate of 1: about that of AdamW's (arXiv 2502.16982, section 2.2),
 so that one learning rate and one weight decay serve both."""
@@ -96,7 +101,8 @@ def _scale_by_muon() -> optax.GradientTransformation:
         del params
         return jax.tree.map(lambda leaf: RMS_MUON * max(leaf.shape[-2:]) ** 0.5 * leaf, updates)
 
-    return optax.chain(contrib.scale_by_muon(beta=BETA_MUON, weight_dimension_numbers=axes), optax.stateless(scaled))
+    orthogonal = contrib.scale_by_muon((COEFFICIENTS,) * ITERATIONS, beta=BETA_MUON, weight_dimension_numbers=axes)
+    return optax.chain(orthogonal, optax.stateless(scaled))
 
 
 def _scheduled(

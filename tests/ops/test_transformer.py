@@ -135,6 +135,15 @@ def test_initial_values_follow_the_key_and_differ_between_tensors() -> None:
     assert not np.allclose(one["layers/0/attention/query"], one["layers/1/attention/query"])
 
 
+def test_each_tensor_draws_from_a_key_of_its_own_whatever_has_its_shape() -> None:
+    key = jax.random.key(5)
+    params = flatten(init(TINY, key))
+    for index, (name, (shape, deviation)) in enumerate(tensors(TINY).items()):
+        if deviation is not None:
+            drawn = deviation * jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
+            np.testing.assert_array_equal(params[name], drawn)
+
+
 @pytest.mark.parametrize(("width", "hidden"), [(64, 172), (96, 256), (128, 344), (256, 684), (8, 24)])
 def test_hidden_width_is_eight_thirds_rounded_up_to_a_multiple_of_four(width: int, hidden: int) -> None:
     config = ModelConfig(width=width, heads=2)
