@@ -111,7 +111,7 @@ class SegmentLink:
             return False
         packet = PACKET.pack(LEND, segment.number, segment.size_bytes)
         try:
-            socket.send_fds(self._connection, [packet], [segment.descriptor])
+            socket.send_fds(self._connection, [packet], [segment.descriptor], socket.MSG_NOSIGNAL)
         except OSError:  # It is full, too many descriptors are under way, or the peer is gone.
             return False
         segment.knowing[self] = None
@@ -160,7 +160,7 @@ class SegmentLink:
     def _write(self) -> None:
         while self._outbox and self._is_open:
             try:
-                self._connection.send(self._outbox[0])
+                self._connection.send(self._outbox[0], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError:  # The peer is gone.
@@ -292,7 +292,7 @@ class SegmentDesk:
             connection.connect(f"\0{name}")
             if _is_own(connection):
                 forks.note(f"ipc://@{name}")
-                connection.send(token)
+                connection.send(token, socket.MSG_NOSIGNAL)
                 return SegmentLink(connection, self._pool, self.counts)
         except (OSError, ValueError):
             pass
