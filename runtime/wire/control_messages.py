@@ -11,7 +11,6 @@ answers with its own version, a host drops it, a command reports it to its user.
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
@@ -33,6 +32,8 @@ _LIMITS: Final = {"max_str_len": 1 << 20, "max_bin_len": 0, "max_array_len": 1 <
 @cache
 def _mark() -> Message:
     """The sender's protocol and version, in every message."""
+    from importlib import metadata  # It takes longer to import than this module, and commands are waited for.
+
     return {"protocol": PROTOCOL, "version": metadata.version("isthmus")}
 
 

@@ -73,8 +73,11 @@ def wanted() -> Iterator[Wanted]:
 
 
 def best(kept: KeptCells, size: str, who: str) -> float:
-    """The rate of the least loss with seed 0."""
-    return min(GRID, key=lambda rate: kept[Wanted(size, who, 0, rate).name(rate)]["loss"])
+    """The rate of the least loss with seed 0, of those that are measured; KeyError without any."""
+    losses = {rate: kept[name]["loss"] for rate in GRID if (name := Wanted(size, who, 0, rate).name(rate)) in kept}
+    if not losses:
+        raise KeyError(size, who)
+    return min(losses, key=losses.__getitem__)
 
 
 class Benches:
@@ -144,7 +147,7 @@ def table(kept: KeptCells) -> str:
     lines = ["| parameters | M = 1 | M = 2 | M = 4 |", "| --- | --- | --- | --- |"]
     columns = list(PUBLISHED)
     for size, variant in [*((size, "") for size in SIZES), ("132k", "split"), ("132k", "longer")]:
-        cells = [_words(gaps(kept, size, who, variant)) for who in columns]
+        cells = [interval(gaps(kept, size, who, variant), unit=" %") for who in columns]
         lines.append(f"| {' '.join(filter(None, [size, variant]))} | {' | '.join(cells)} |")
     means = [[statistics.mean(found) for size in SIZES if (found := gaps(kept, size, who))] for who in columns]
     told = [f"{statistics.mean(each):+.2f} %" if len(each) == len(SIZES) else "not all measured" for each in means]
@@ -154,11 +157,13 @@ def table(kept: KeptCells) -> str:
     return "\n".join([*lines, "", f"{len(kept)} cells, {hours:.2f} hours."])
 
 
-def _words(found: list[float]) -> str:
+def interval(found: list[float], digits: int = 2, unit: str = "") -> str:
+    """The mean of some values and the half width of its interval of 95 %, in words."""
     if not found:
         return "not measured"
-    half = f" ± {T95[len(found)] * statistics.stdev(found) / math.sqrt(len(found)):.2f}" if len(found) > 1 else ""
-    return f"{statistics.mean(found):+.2f}{half} %, n = {len(found)}"
+    width = T95[len(found)] * statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
+    half = "" if width is None else f" ± {width:.{digits}f}"
+    return f"{statistics.mean(found):+.{digits}f}{half}{unit}, n = {len(found)}"
 
 
 def main() -> int:
