@@ -17,7 +17,7 @@ from typing import Any, Final
 from unittest import mock
 
 from isthmus.programs import settings
-from isthmus.programs.command import options
+from isthmus.programs.command import commands
 from isthmus.programs.command.commands import WRONG
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster import cluster_file, machine_file
@@ -173,7 +173,7 @@ def _within(folder: Path) -> Iterator[Path]:
 def _of_command(line: list[str]) -> Sequence[Fault]:
     """What is said of a command line; it must be wrong."""
     seen: list[Fault] = []
-    with mock.patch.object(options, "_complain", seen.extend):
+    with mock.patch.object(commands, "_complain", seen.extend):
         status = app(line, standalone_mode=False)
     if status != WRONG:
         raise AssertionError(f"accepted: {line}")
