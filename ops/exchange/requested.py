@@ -1,6 +1,7 @@
-"""What a shard requests of its learners, round by round, and the formats that it can request, by name.
+"""What a shard requests of its learners, round by round, and the formats that it can request, by name; and the
+kinds of numbers in it, which messages have, too.
 
-Here are no arrays: whoever reads this in a run folder needs no numpy, which takes a fifth of a second to import.
+Here are no arrays: whoever reads this in a run folder needs no numpy, which takes long to import.
 """
 
 from __future__ import annotations

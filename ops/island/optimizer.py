@@ -23,7 +23,8 @@ ITERATIONS: Final = 5
 """Of Newton and Schulz."""
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 """Of an iteration, as published (Jordan 2024). optax makes a loop where it gets those of each iteration; where it gets
-them once, it unrolls: the step of nano then has nine tenths more instructions, and takes a quarter more time."""
+them once, it unrolls: the step of nano then has three quarters more instructions, and takes a tenth more CPU
+(docs/decisions/0051)."""
 RMS_MUON: Final = 0.2
 """The root mean square of Muon's update at a learning rate of 1: about that of AdamW's (arXiv 2502.16982, section 2.2),
 so that one learning rate and one weight decay serve both."""

@@ -278,7 +278,7 @@ def _parameter(key: Key) -> Parameter:
 
 
 def parameters(command: Callable[..., None], without: Collection[str], *, starts: bool) -> list[Parameter]:
-    """The parameters of a command that `options.takes_options` has made of another one."""
+    """The parameters of a command that `request_command.takes_options` has made of another one."""
     hints = get_type_hints(Options, include_extras=True)
     shared: list[Parameter] = []
     for item in fields(Options):
