@@ -474,6 +474,11 @@ class HostProcess:
         """The bodies of this host, for code that lends it a thread."""
         return self._host.bodies
 
+    @property
+    def leave_requested(self) -> bool:
+        """Whether this host was asked to leave: by its daemon, or by code that lends it a thread."""
+        return self._host.leave_requested
+
     def request_leave(self) -> None:
         """Have this host give what it has, and end; from any thread."""
         with self._loop.turn:

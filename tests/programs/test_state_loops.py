@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,8 @@ def count(state):
 
 with open("starts", "a") as starts:
     print(os.getpid(), file=starts)
+while os.path.exists("late"):
+    time.sleep(0.05)
 merge = {"params/**": "rda", "mean": "mean", "**": "local"}
 with isthmus.island(state, merge=merge, evaluate=evaluate) as island:
     state = island.state
@@ -105,6 +108,26 @@ def begins(run: Run, slot: int) -> list[list[float]]:
 def ends(run: Run, slot: int) -> list[Any]:
     lines = (run.folder / "logs" / f"learner-{slot}.log").read_text().splitlines()
     return [json.loads(line.removeprefix("END ")) for line in lines if line.startswith("END ")]
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_one_that_comes_after_the_end_of_the_run_does_not_take_its_own_values_for_the_model(
+    start: Callable[[int], Run],
+) -> None:
+    run = start(FOREVER)
+    run.wait_for_merges(4)
+    late = run.folder.parent / "late"
+    late.touch()
+    run.kill("learner/1")
+    run.wait_for(lambda: len((run.folder.parent / "starts").read_text().split()) == 4)
+    run.command.send_signal(signal.SIGINT)
+    run.wait_for(lambda: bool(ends(run, 0)))
+    late.unlink()
+    run.command.communicate()
+    assert json.loads((run.folder / "summary.json").read_text())["outcome"] == "stopped"
+    assert ends(run, 1) == []
+    assert "the run was over before this island had its model" in (run.folder / "logs" / "learner-1.log").read_text()
 
 
 @pytest.mark.long
