@@ -454,6 +454,8 @@ class HostProcess:
         self._computed, self._memory = time.process_time(), ProportionalMemory()
         self._parting = Parting()
         self._error: str | None = None
+        self.exit_reason = ""
+        """Why the daemon has told this host to end, if it has."""
         self._is_over = self._gives_way = self._is_gone = False
         self._zero_ns = zero_ns
         self._noted: set[Phase] = set()
@@ -512,6 +514,7 @@ class HostProcess:
                 if not self._host.leave_requested:
                     self._host.request_leave()
             case "exit":
+                self.exit_reason = message["reason"]
                 self._say("heartbeat")  # The last one has the whole of what this life has used.
                 self._loop.stop()
 

@@ -96,14 +96,14 @@ class LoopHost:
     def begin(self) -> None:
         """Join, and wait for the model; returns before the first step, or when the run that it evaluates is over.
 
-        RunError if this host cannot, or if the run was over before this learner had its model: what follows the loop
-        would take the script's own values for those of the run.
+        RunError if this host cannot, or if it was told to end before this learner had the run's model: what follows the
+        loop would take the script's own values for that.
         """
         self._served.start()
         self._go_on(lambda: False)
         body = self._host.bodies[self._node.index]
         if isinstance(body, InnerStep) and body.phase == "ready" and not (self._is_there or self._host.leave_requested):
-            raise RunError("the run was over before this island had its model, which is in the run's folder")
+            raise RunError(f"this island has not had the run's model: {self._host.exit_reason}")
 
     def go_on(self) -> None:
         """End the boundary of the step that was made, and do what precedes the next."""
