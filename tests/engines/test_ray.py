@@ -141,12 +141,13 @@ def test_down_frees_all_and_the_same_launch_goes_on_and_the_controller_may_die(
     launch.set_aside()
     assert launch.run.summary()["outcome"] == "interrupted"
 
+    slot = launch.slots()["island-0"]  # It returns to the slot that it had.
     launch.begin(islands=1)
-    launch.run.wait_for_merges(0, why=launch.story)
+    launch.run.wait_for_merges(slot, why=launch.story)
     pids = launch.rig.pids()
     launch.rig.kill(f"isthmus-{launch.name}", "controller")
     wait_for(lambda: launch.members()["home"]["state"] == "runs", launch.story)
-    launch.run.wait_for_merges(0, why=launch.story)
+    launch.run.wait_for_merges(slot, why=launch.story)
     assert set(pids) <= set(launch.rig.pids())
     launch.set_aside()
 
