@@ -20,9 +20,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 
@@ -120,6 +122,7 @@ class Island:
         self._process = 0
         self._handlers: dict[int, Any] = {}
         self._more: dict[str, Any] = {}
+        self._over = StepsAfterEnd(self._ranks.told, self._tell_goes_on)
 
     # -- in and out ----------------------------------------------------------------------------------------------------
 
@@ -211,19 +214,20 @@ class Island:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the run: in order, or by the exception that has ended the loop. Nothing in a process that was forked
-        in the loop, whose end is not the island's."""
+    ) -> bool:
+        """Leave the run: in order, or by the exception that has ended the loop, of which one of ours ends here: the
+        lines behind the `with` run. Nothing in a process that was forked in the loop, whose end is not the island's."""
         if self._process != os.getpid():
-            return
+            return False
         self._thread = None
         _inside.remove(self)
         if isinstance(self._life, LoopAhead):
             if error is None:
                 do = f"Call {self._model.step_call} after each step of the optimizer."
                 _complain(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
-            return
-        is_in_order = error is None or (isinstance(error, SystemExit) and not error.code)
+            return False
+        is_left = isinstance(error, LedOut)
+        is_in_order = error is None or is_left or (isinstance(error, SystemExit) and not error.code)
         was_over = self.is_over and is_in_order
         try:
             if self._host is None:  # The first of a run, which has made no step.
@@ -237,6 +241,7 @@ class Island:
             self._restore_handlers()
             if self._daemon is not None:
                 self._daemon.close(0 if is_in_order else 1, is_over=was_over)
+        return is_left
 
     def _leave(self) -> None:
         try:
@@ -249,12 +254,14 @@ class Island:
 
     @contextmanager
     def _raising_own(self) -> Iterator[None]:
-        """Where the user's evaluation has ended this island, raise what that has raised."""
+        """Where the user's evaluation has ended this island, raise what that has raised; and where the home has taken
+        its place away, the reason for that."""
         try:
             yield
         except RunError:
             if self._own_judge is not None and self._own_judge.fault is not None:
                 raise self._own_judge.fault from None
+            self._check_place()
             raise
 
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
@@ -291,31 +298,41 @@ class Island:
 
         `step(loss, tokens=n)` in PyTorch, `state = step(state, loss=loss, tokens=n)` in jax. `loss` is a number or a
         scalar tensor, `tokens` those on which this step has trained, also an integer tensor. On a device both may still
-        be computed: they are read a step later. Where `is_over`, nothing is counted. ConfigError for other arguments,
-        in another thread, or outside of the `with`.
+        be computed: they are read a step later. The step that ends the run waits for its last model. Where `is_over`,
+        nothing is counted; a loop that goes on for long is led out of the `with`. ConfigError for other arguments, in
+        another thread, or outside of the `with`.
         """
         with answering(self._life):
             self._check_thread(self._calling)
             self._ranks.settle()
             loss = self._model.after(stepped, loss)
-            count = self._counts.of(tokens)
-            found = self._found(self._ranks.total(count)) if self._host is None else None
+            trained = self._counts.of(tokens)
+            found = self._found(self._ranks.total(trained)) if self._host is None else None
         if found is not None:
             self._begin_run(found)
-        elif not self._host.is_over:
+        elif self._host.is_over:
+            self._over.step()
+        else:
             self._check_place()
-            count, loss = self._ranks.count(count, loss)
-            if count > self._host.tokens_most:  # Or the run would take this island for one that lies, and end it.
+            trained, loss = self._ranks.count(trained, loss)
+            if trained > self._host.tokens_most:  # Or the run would take this island for one that lies, and end it.
                 do = "Pass isthmus.island the most tokens that a step can have, by tokens_most=."
                 expected = f"tokens= of at most {self._host.tokens_most}, as the run has it"
-                raise ConfigError(self._calling, expected, str(count), do)
+                raise ConfigError(self._calling, expected, str(trained), do)
             scalars, self._more = {"loss": loss, **self._more}, {}
-            self._learner.record(count, scalars)
+            self._learner.record(trained, scalars)
             with self._raising_own():
                 self._host.go_on()
             if self._host.is_over:
                 self._check_place()
         return self._model.stepped()
+
+    def _tell_goes_on(self) -> None:
+        """Tell the run's daemon that this loop goes on though the run is over; the user has read it on stderr."""
+        if isinstance(self._life, LoopLife) and self._daemon is None and self._ranks.is_leader:
+            from isthmus.programs.engine.run.loop_host import tell_goes_on
+
+            tell_goes_on(self._life)
 
     def _begin_run(self, found: ModelFound) -> None:
         """Tell of the model, after a first step, and be a host of the run that begins with it. Ends a process that was
@@ -375,12 +392,37 @@ class Island:
             do = "Pass as many, in the same order, in every life."
             raise ConfigError("island.keep()", f"as many as before, not {len(kept)}", str(error), do) from error
 
-    def __call__(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The batches, until no further step is to be made."""
-        for batch in batches:
-            if self.is_over:
-                return
-            yield batch
+    def __call__(self, batches: Iterable[Item], *, epochs: int | None = 1) -> Iterator[Item]:
+        """The batches, until no further step is to be made: of so many passes over them, None for as many as it takes.
+
+        Before each pass a loader, or its sampler, that has `set_epoch` is told the number of the pass. ConfigError for
+        several passes over what can be iterated once, and for one without a batch.
+        """
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+            do = "Pass the number of passes over the loader, or None for as many as the run takes."
+            raise ConfigError("Calling island(batches)", "epochs= an integer from 1 on, or None", repr(epochs)[:60], do)
+        if epochs != 1 and iter(batches) is batches:
+            do = "Pass the loader itself, not iter(loader); or one pass, and write the loop over epochs around it."
+            raise ConfigError("Calling island(batches)", "a loader for several epochs", "what can be read once", do)
+        return self._batches(batches, epochs)
+
+    def _batches(self, batches: Iterable[Item], epochs: int | None) -> Iterator[Item]:
+        if self._host is not None and self._host.is_over:
+            self._over.empty_pass()
+            return
+        for epoch in count() if epochs is None else range(epochs):
+            if epochs != 1:
+                set_epoch(batches, epoch)
+                set_epoch(getattr(batches, "sampler", None), epoch)
+            is_empty = True
+            for batch in batches:
+                is_empty = False
+                yield batch
+                if self.is_over:  # Before the next batch is read.
+                    return
+            if is_empty and epochs != 1:
+                do = "Look at the loader: its data set, batch_size and drop_last."
+                raise ConfigError("Calling island(batches)", "a batch in each epoch", f"none in epoch {epoch}", do)
 
     @property
     def is_over(self) -> bool:
@@ -519,6 +561,56 @@ def seed_of_life(seed: int, life: LoopLife | LoopHome | LoopAhead) -> int | None
 def is_first_slot(life: LoopLife | LoopHome | LoopAhead) -> bool:
     """Whether this process is, or will be, the learner of slot 0."""
     return not isinstance(life, LoopHome) and life.replica == str(Replica(LEARNER, 0))
+
+
+def set_epoch(ordered: Any, epoch: int) -> None:
+    """Tell a loader, or a sampler, the number of the pass that begins, if it takes one."""
+    if hasattr(ordered, "set_epoch"):
+        ordered.set_epoch(epoch)
+
+
+class LedOut(BaseException):
+    """Leads a loop that goes on after the end of its run out of the `with`, which takes it.
+
+    No Exception, because loops catch these around a step.
+    """
+
+
+OVER_SECONDS: Final = 60.0
+OVER_STEPS: Final = 100
+"""A loop that has made so many steps, for so long, after the end of its run will not ask whether that is over."""
+
+
+@final
+class StepsAfterEnd:
+    """The steps that a loop makes though its run is over: the first is said on stderr, and after a while the loop is
+    led out of its `with`. `told` returns what rank 0 finds, in all ranks; `tell` tells the run."""
+
+    def __init__(self, told: Callable[[Callable[[], Any]], Any], tell: Callable[[], None]) -> None:
+        self._told, self._tell = told, tell
+        self._count, self._since = 0, 0.0
+
+    def step(self) -> None:
+        """Count one; LedOut from OVER_SECONDS and OVER_STEPS after the end on."""
+        self._add(1)
+
+    def empty_pass(self) -> None:
+        """Count a pass over batches of which none is to be taken, as so many steps that three are enough."""
+        self._add(-(-OVER_STEPS // 3))
+
+    def _add(self, steps: int) -> None:
+        is_first = not self._count
+        self._count += steps
+        if is_first:
+            self._since = time.monotonic()
+            sys.stderr.write(
+                "isthmus: the run is over, and further steps count for nothing. Leave the loop: ask `island.is_over`, "
+                f"or write `for batch in island(loader)`. In {OVER_SECONDS:.0f} s the loop is led out of its `with`.\n"
+            )
+            sys.stderr.flush()
+            self._tell()
+        if self._count >= OVER_STEPS and self._told(lambda: time.monotonic() - self._since >= OVER_SECONDS):
+            raise LedOut
 
 
 @final

@@ -131,6 +131,7 @@ class Batches:
     outputs = ("batch", "cursor")
     collects = ("place",)
     schemas: Final = {"place": Place}
+    calls_user: Final = True
 
     def __init__(self, task: Any, *, learners: int, slots: int) -> None:
         self._task, self._learners, self._slots = task, learners, slots

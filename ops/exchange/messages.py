@@ -550,9 +550,10 @@ class LearnerEvaluation(TypedDict):
 class StepReport(Progress, LearnerEvaluation):
     """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
-    `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
-    nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of the
-    task's other metrics; `staleness` the most inner steps since an adoption; `sick_step` the last step at which its
+    `stepping` is the time since its first step began, but for what it was `away` of it (`runtime.host.busy`), `waited`
+    the time in which it was kept from stepping, all in nanoseconds; `loss` is the mean since the last report (nan
+    before the first step), `metrics` has [name, mean] of the task's other metrics; `staleness` the most inner steps
+    since an adoption; `sick_step` the last step at which its
     loss was not finite and it replaced its parameters by the global ones, 0 if it never was; `answers` are those with
     outer gradients, whose codes and scales took `payload_bytes_sent`, in programs that merge; `accounts` holds, per
     fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
@@ -563,6 +564,7 @@ class StepReport(Progress, LearnerEvaluation):
     """
 
     stepping: Count
+    away: NotRequired[Count]
     loss: float
     metrics: Metrics
     staleness: Count

@@ -28,7 +28,8 @@ from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of, prepare_gradient_learner
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.answers import Feed
-from isthmus.ops.learner.inner_step import REPORT_NS, STEP_TIME_DECAY
+from isthmus.ops.learner.inner_step import REPORT_NS
+from isthmus.ops.learner.step_times import StepTimes
 
 Phase = Literal["ready", "stepping", "final"]
 
@@ -51,21 +52,17 @@ class Reporter:
         self._context, self._device_kind = context, device_kind
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self.step = self.tokens = 0
-        self._step_time = self._began_at = self._first_at = self._stepping = self._reported_at = 0
+        self._times = StepTimes(context.now, context.away)
+        self._stepping = self._reported_at = 0
         self._phase: Phase | None = None
         self._scalars: list[Mapping[str, float]] = []
         self.in_model: list[list[int]] = []
 
     def begins(self) -> None:
         """Record the start of a step."""
-        now = self._context.now()
         if self.step == 0:
-            self._first_at = now
-        else:
-            took = now - self._began_at
-            average = self._step_time or took
-            self._step_time = round(STEP_TIME_DECAY * average + (1 - STEP_TIME_DECAY) * took)
-        self._began_at = now
+            self._times.begin()
+        self._times.stepped()
 
     def trained(self, tokens: int, scalars: Mapping[str, float]) -> None:
         """Record the end of a step; `scalars` are those of its batch."""
@@ -80,9 +77,10 @@ class Reporter:
             return []
         self._phase, self._reported_at = phase, now
         if self.step and phase == "stepping":
-            self._stepping = now - self._first_at
+            self._stepping = self._times.stepping(now)
         means = self._means()
-        self._context.publish({"phase": phase, "step": self.step, "sick": False})
+        usual = {"usual_step_ns": usual_step} if (usual_step := self._times.usual) else {}
+        self._context.publish({"phase": phase, "step": self.step, "sick": False, **usual})
         traffic = self._context.traffic
         report = StepReport(
             slot=self._slot,
@@ -91,7 +89,8 @@ class Reporter:
             step=self.step,
             tokens=self.tokens,
             stepping=self._stepping,
-            step_time=self._step_time,
+            away=self._times.away,
+            step_time=self._times.average,
             loss=means.pop("loss", math.nan),
             metrics=[[name, mean] for name, mean in means.items()],
             delay_steps=0,

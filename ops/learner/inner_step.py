@@ -59,10 +59,10 @@ from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.fragment_send import outer_gradient
 from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.ops.learner.recovery import Inheritance, Lending
+from isthmus.ops.learner.step_times import StepTimes
 
 REPORT_NS: Final = 100_000_000
 WATCH_NS: Final = 250_000_000
-STEP_TIME_DECAY: Final = 0.9
 AGAIN: Final = ("recover", "copy")
 """Kinds of updates that publish a version again: not news to a learner that holds it."""
 
@@ -132,10 +132,9 @@ class InnerStep:
         self._captured: Any = None
         self._odometer = Odometer()
         self._feed = Feed()
-        self._step_time = 0.0
         self._delay_steps = 0
         self._reported_step = -1
-        self._reported_at = self._watched_at = self._first_at = self._stepped_at = self._stepping = 0
+        self._reported_at = self._watched_at = self._stepping = 0
         self._sick = self._is_over = False
         self._unhealed: set[int] = set()
         self._sick_step = 0
@@ -157,6 +156,7 @@ class InnerStep:
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
         self._context = context
+        self._times = StepTimes(context.now, context.away)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
         paths = self._paths
@@ -292,7 +292,7 @@ class InnerStep:
         self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
         last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
-        now = self._stepped_at if has_stepped else self._context.now()
+        now = self._times.last_at if has_stepped else self._context.now()
         has_changed = self._reported_step < 0 or has_evaluated or before != (self._phase, self.is_idle)
         # After the last answers: the report has the accounts with them.
         if has_changed or self._is_report_due(now, has_news=has_news):
@@ -477,7 +477,7 @@ class InnerStep:
         self._evaluation.evaluate(kind, self._held, self._totals.trained)
         self._publish(self._phase)
         if self._odometer.steps:
-            self._stepped_at += self._context.now() - began
+            self._times.pause(self._context.now() - began)
         return True
 
     # -- the step ------------------------------------------------------------------------------------------------------
@@ -489,8 +489,8 @@ class InnerStep:
 
     def _prepare_step(self) -> None:
         """Do what precedes a step; a second time changes nothing."""
-        if not self._odometer.steps and not self._first_at:
-            self._first_at = self._context.now()
+        if not self._times.first_at:
+            self._times.begin()
             self._lending.begin(is_anew=not self._inheritance.has_found)
         # Before the step: the life of the cut would have adopted them at this boundary.
         self._inheritance.adopt_due()
@@ -500,11 +500,7 @@ class InnerStep:
         if self._loop is None:
             self._prepare_step()
         metrics = self._learner.step(batch, self._share)
-        now = self._context.now()
-        if self._odometer.steps:  # The first step has no end of another one before it.
-            took = now - self._stepped_at
-            self._step_time = STEP_TIME_DECAY * (self._step_time or took) + (1 - STEP_TIME_DECAY) * took
-        self._stepped_at = now  # After `took`, which counts from the end of the step before.
+        self._times.stepped()
         self._odometer.steps += 1
         self._odometer.tokens += tokens
         self._totals.add(self._slot, self._incarnation, tokens)
@@ -542,16 +538,17 @@ class InnerStep:
             self._read_metrics(left=1)
         self._reported_step, self._reported_at = self._odometer.steps, now
         if self._odometer.steps and self._phase == "stepping":
-            self._stepping = now - self._first_at
+            self._stepping = self._times.stepping(now)
         self._publish(self._phase)
         progress = self._progress()
         for_pacer: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
         return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
     def _publish(self, phase: str) -> None:
-        begun = {"first_step": self._first_at} if self._first_at else {}
+        begun = {"first_step": self._times.first_at} if self._times.first_at else {}
+        usual = {"usual_step_ns": usual_step} if (usual_step := self._times.usual) else {}
         status = {"phase": phase, "step": self._odometer.steps, "sick": self._sick}
-        self._context.publish({**status, **begun, **self._data_digest()})
+        self._context.publish({**status, **begun, **usual, **self._data_digest()})
 
     def _data_digest(self) -> dict[str, int]:
         """A digest of the first losses of a user's loop, 60 bits: where two islands have the same, their data are."""
@@ -567,7 +564,7 @@ class InnerStep:
             phase=self._phase,
             step=self._odometer.steps,
             tokens=self._odometer.tokens,
-            step_time=round(self._step_time),
+            step_time=self._times.average,
             delay_steps=self._delay_steps,
             epochs=self._of_whole([0 if held is None else held.ledger.base[0] for held in self._held], 0),
             totals=self._totals.next_rows(self._slot, self._incarnation),
@@ -587,6 +584,7 @@ class InnerStep:
             **progress,
             **self._evaluated(),
             "stepping": self._stepping,
+            "away": self._times.away,
             "loss": means.pop("loss", math.nan),
             "metrics": [[name, mean] for name, mean in means.items()],
             "staleness": max((ledger.steps for ledger in ledgers if ledger is not None), default=0),

@@ -428,7 +428,7 @@ class Pacer:
             self._clock.forget(slot)
             self._terms.forget(slot)
             self._following.forget(slot)
-        self._roster.record(report)
+        self._roster.record(report, self._context.now())
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
         self._is_stopping |= self._tier != "regions" and report["phase"] == "final" and self._is_final()
@@ -723,6 +723,13 @@ class Pacer:
         """Those of these learners whose path has a fragment."""
         return learners if self._paths is None else [each for each in learners if self._paths.has(each.slot, fragment)]
 
+    def _present(self, stepping: Sequence[LearnerReport]) -> Sequence[LearnerReport]:
+        """Those of these learners that are not away; all, where each is. What steps with regions is no user's code."""
+        now = self._context.now()
+        if self._tier == "regions":
+            return stepping
+        return [learner for learner in stepping if not learner.is_away(now)] or stepping
+
     def _is_at_edge(self, fragment: int) -> bool:
         """Whether a round of a fragment that opens now is its first in this life, or may be its last before the end."""
         if not self._counts_late:  # As published: an answer that is too late is refused in any case.
@@ -751,7 +758,9 @@ class Pacer:
         leaving: Sequence[LearnerReport] = (),
     ) -> Round:
         """The item of one attempt, on the present terms."""
-        stepping = self._having(fragment, self._roster.stepping())
+        here = self._having(fragment, self._roster.stepping())
+        stepping = self._present(here)
+        away = {learner.slot for learner in here} - {learner.slot for learner in stepping}
         if not stepping:  # All of its members leave.
             leaving = self._having(fragment, self._roster.leaving())
         match kind:
@@ -764,7 +773,8 @@ class Pacer:
             case "merge":
                 conditions = self._terms.of(fragment, stepping)
                 if is_at_edge and conditions.grace is not None:
-                    conditions = conditions._replace(required=[slot for slot, _ in members], deadline=EDGE_WAIT)
+                    required = [slot for slot, _ in members if slot not in away]
+                    conditions = conditions._replace(required=required, deadline=EDGE_WAIT)
             case "final":
                 conditions = self._terms.final(len(self._own), stepping)
         item = Round(

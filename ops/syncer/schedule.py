@@ -20,6 +20,13 @@ MISSES_MAX: Final = 2
 """Rounds in a row that close without a trace of a member, and without a report of it between, before it counts as gone.
 An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
 
+AWAY_STEPS: Final = 8
+"""A learner that has made no step for so many of its own is away (`runtime.host.busy`): five without a step, and the
+three that may pass between two reports."""
+AWAY_MIN: Final = 3_000_000_000
+FIRST_AWAY: Final = 60_000_000_000
+"""Nanoseconds for the first step, which compiles."""
+
 Phase: TypeAlias = Literal["ready", "stepping", "leaving", "final"]
 
 
@@ -29,7 +36,7 @@ class LearnerReport:
 
     `epochs` are those of the versions that it holds, by fragment, 0 where it holds none; `links` the goodput of its
     links, as [role, slot, bytes a second in the mean, at best]; `unmerged`, of one that leaves, the fragments in which
-    it has work that is in no version.
+    it has work that is in no version; `stepped_at` is when a report first had its last `step`, in nanoseconds.
     """
 
     slot: int
@@ -41,13 +48,22 @@ class LearnerReport:
     links: tuple[Sequence[Any], ...] = ()
     unmerged: tuple[int, ...] = ()
     misses: int = 0
+    step: int = 0
+    stepped_at: int = 0
 
-    def update(self, report: Progress) -> None:
+    def update(self, report: Progress, now: int = 0) -> None:
         """Store another report of the same life in the same phase."""
+        if report["step"] != self.step:
+            self.step, self.stepped_at = report["step"], now
         self.step_time, self.delay_steps = report["step_time"], report["delay_steps"]
         self.epochs, self.links = tuple(report["epochs"]), tuple(report.get("links", ()))
         self.unmerged = tuple(report.get("unmerged", ()))
         self.misses = 0
+
+    def is_away(self, now: int) -> bool:
+        """Whether its steps wait for the user's own code: no round waits for it meanwhile."""
+        usual = max(AWAY_MIN, AWAY_STEPS * self.step_time) if self.step_time else FIRST_AWAY
+        return self.phase == "stepping" and now - self.stepped_at > usual
 
     @property
     def is_gone(self) -> bool:
@@ -81,15 +97,15 @@ class LearnerRoster:
         """The newest life of a slot; 0 if it never reported."""
         return self._learners[slot].incarnation if slot in self._learners else 0
 
-    def record(self, report: Progress) -> None:
-        """Store a report; one of a former life is ignored."""
+    def record(self, report: Progress, now: int = 0) -> None:
+        """Store a report that came by `now`; one of a former life is ignored."""
         slot, incarnation, phase = report["slot"], report["incarnation"], report["phase"]
         last = self._learners.get(slot)
         if last is not None and (last.incarnation, last.phase) == (incarnation, phase) and not last.is_gone:
-            last.update(report)
+            last.update(report, now)
         elif last is None or incarnation >= last.incarnation:
-            self._learners[slot] = learner = LearnerReport(slot, incarnation, phase, 0, 0)
-            learner.update(report)
+            self._learners[slot] = learner = LearnerReport(slot, incarnation, phase, 0, 0, stepped_at=now)
+            learner.update(report, now)
             self._has_changed()
 
     def miss(self, slot: int, incarnation: int) -> bool:

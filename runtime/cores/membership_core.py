@@ -10,7 +10,7 @@ can fail in three ways, each with its own answer:
 - *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
   and teaches the core its rhythm, silence makes it suspect, which only informs, and then removes it. A silence with a
   known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member is neither
-  suspect nor removed before `excused_max`.
+  suspect nor removed before `excused_max`. One that is away, in the user's own code, may be silent as long as it is.
 - *stuck*. It sends heartbeats, reports that it is stepping, and has been in one firing for longer than its own steps
   make likely; or it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. A member
   that never made a step is judged by the steps of others in its role, and by nothing where there are none.
@@ -137,6 +137,8 @@ def _illegal_option(expected: str, found: str) -> LocalProtocolError:
 
 
 NEVER: Final = Instant(0)
+FOREVER: Final = Instant(1 << 62)
+"""A century and a half."""
 STEPS_MAX: Final = 50
 """Steps that a firing of another node may last: it may wait for the device that computes them, for a few."""
 
@@ -164,7 +166,7 @@ class Attendance:
     @property
     def is_excused(self) -> bool:
         """Whether its silence has a known outside cause."""
-        return self.state in ("stopped", "unheard")
+        return self.state in ("stopped", "unheard", "away")
 
     @property
     def is_stepping(self) -> bool:
@@ -179,6 +181,8 @@ class Attendance:
     def deadline(self, state: State, options: MembershipOptions) -> Instant:
         """When it leaves `state`, if it stays silent."""
         least = options.deviation_min
+        if state == "away":  # How long the user's code may last is not decided here.
+            return FOREVER
         if state in ("stopped", "unheard"):
             return Instant(self.excused_at + options.excused_max)
         if state == "suspect":

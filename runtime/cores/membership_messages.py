@@ -13,16 +13,18 @@ import msgspec
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Record
 
-Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "leaving", "final", "gone"]
-Excuse: TypeAlias = Literal["stopped", "unheard"]
-"""Why a silence is not a host's own failure: its process was stopped (by a signal or a debugger), or its machine does
-not answer."""
-State: TypeAlias = Literal["alive", "slow", "suspect", "stopped", "unheard"]
+Phase: TypeAlias = Literal[
+    "starting", "compiling", "stepping", "away", "serving", "recovering", "leaving", "final", "gone"
+]
+Excuse: TypeAlias = Literal["stopped", "unheard", "away"]
+"""Why a silence is not a host's own failure: its process was stopped (by a signal or a debugger), its machine does not
+answer, or the user's own code holds its interpreter."""
+State: TypeAlias = Literal["alive", "slow", "suspect", "stopped", "unheard", "away"]
 Cause: TypeAlias = Literal["ended", "silent", "stuck"]
 """Why a member was removed: its process is known to be gone (or was replaced, or left); it was silent; it is alive and
 makes no progress."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-SILENT: Final = frozenset({"suspect", "stopped", "unheard"})
+SILENT: Final = frozenset({"suspect", "stopped", "unheard", "away"})
 """The states of a member that sends no heartbeats."""
 
 

@@ -11,21 +11,23 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from isthmus.runtime.clock import Clock
+from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.daemon.ledger import Ledger, identity
+from isthmus.runtime.daemon.stacks import StacksRead, ask_for_stacks
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import is_stopped, kill_session
+from isthmus.runtime.system.processes import is_stopped, kill_session, signal_name
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_messages import Message
@@ -47,6 +49,9 @@ class HostLaunching(Protocol):
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
         """Start a host with its daemon at `endpoint`; call `started` with its pid, now or later. May raise OSError."""
 
+    def script_log(self, replica: Replica) -> Path | None:
+        """The log of a replica that is a process of a user's script; None for any other."""
+
     def close(self) -> None:
         """No more hosts will be started. Those that were started go on."""
 
@@ -62,6 +67,9 @@ class Processes(Protocol):
 
     def stopped(self) -> tuple[Member, ...]:
         """The watched members whose process is stopped."""
+
+    def idle(self, pids: Mapping[Member, int], now: Instant) -> dict[Member, Duration]:
+        """For how long the user's code in each of these processes has done nothing; 0 where it does something."""
 
     def close(self) -> None:
         """Release everything; the processes go on."""
@@ -139,7 +147,9 @@ class LocalGround(Ground):
         `processes`: None for those that `launch` starts as children of this one.
         """
         ledger = Ledger(folder, was_there=(folder / HERE).exists())
-        super().__init__(folder, DISK, LoopClock(loop, 0), ledger, processes or LocalProcesses(loop), launch)
+        super().__init__(
+            folder, DISK, LoopClock(loop, 0), ledger, processes or LocalProcesses(loop, launch.script_log), launch
+        )
         self._loop, self._name, self._tape_bytes = loop, name, tape_bytes
         self._identity = identity(folder)
         self._tapes: list[tuple[TapeFiles, Tape]] = []
@@ -176,6 +186,8 @@ class LocalGround(Ground):
         self.ledger.close()
 
 
+STACKS_SECONDS: Final = 0.3
+"""For a script to print where its threads are, which the kernel interrupts it for: a few milliseconds."""
 REAP_SECONDS: Final = 0.25
 REAPED_MAX: Final = 40
 """Ten seconds: the kernel kills a host's own children when the host is gone, and they end at once."""
@@ -196,9 +208,15 @@ class LocalProcesses:
     It watches them by their pidfds, so it sees at once when one ends, and never signals a process with a reused pid.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, script_log: Callable[[Replica], Path | None] = lambda replica: None
+    ) -> None:
+        """`script_log` returns the log of a replica that is a process of a user's script: it is told where its threads
+        are before it is killed, and prints that there."""
+        self._loop, self._script_log = loop, script_log
         self._watched: dict[Member, _Watched] = {}
+        self._stacks: dict[Member, StacksRead] = {}
+        self._idle: IdleWatch[Member] = IdleWatch(used_in)
 
     def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
         try:
@@ -211,9 +229,23 @@ class LocalProcesses:
 
     def kill(self, member: Member) -> None:
         process = self._watched.get(member)
+        if process is None or member in self._stacks:
+            return
+        log = self._script_log(member.replica)
+        if log is None:
+            self._kill(member)
+            return
+        self._stacks[member] = ask_for_stacks(process.pid, log)
+        self._loop.call_later(STACKS_SECONDS, self._kill, member)
+
+    def _kill(self, member: Member) -> None:
+        process = self._watched.get(member)
         if process is not None:
             with suppress(ProcessLookupError):
                 pidfd_send_signal(process.watch, signal.SIGKILL)
+
+    def idle(self, pids: Mapping[Member, int], now: Instant) -> dict[Member, Duration]:
+        return self._idle.look(pids, now)
 
     def stopped(self) -> tuple[Member, ...]:
         return tuple(member for member, process in self._watched.items() if is_stopped(process.pid))
@@ -225,7 +257,7 @@ class LocalProcesses:
         self._watched.clear()
 
     def _end(self, member: Member) -> None:
-        process = self._watched.pop(member)
+        process, stacks = self._watched.pop(member), self._stacks.pop(member, None)
         self._loop.remove_reader(process.watch)
         os.close(process.watch)
         # Before it is reaped. A pool of the task's own, for example, would outlive the run.
@@ -239,7 +271,8 @@ class LocalProcesses:
             process.ended(member, Exited(), None)
             return
         code = os.waitstatus_to_exitcode(status)
-        exited = Exited(signal=signal.Signals(-code).name) if code < 0 else Exited(code)
+        places = () if stacks is None else stacks.places()
+        exited = Exited(signal=signal_name(-code), places=places) if code < 0 else Exited(code, places=places)
         process.ended(member, exited, used.ru_utime + used.ru_stime)
 
     def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:

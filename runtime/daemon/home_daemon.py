@@ -51,6 +51,7 @@ from isthmus.runtime.supervision.home_events import (
     Recorded,
     ReportCame,
     RunRoles,
+    ScriptSpoke,
     SendOrders,
     SetAside,
     SetHomeTimer,
@@ -74,7 +75,7 @@ from isthmus.runtime.supervision.messages import Directory, Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.wire.control_messages import LEAVE_RUN, SET_ASIDE, Message, decode, encode
+from isthmus.runtime.wire.control_messages import LEAVE_RUN, SCRIPT_GOES_ON, SET_ASIDE, Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
@@ -122,6 +123,7 @@ class Daemon:
             "end": self._end_asked,
             SET_ASIDE: self._set_aside_asked,
             LEAVE_RUN: self._leave_asked,
+            SCRIPT_GOES_ON: self._script_goes_on,
         }
         self._site = Site(
             ground,
@@ -242,8 +244,10 @@ class Daemon:
         hosts = [self._host(replica) for replica in self.home.fleet.replicas]
         refused = self._site.endpoint_of_hosts.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
+        unfinished = {str(each): msgspec.to_builtins(ended) for each, ended in self.home.unfinished.items()}
         return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
                 "term": self.home.term, "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
+                "awaited": [str(each) for each in self.home.awaited], "scripts_unfinished": unfinished,
                 "refused": dict(refused)}  # fmt: skip
 
     def close(self) -> None:
@@ -308,6 +312,11 @@ class Daemon:
         """Another machine is to leave: its hosts give what they have within so many seconds, and end."""
         self._send(str(message["machine"]), {"type": LEAVE_RUN, "seconds": float(message["seconds"])})
         self._site.endpoint_of_hosts.send(peer, {"type": "asked"})
+
+    def _script_goes_on(self, peer: bytes, message: Message) -> None:
+        member = Member(Replica.parse(str(message["replica"])), int(message["incarnation"]))
+        self._driver.feed(ScriptSpoke(member))
+        self._site.endpoint_of_hosts.send(peer, {"type": "noted"})
 
     def _end_asked(self, peer: bytes, message: Message) -> None:
         self._site.endpoint_of_hosts.send(peer, {"type": "ending"})
@@ -388,6 +397,7 @@ class Daemon:
             "incarnation": self.home.incarnation(replica),
             "state": self.home.state(replica),
             "reason": None if reason is None else msgspec.to_builtins(reason),
+            "user_code_ns": self.home.kept_by_user(replica),
             **figures,
         }
 

@@ -81,7 +81,7 @@ class HostEndpoint:
         if command.is_stopping:
             messages.append({"type": "stop"})
         if command.is_ending:
-            messages.append({"type": "exit", "reason": "the run is over"})
+            messages.append({"type": "exit", "reason": "the run is over", "is_over": True})
         for member in command.members:
             if member in self._peers:
                 for message in (*messages, *([{"type": "leave"}] if member in command.leaving else [])):
@@ -91,7 +91,9 @@ class HostEndpoint:
         """Order a host to end whose life is not the present one of its replica."""
         peer = self._peers.pop(member, None)
         if peer is not None:
-            self._server.send(peer, {"type": "exit", "reason": "another incarnation has taken this place"})
+            self._server.send(
+                peer, {"type": "exit", "reason": "another incarnation has taken this place", "is_over": False}
+            )
 
     def forget(self, member: Member) -> None:
         """Forget the peer of a life that is over."""
@@ -149,6 +151,8 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         msgspec.convert(figures.get("formed", Formed()), Formed),
         _door(message.get("door")),
         max((_count(dict(each), "data_digest") for each in published.values()), default=0),
+        Duration(_count(figures, "outside_ns")),
+        max((_count(dict(each), "overwritten") for each in published.values()), default=0),
     )
     over = None
     if message["type"] == "over":

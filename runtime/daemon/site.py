@@ -115,7 +115,9 @@ class Site:
         was_removed = self._ground.restore_ledger()
         self.endpoint_of_hosts.restore()
         self._ledger.settle()
-        self._driver.feed(StationBeat(self._ground.processes.stopped()))
+        processes = self._ground.processes
+        idle = processes.idle(self.station.in_user_code(), self._ground.clock.now())
+        self._driver.feed(StationBeat(processes.stopped(), tuple(idle.items())))
         return was_removed
 
     def ask_leave(self, seconds_max: float) -> None:

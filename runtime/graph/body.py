@@ -34,6 +34,7 @@ class Body(Protocol):
     - `schemas`: the types of what comes to its input ports (`items.schemas`), or a static method that makes them of the
       arguments of the node.
     - `noted`: by output port, the fields of its items that are noted on the tape.
+    - `calls_user`: whether its calls are the user's own code, which may last as long as it likes.
 
     Of the instance, read after it is opened and after each call:
 
@@ -49,6 +50,7 @@ class Body(Protocol):
     collects: ClassVar[tuple[str, ...]] = ()
     schemas: ClassVar[Mapping[str, Any] | Callable[..., Mapping[str, Any]]] = MappingProxyType({})
     noted: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    calls_user: ClassVar[bool] = False
     is_idle: bool = False
     is_finished: bool = False
     is_engaged: bool = False
@@ -91,8 +93,8 @@ class _Defaults(Body, IslandBody):
 
 
 Trait: TypeAlias = Literal[
-    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "is_engaged", "take_early", "open", "close",
-    "follower", "prepare", "calls_on", "work",
+    "outputs", "collects", "schemas", "noted", "calls_user", "is_idle", "is_finished", "is_engaged", "take_early",
+    "open", "close", "follower", "prepare", "calls_on", "work",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""
 

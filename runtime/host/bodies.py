@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from isthmus.runtime.clock import Clock, Instant
+from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.cores.scheduler_core import CONSTANTS_PER_EDGE
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.errors import LocalProtocolError
@@ -175,6 +175,7 @@ class Bodies:
         members: Callable[[], frozenset[Member]],
         owner_of: Callable[[str, int], MachineOwner],
         emitted: Callable[[NodePlan, list[Emission]], None],
+        away: Callable[[], Duration],
         island: IslandDevices | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -184,7 +185,7 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
-        self._owner_of = owner_of
+        self._owner_of, self._away = owner_of, away
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -228,6 +229,7 @@ class Bodies:
                 disk=self._disk,
                 island=self._island,
                 folder=self._folder,
+                away=self._away,
             )
         )
         early = trait(body, "take_early")

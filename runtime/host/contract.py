@@ -14,8 +14,6 @@ Firings and transfers may be kept as spans (`Trace`), in memory and bounded, for
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +31,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.ids import MachineOwner, Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.user_files import is_users
 
 STORY_SIZE_MAX: Final = 1 << 16
 """Characters of a body's error in its host's log; a longer one contains an array."""
@@ -104,7 +103,8 @@ class Context:
     `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
     that write files; `island` is None for a host that may use every device of its process; `folder` is the run's on
-    this machine, where a host may leave files for its next life, None where its next life would not find them.
+    this machine, where a host may leave files for its next life, None where its next life would not find them; `away`
+    returns how long this host was away in all, in the user's own code (`busy.Busy`).
     """
 
     member: Member
@@ -122,6 +122,7 @@ class Context:
     disk: Disk
     island: IslandDevices | None = None
     folder: Path | None = None
+    away: Callable[[], Duration] = lambda: Duration(0)
 
 
 class Executor(Protocol):
@@ -188,13 +189,6 @@ def story(error: BaseException | None) -> str:
 
 LENGTH_MAX: Final = 500
 """Characters of a message: a longer one contains an array."""
-_HERE: Final = Path(__file__).parent.parent
-LIBRARIES: Final = (
-    *(f"{_HERE / package}{os.sep}" for package in ("ops", "programs", "runtime")),
-    *(f"{prefix}{os.sep}" for prefix in {sys.prefix: None, sys.base_prefix: None}),
-    "<frozen ",
-)
-"""Prefixes of files that are not the user's: a line in them does not help the user."""
 
 
 def line_of(error: BaseException) -> tuple[str, int]:
@@ -206,7 +200,7 @@ def line_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    foreign = [frame for frame in frames if is_users(frame.filename)]
     if not frames:
         return "", 0
     frame = (foreign or list(frames))[-1]
@@ -239,6 +233,10 @@ def _text(text: str) -> str:
 
 SPANS_MAX: Final = 400_000
 """About 100 MB of memory and 60 MB of JSON; a run of 4.1M tokens with four learners has about 100,000."""
+
+
+AWAY: Final = "away"
+"""The name of the spans in which a host was away; no node has it."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -52,7 +52,8 @@ from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemotePro
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
-from isthmus.runtime.host.contract import Executor, IslandDevices, Span, Trace, Traffic, raised, story
+from isthmus.runtime.host.busy import Busy, user_nodes
+from isthmus.runtime.host.contract import AWAY, Executor, IslandDevices, Span, Trace, Traffic, raised, story
 from isthmus.runtime.ids import Handle, MachineOwner, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
@@ -61,52 +62,6 @@ from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import ItemRefusal
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.tape.writing import Tape
-
-
-class Firings(NamedTuple):
-    """`busy`: the time in which any firing was under way so far; `oldest`: the age of the oldest one now, of `node`.
-
-    0 and '' without any.
-    """
-
-    busy: Duration
-    oldest: Duration
-    node: str
-
-
-class Busy:
-    """The busy time of one host. Threads report firings under a lock of theirs; any thread may query."""
-
-    def __init__(self) -> None:
-        self._begun: dict[str, Instant] = {}
-        self._before = 0
-        self._since = Instant(0)
-
-    def began(self, node: str, now: Instant) -> None:
-        """A firing of a node begins."""
-        if not self._begun:
-            self._since = now
-        self._begun[node] = now
-
-    def ended(self, node: str, now: Instant) -> None:
-        """The firing of a node has ended."""
-        if self._begun.pop(node, None) is not None and not self._begun:
-            self._before += now - self._since
-
-    def suspended(self, duration: Duration, now: Instant) -> None:
-        """This process did not run for `duration` up to `now`: that is no time in which a firing made no progress."""
-        for node, begun in list(self._begun.items()):
-            self._begun[node] = min(now, Instant(begun + duration))
-        self._since = min(now, Instant(self._since + duration))
-
-    def firings(self, now: Instant) -> Firings:
-        """The firings under way at `now`."""
-        under_way = sorted((begun, node) for node, begun in list(self._begun.items()))
-        if not under_way:
-            return Firings(Duration(self._before), Duration(0), "")
-        begun, node = under_way[0]
-        return Firings(Duration(self._before + max(0, now - self._since)), Duration(max(0, now - begun)), node)
-
 
 BRIEF_MAX: Final = milliseconds(50)
 """The longest delay of a channel's answers: a window of 32 MiB a peer, taken once in this time, is 5 Gbit/s."""
@@ -168,6 +123,10 @@ REFUSED_MAX: Final = 256
 """Distinct faults of peers that are counted separately; a broken peer can produce any number."""
 
 
+USUAL_STEP: Final = "usual_step_ns"
+"""What a body that steps publishes as its usual duration of a step."""
+
+
 class Host:
     """One runtime host: a plan, run for one member."""
 
@@ -197,7 +156,7 @@ class Host:
         self.scheduler = Scheduler(plan, member)
         self.links = PeerLinks(channel.pace)
         self.traffic = Traffic(goodput=self.links.goodput, round_trips=self.links.round_trips)
-        self.busy = Busy()
+        self.busy = Busy(user_nodes(plan), usual_step=self._usual_step, was_away=self._was_away)
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None
         """The first exception of a body."""
@@ -215,6 +174,7 @@ class Host:
             members=lambda: self.scheduler.members,
             owner_of=owner_of,
             emitted=self._emitted_meanwhile,
+            away=lambda: self.busy.away,
             island=island,
             folder=folder,
         )
@@ -399,6 +359,15 @@ class Host:
         elif len(self.refusals) < REFUSED_MAX:
             is_vote = index in self._voting
             self.refusals[source, index] = ItemRefusal(source, edge.name, *mismatch, is_vote=is_vote)
+
+    def _usual_step(self) -> Duration:
+        """The usual duration of a step, as a body has published it; 0 where none has."""
+        published = list(self.bodies.published.values())
+        return Duration(max((int(each.get(USUAL_STEP, 0)) for each in published), default=0))
+
+    def _was_away(self, since: Instant, until: Instant) -> None:
+        if self._trace is not None:
+            self._trace.add(Span(self._name, AWAY, since, until))
 
     def _record_rejected(self) -> None:
         """Refuse the items that bodies have reported as wrong."""

@@ -33,7 +33,7 @@ from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, r
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import LEARNER, ONE_MACHINE, RECORDER, MachineOwner, Member, Replica, leader
-from isthmus.runtime.supervision.incidents import Starved
+from isthmus.runtime.supervision.incidents import PLACES_MAX, Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, NOBODY, Directory, Form, Formed
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
@@ -41,6 +41,7 @@ from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.memory import ProportionalMemory
 from isthmus.runtime.system.phases import Phase, note
 from isthmus.runtime.system.shared_loop import SharedLoop
+from isthmus.runtime.system.user_files import user_places
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire import account_files
@@ -172,14 +173,19 @@ def meets(mine: Replica, other: Replica) -> Meeting:
     return "dial" if mine < other else "wait"
 
 
-def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
-    """The phase of a host with this published status: for a learner, that of its inner-step."""
+def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool, is_away: bool = False) -> str:
+    """The phase of a host with this published status: for a learner, that of its inner-step, or that it is away."""
     if not is_open:
         return "compiling" if leader(replica).role == LEARNER else "starting"
     for each in published.values():
         if "phase" in each and replica.role == LEARNER:
-            return "recovering" if each["phase"] == "ready" else str(each["phase"])
+            return "recovering" if each["phase"] == "ready" else _unless_away(str(each["phase"]), is_away=is_away)
     return "serving"
+
+
+def _unless_away(phase: str, *, is_away: bool) -> str:
+    """The phase of a learner whose steps may wait for the user's own code."""
+    return "away" if is_away and phase == "stepping" else phase
 
 
 def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
@@ -269,6 +275,7 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
             "busy_ns": firings.busy,
             "firing_ns": firings.oldest,
             "firing_node": firings.node,
+            "outside_ns": firings.outside,
             "peers": reachability.peers,
             "unreached": len(reachability.missing),
             "relayed": [str(peer.replica) for peer in reachability.relayed[:MISSING_MAX]],
@@ -283,6 +290,8 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
     }
 
 
+KEPT_BEATS_MAX: Final = 8
+"""Two seconds, for a boundary: its inputs are all here."""
 SEARCH_SECONDS: Final = 2.0
 """After this long without a message from the daemon, look whether another has taken over."""
 ORPHAN_SECONDS: Final = 60.0
@@ -456,6 +465,9 @@ class HostProcess:
         self._error: str | None = None
         self.exit_reason = ""
         """Why the daemon has told this host to end, if it has."""
+        self.is_run_over = False
+        """Whether that is because the run is over."""
+        self._beats_kept = 0
         self._is_over = self._gives_way = self._is_gone = False
         self._zero_ns = zero_ns
         self._noted: set[Phase] = set()
@@ -514,9 +526,9 @@ class HostProcess:
                 if not self._host.leave_requested:
                     self._host.request_leave()
             case "exit":
-                self.exit_reason = message["reason"]
-                self._say("heartbeat")  # The last one has the whole of what this life has used.
-                self._loop.stop()
+                self.exit_reason, self.is_run_over = message["reason"], message["is_over"]
+                if not self._is_kept():
+                    self._exit()
 
     def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
         """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
@@ -539,6 +551,7 @@ class HostProcess:
             formed=Formed() if elastic is None else elastic.form_result,
             cpu_seconds=used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
             memory_bytes=self._memory.peak_bytes,
+            places=self._places_of_user(),
             starved=None if starved is None else msgspec.to_builtins(starved),
         )
         phase = self._phase(self._host.published)
@@ -550,10 +563,11 @@ class HostProcess:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""
         if self._is_gone:
             return "gone"
-        reported = phase(self._member.replica, published, is_open=self._host.is_open)
+        is_away = self._host.busy.firings(self._clock.now()).is_away
+        reported = phase(self._member.replica, published, is_open=self._host.is_open, is_away=is_away)
         return (
             "recovering"
-            if reported == "stepping" and self._elastic is not None and self._elastic.is_forming
+            if reported in ("stepping", "away") and self._elastic is not None and self._elastic.is_forming
             else reported
         )
 
@@ -574,6 +588,9 @@ class HostProcess:
         self._note_first_step()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
+        if self.exit_reason and not self._is_kept():
+            self._exit()
+            return
         # After the heartbeat, which has the whole of what this life has used.
         if self._parting.is_over(self._host, self._channel, self._clock.now()):
             if self._is_lent:
@@ -582,6 +599,39 @@ class HostProcess:
             self._loop.stop()
             return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _places_of_user(self) -> list[tuple[str, int, str]]:
+        """Where the user's code is that keeps this host, for people; none where it does not."""
+        if not self._host.busy.firings(self._clock.now()).is_away:
+            return []
+        return user_places()[:PLACES_MAX]
+
+    def left(self, node: str) -> None:
+        """The user's code has the thread of a lent node from now on."""
+        self._host.busy.left(node, self._clock.now())
+
+    def back(self, node: str) -> None:
+        """It has given that back."""
+        self._host.busy.back(node, self._clock.now())
+
+    def _is_kept(self) -> bool:
+        """Whether this host, which is to exit, waits: the user's code has its thread, and what is to be adopted before
+        the end is here. Once that is back it has some beats to do so."""
+        if not self._is_lent or not self.is_run_over:
+            return False
+        if self._host.busy.firings(self._clock.now()).outside:
+            self._beats_kept = KEPT_BEATS_MAX
+        elif steps(self._host.published) and self._phase(self._host.published) != "final":
+            self._beats_kept -= 1
+        else:
+            self._beats_kept = 0
+        return self._beats_kept > 0
+
+    def _exit(self) -> None:
+        if self._is_lent:
+            self._is_gone = True
+        self._say("heartbeat")  # The last one has the whole of what this life has used.
+        self._loop.stop()
 
     def _note(self, phase: Phase, at: Instant) -> None:
         """Note when this life reached a phase of its start, once."""

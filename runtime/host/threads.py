@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, Final, final
 
+from isthmus.runtime.system.processes import name_thread
 from isthmus.runtime.system.shared_loop import SharedLoop
 
 Done = Callable[[Any, BaseException | None], None]
@@ -98,7 +99,7 @@ class ThreadExecutor:
         works = self._works.get(node)
         if works is None:
             works = self._works[node] = queue.SimpleQueue()
-            thread = threading.Thread(target=self._serve, args=(works,), name=f"{self._name}:{node}", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(node, works), name=f"{self._name}:{node}", daemon=True)
             self._threads.append(thread)
             thread.start()
         works.put((work, done))
@@ -116,7 +117,8 @@ class ThreadExecutor:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _serve(self, works: queue.SimpleQueue[Work | None]) -> None:
+    def _serve(self, node: int, works: queue.SimpleQueue[Work | None]) -> None:
+        name_thread(f"node-{node}")  # Not that of the thread which has started it: what runs here is the user's, too.
         while (entry := works.get()) is not None and not self._is_closed:
             work, done = entry
             result, error = None, None

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.ground import Ground, Handler, OnEnd
 from isthmus.runtime.daemon.home_daemon import Daemon, journal_in
 from isthmus.runtime.daemon.outpost import Outpost
@@ -71,6 +72,8 @@ class SimulatedProcess:
     life: Life | None = None
     cancel_boot: Callable[[], None] = lambda: None
     is_stopped: bool = False
+    idle_since: Instant | None = None
+    """Since when the user's code in it has done nothing."""
     end: Exited | None = None
 
 
@@ -214,6 +217,9 @@ class SimulatedProcesses:
         at = Instant(self._clock.now() + seconds(machine.start_lag()))
         self._clock.call_at(at, partial(started, process.pid))
 
+    def script_log(self, replica: Replica) -> Path | None:
+        return None
+
     def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
         process = self._machine.processes.get(pid)
         if process is None or process.end is not None:
@@ -228,6 +234,10 @@ class SimulatedProcesses:
 
     def stopped(self) -> tuple[Member, ...]:
         return tuple(member for member, (process, _) in self._watched.items() if process.is_stopped)
+
+    def idle(self, pids: Mapping[Member, int], now: Instant) -> dict[Member, Duration]:
+        since = {member: process.idle_since for member, (process, _) in self._watched.items() if member in pids}
+        return {member: Duration(0 if at is None else now - at) for member, at in since.items()}
 
     def saw_end(self, process: SimulatedProcess) -> None:
         """A process of the machine has ended."""

@@ -263,7 +263,8 @@ class Life:
     @property
     def phase(self) -> Phase:
         """The phase that it reports."""
-        reported = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+        is_away = self.host.busy.firings(self.clock.now()).is_away
+        reported = phase(self.member.replica, self.host.published, is_open=self.host.is_open, is_away=is_away)
         return next(each for each in PHASES if each == reported)
 
     @property

@@ -104,7 +104,7 @@ class Fleet:
 
     def __init__(self, cast: RunRoles, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
-        self.edges, self.exit, self._hello_times = cast.edges, seconds(cast.exit_seconds), cast.hello_times
+        self.edges, self.exit, self.user = cast.edges, seconds(cast.exit_seconds), cast.user
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
@@ -196,10 +196,6 @@ class Fleet:
     def is_idle(self) -> bool:
         """Whether no life is tracked."""
         return not any(machine.tracked for machine in self.machines.values())
-
-    def hello_times(self, replica: Replica) -> int:
-        """How many times the usual time the process of a replica has for its first heartbeat."""
-        return self._hello_times.get(leader(replica).role, 1)
 
     def is_tracked(self, replica: Replica) -> bool:
         return any(replica in machine.tracked for machine in self.machines.values())

@@ -18,8 +18,8 @@ from typing import Final, assert_never
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_core import MembershipOptions
 from isthmus.runtime.cores.membership_messages import Phase, Stall
-from isthmus.runtime.ids import COUNT_MAX, Member, Replica, gang_number
-from isthmus.runtime.supervision import incidents, lives, watch
+from isthmus.runtime.ids import COUNT_MAX, LEARNER, Member, Replica, gang_number
+from isthmus.runtime.supervision import incidents, lives, user_code, watch
 from isthmus.runtime.supervision.fleet import Fleet, MachineLives, demand
 from isthmus.runtime.supervision.home_events import (
     BadReportCame,
@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.home_events import (
     Places,
     ReportCame,
     RunRoles,
+    ScriptSpoke,
     SendOrders,
     SetAside,
     SetHomeTimer,
@@ -114,6 +115,9 @@ class Home:
                 watch.end_run(run, "failed", event.failure)
             case SetAside():
                 watch.set_aside(run)
+            case ScriptSpoke():
+                if event.member.replica in run.lives and not run.is_dismissing:
+                    run.write(event.member, incidents.ScriptGoesOn())
             case MachineJoined():
                 self._join(lambda fleet: fleet.join(event.machine, event.islands))
             case IslandJoined():
@@ -190,9 +194,12 @@ class Home:
         return self._run.used
 
     def state(self, replica: Replica) -> str:
-        """The membership state of a replica, or 'starting', 'cut off', 'stuck', 'gone', or how it was retired."""
+        """The membership state of a replica, or 'starting', 'away', 'awaited', 'cut off', 'stuck', 'gone', or how it
+        was retired."""
         state = self.fleet.retired.get(replica) or self._run.liveness.state(replica)
         life = self.lives.get(replica)
+        if life is not None and life.seen.heartbeat.phase in ("away", "gone") and user_code.is_users(self._run, life):
+            return "away" if life.seen.heartbeat.phase == "away" else "awaited"
         if state in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
             return "cut off"
         if state is not None:
@@ -213,6 +220,28 @@ class Home:
     def reason(self, replica: Replica) -> incidents.Incident | None:
         """The incident that explains a replica's state, if one does."""
         return self._run.reasons.get(replica)
+
+    @property
+    def unfinished(self) -> dict[Replica, incidents.Ended]:
+        """The scripts that have not come, and will not come, to their own end, with the ends of their last lives."""
+        run = self._run
+        unseen = incidents.Ended(incidents.Unseen())  # Of a former daemon's, of which it has left no more.
+        given_up = {
+            replica: why.last if isinstance(why := self.reason(replica), incidents.GivenUp) else unseen
+            for replica, how in self.fleet.retired.items()
+            if how == "given up" and user_code.is_script(run, replica) and replica.role == LEARNER
+        }
+        return {**given_up, **run.unfinished}
+
+    @property
+    def awaited(self) -> list[Replica]:
+        """The replicas whose scripts the run, which is over, waits for."""
+        return sorted(life.member.replica for life in user_code.awaited(self._run))
+
+    def kept_by_user(self, replica: Replica) -> Duration | None:
+        """For how long the user's code has had the thread of a life; None where it has not."""
+        life = self.lives.get(replica)
+        return None if life is None or life.user_since is None else Duration(self._run.now - life.user_since)
 
     @property
     def has_begun(self) -> bool:
@@ -304,7 +333,8 @@ class Home:
             watch.kill_all(run)
         if run.abandon_at is not None and run.now >= run.abandon_at:
             run.abandon_at = None
-            for name in run.fleet.others:
+            waiting = {life.machine for life in user_code.awaited(run)}
+            for name in [each for each in run.fleet.others if each not in waiting]:
                 lives.end_all_lives_on(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
 
     def _arm(self) -> None:

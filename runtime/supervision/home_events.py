@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from isthmus.runtime.clock import Instant
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Record, Replica
 from isthmus.runtime.supervision.incidents import (
     Ended,
@@ -53,6 +53,20 @@ EXIT_SECONDS: Final = 10.0
 """The time that hosts have to exit on request; then they are killed."""
 
 
+class UserTerms(msgspec.Struct, frozen=True):
+    """How long the user's own code may keep a host, in nanoseconds: it may do nothing for `idle`, and last for `away`;
+    0: for ever.
+
+    `scripts`: the roles whose hosts are processes of a user's script, which go on once their host has left.
+    `has_guests`: learners are loops that their users have started; they are never ended, but lose their slots.
+    """
+
+    idle: Duration = Duration(0)
+    away: Duration = Duration(0)
+    scripts: tuple[str, ...] = ()
+    has_guests: bool = False
+
+
 class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of a run: `roles` counts those of each role at its start.
 
@@ -60,8 +74,8 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a
     role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
     end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
-    together. Once the run is over, hosts have `exit_seconds` to end by themselves. `hello_times`: the processes of a
-    role have so many times the usual time for their first heartbeat. `period`: learners in slots that are equal modulo
+    together. Once the run is over, hosts have `exit_seconds` to end by themselves, but for what `user` says of the
+    user's own code. `period`: learners in slots that are equal modulo
     it train alike, and others do not.
     """
 
@@ -72,7 +86,7 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: dict[str, tuple[str, str]] = {}
     exit_seconds: float = EXIT_SECONDS
-    hello_times: dict[str, int] = {}
+    user: UserTerms = UserTerms()
     period: int = 1
 
 
@@ -105,7 +119,8 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     (replica, machine) of all that are not where they were placed, machines `away`, (replica, how) of those `retired`,
     and what ended lives had `used`, by 'ROLE.cpu_seconds' and as in `flows.as_used`; numbers of lives are above
-    `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands.
+    `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands. `finished` are
+    replicas whose scripts have come to their end, `unfinished` those whose will not, with their last ends.
     """
 
     is_stopping: bool = False
@@ -119,6 +134,8 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int = 0
     term: int = 1
     forms: tuple[Form, ...] = ()
+    finished: tuple[str, ...] = ()
+    unfinished: tuple[tuple[str, Ended], ...] = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -174,6 +191,12 @@ class SetAside(Record, frozen=True):
     """The home is to be set aside: its hosts leave, no other begins, and the next daemon goes on with the run."""
 
 
+class ScriptSpoke(Record, frozen=True):
+    """The script of a life has made steps for a while after its run was over."""
+
+    member: Member
+
+
 class MachineJoined(Record, frozen=True):
     """A machine joined with `islands` islands."""
 
@@ -214,6 +237,7 @@ HomeEvent: TypeAlias = (
     | StopAsked
     | EndAsked
     | SetAside
+    | ScriptSpoke
     | MachineJoined
     | IslandJoined
     | MachineTakenAway

@@ -23,8 +23,19 @@ class TrackedLife:
     seen: Seen
     served_at: Instant | None = None
     beats_without_heartbeat: int = 0
-    beats_since_error: int = 0
     is_starved: bool = False
+    user_since: Instant | None = None
+    """Since when the user's code has its thread."""
+    warned: set[str] = field(default_factory=set)
+    """The settings by which its end was named."""
+    returned: tuple[Instant, Duration] | None = None
+    """When it came back from the user's code, and how long it was away, until that is recorded."""
+    overwritten: int = 0
+    """Its tokens that had been overwritten before it was away."""
+    exits_since: Instant | None = None
+    """Since when it could exit, in a run that is over."""
+    has_told_first: bool = False
+    """Whether it was said that it has not made a first step for long."""
     verdict: incidents.Verdict | None = None
     refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
     """Counts of its refused items, by refusing replica and edge."""
@@ -50,7 +61,9 @@ class RunState:
     daemon that took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next
     life of a replica begins. `gang_ends`: the islands, by their leaders, whose last processes are about to end.
     `islands` are the elastic ones. `is_set_aside`: this daemon is to end, and the next goes on. `has_given_way`:
-    another machine is the home, and this one knows. `has_news`: orders must be sent; `has_changed`: the journal must be
+    another machine is the home, and this one knows. Of a run that is over, `finished` are the replicas whose scripts
+    have come to their end, `unfinished` those whose will not, with their last ends; `is_dismissing`: no script is
+    waited for. `has_news`: orders must be sent; `has_changed`: the journal must be
     written.
     """
 
@@ -81,6 +94,9 @@ class RunState:
     is_ending: bool = False
     is_finished: bool = False
     is_set_aside: bool = False
+    is_dismissing: bool = False
+    finished: set[Replica] = field(default_factory=set)
+    unfinished: dict[Replica, incidents.Ended] = field(default_factory=dict)
     has_given_way: bool = False
     exit_at: Instant | None = None
     abandon_at: Instant | None = None
@@ -93,6 +109,17 @@ class RunState:
         """Record an incident; it explains the state of its host from now on."""
         self.reasons[member.replica] = incident
         self.commands.append(WriteIncident(member, incident))
+
+    def condemn(self, member: Member, verdict: incidents.Verdict | None) -> None:
+        """Have a life killed, so that the next can take its place."""
+        life, machine = self.lives.get(member.replica), self.fleet.of(member.replica)
+        if not machine.has(member) or member.replica in machine.condemned:
+            return
+        machine.condemned.add(member.replica)
+        self.has_news = True
+        if life is not None and verdict is not None:
+            life.verdict = verdict
+            self.write(member, incidents.Condemned(verdict))
 
     def after(self, duration: Duration) -> Instant:
         """The instant `duration` from now."""

@@ -32,9 +32,20 @@ class NoFirstHeartbeat(Finding, frozen=True, tag="no-first-heartbeat"):
 
 
 class NotEnded(Finding, frozen=True, tag="not-ended"):
-    """Its process went on for `limit_ns` after an error of the user's loop in it: the next life waits for its end."""
+    """Its host did not end within `limit_ns` of the end of the run, though the user's code did not keep it."""
 
     limit_ns: int
+
+
+class Lingered(Finding, frozen=True, tag="lingered"):
+    """The user's code kept it from its next step, or from its end, for longer than the run's `setting` allows.
+
+    By 'run.loop_idle_seconds' it did nothing for `lasted_ns`, by 'run.loop_away_max' it lasted that long.
+    """
+
+    setting: Name
+    lasted_ns: int
+    bound_ns: int
 
 
 class Hurried(Finding, frozen=True, tag="hurried"):
@@ -80,7 +91,15 @@ class TooFewProcesses(Finding, frozen=True, tag="too-few-processes"):
 
 
 Verdict: TypeAlias = (
-    MemberVerdict | NoFirstHeartbeat | NotEnded | Hurried | Unreached | Misbehaved | GangMemberLost | TooFewProcesses
+    MemberVerdict
+    | NoFirstHeartbeat
+    | NotEnded
+    | Lingered
+    | Hurried
+    | Unreached
+    | Misbehaved
+    | GangMemberLost
+    | TooFewProcesses
 )
 
 
@@ -138,11 +157,27 @@ def raised_of(plain: Any) -> Raised:
 # -- ends of lives -----------------------------------------------------------------------------------------------------
 
 
+class CodePlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Where a thread of a user's script was: `line` of `file`, in `function`."""
+
+    file: Text
+    line: Count
+    function: Name
+
+
+PLACES_MAX: Final = 16
+"""Threads of a script of which a record has the place."""
+
+
 class Exited(Finding, frozen=True, tag="exited"):
-    """Its process ended, with `status`, or by `signal` ('SIGKILL'); neither where the status is unknowable."""
+    """Its process ended, with `status`, or by `signal` ('SIGKILL'); neither where the status is unknowable.
+
+    `places`: where the threads of a user's script were as we ended it.
+    """
 
     status: Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)] | None = None
     signal: Name = ""
+    places: Annotated[tuple[CodePlace, ...], Meta(max_length=PLACES_MAX)] = ()
 
 
 class Unseen(Finding, frozen=True, tag="unseen"):
@@ -243,6 +278,38 @@ class GivenUp(Finding, frozen=True, tag="given-up"):
     last: Ended
 
 
+class WasAway(Finding, frozen=True, tag="was-away"):
+    """The user's code kept it from its next step for `away_ns`; of its work before, `tokens` were overwritten as it
+    came back: the model had gone on."""
+
+    away_ns: int
+    tokens: Count
+
+
+class Lingers(Finding, frozen=True, tag="lingers"):
+    """The user's code has kept it for `lasted_ns`; in `left_ns` it is ended by the run's `setting`, as in Lingered."""
+
+    setting: Name
+    lasted_ns: int
+    left_ns: int
+
+
+class NeverStepped(Finding, frozen=True, tag="never-stepped"):
+    """Its script has not come to its first step for `waited_ns`."""
+
+    waited_ns: int
+
+
+class ScriptGoesOn(Finding, frozen=True, tag="goes-on"):
+    """Its script makes steps though the run is over; they count for nothing."""
+
+
+class ScriptUnfinished(Finding, frozen=True, tag="script-unfinished"):
+    """Its script did not come to its own end: `last` is how its last life ended."""
+
+    last: Ended
+
+
 class LoopLeft(Finding, frozen=True, tag="left"):
     """The loop of its user's has ended before the run: it gave what it had to give, and gets no next life."""
 
@@ -337,9 +404,10 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData | BodyRaised | ItemRefused
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
+ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
 HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
-Incident: TypeAlias = HostIncident | LifeIncident | IslandIncident | HomeIncident
+Incident: TypeAlias = HostIncident | LifeIncident | ScriptIncident | IslandIncident | HomeIncident
 
 
 # -- failures of runs --------------------------------------------------------------------------------------------------

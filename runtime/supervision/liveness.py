@@ -143,8 +143,8 @@ class HostLiveness:
         silent = [(member, state) for member, _, state in self._core.roster() if state in SILENT]
         self._hurried = {
             member: self._hurried.get(member, now)
-            for member, _ in silent
-            if is_hurried and leader(member.replica).role == LEARNER
+            for member, state in silent
+            if is_hurried and leader(member.replica).role == LEARNER and state != "away"
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:
@@ -162,7 +162,7 @@ class HostLiveness:
         excuse = self._excuse(member)
         if excuse is not None:
             self.handle(SilenceExcused(member, excuse), now, findings)
-        elif state in ("stopped", "unheard"):
+        elif state != "alive" and state != "suspect":
             self.handle(ExcuseEnded(member), now, findings)
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from isthmus.runtime.clock import seconds
+from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
 from isthmus.runtime.ids import LEARNER, Member, Replica
-from isthmus.runtime.supervision import incidents, watch
+from isthmus.runtime.supervision import incidents, user_code, watch
 from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.flows import as_used
 from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
@@ -35,8 +35,10 @@ def start(run: RunState, replicas: list[Replica]) -> None:
     """
     for replica in replicas:
         run.due.pop(replica, None)
-    if run.is_unsure or run.is_ending or run.is_set_aside:
+    if run.is_unsure or run.is_set_aside:
         return
+    if run.is_ending:
+        replicas = [each for each in replicas if user_code.is_owed(run, each)]
     staying = [each for each in replicas if not run.fleet.is_retired(each) and not run.fleet.of(each).is_leaving]
     gangs = dict.fromkeys(tuple(run.fleet.together(each)) for each in staying)
     fresh = [gang for gang in gangs if not any(each in run.noting or run.fleet.is_tracked(each) for each in gang)]
@@ -58,7 +60,7 @@ def restart_split_gangs(run: RunState) -> None:
         missing = next((each for each in gang if each not in numbers), None)
         if numbers and (missing is not None or len(set(numbers.values())) > 1):
             for each, number in numbers.items():
-                watch.condemn(run, Member(each, number or 0), incidents.GangMemberLost(str(missing or gang[0])))
+                run.condemn(Member(each, number or 0), incidents.GangMemberLost(str(missing or gang[0])))
 
 
 def start_later(run: RunState, replica: Replica) -> None:
@@ -78,7 +80,7 @@ def numbers_noted(run: RunState, members: tuple[Member, ...]) -> None:
         run.newest[replica] = max(member.incarnation, run.newest.get(replica, 0))
         if (
             is_next
-            and not run.is_ending
+            and (not run.is_ending or user_code.is_owed(run, replica))
             and not run.is_set_aside
             and not run.fleet.is_retired(replica)
             and _has_place(run, replica)
@@ -121,6 +123,10 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.reasons[replica] = ended
     if not run.is_ending:
         run.write(member, ended)  # Before incidents that follow from it.
+    elif user_code.script_ended(run, replica, life, ended):
+        _follow_script(run, member, ended, None if life is None else life.served_at)
+    if replica in run.unfinished:
+        run.write(member, incidents.ScriptUnfinished(ended))
     watch.apply_findings(run, run.liveness.handle(HostEnded(member), run.now))
     gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at))
     if gang_end is None:
@@ -177,7 +183,7 @@ def _gang_end(run: RunState, member: Member, gang_end: GangEnd) -> GangEnd | Non
     gang_end = run.gang_ends.setdefault(gang[0], gang_end)
     others = [each for each in gang if run.fleet.is_tracked(each)]
     for each in () if run.is_ending else others:
-        watch.condemn(run, Member(each, run.newest[each]), incidents.GangMemberLost(str(member.replica)))
+        run.condemn(Member(each, run.newest[each]), incidents.GangMemberLost(str(member.replica)))
     return None if others else run.gang_ends.pop(gang[0])
 
 
@@ -192,6 +198,17 @@ def end_all_lives_on(run: RunState, machine: MachineLives, end: incidents.End) -
 def _has_learner(run: RunState) -> bool:
     """Whether a learner can still give the last answers, so that a restart would only delay the end."""
     return any(life.seen.heartbeat.phase in watch.SERVING for life in run.learners)
+
+
+def _follow_script(run: RunState, former: Member, ended: incidents.Ended, served_at: Instant | None) -> None:
+    """Schedule the next life of a script in a run that is over, which has not had the run's model."""
+    delay = run.restarts.delay(former.replica, served_at, run.now)
+    if delay is None:
+        user_code.leave_unfinished(run, former.replica, ended)
+    elif delay:
+        run.due[former.replica] = run.after(delay)
+    else:
+        start(run, [former.replica])
 
 
 KILLED: Final = "SIGKILL"
@@ -272,8 +289,9 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.adopting = set(expected) if run.is_unsure else set(tracked)
     if run.adopting or run.is_unsure:
         run.adopt_until = run.after(ADOPT)
-    if run.outcome != "running":  # Before the start: a run that is over begins no life.
-        watch.end_run(run, run.outcome, run.failure)
+    if run.outcome != "running":  # Before the start: a run that is over begins no life but those of scripts.
+        watch.settle(run, run.outcome, run.failure)
+        watch.kill_all(run)
     start(run, [replica for replica in fleet.replicas if replica not in tracked])
     run.has_news = True
 
@@ -284,6 +302,8 @@ def recall(run: RunState, journal: Journal) -> None:
     run.has_given_way = isinstance(journal.failure, incidents.SupersededHome)
     run.used.update(journal.used)
     run.floor = journal.number_least
+    run.finished = {Replica.parse(name) for name in journal.finished}
+    run.unfinished = {Replica.parse(name): ended for name, ended in journal.unfinished}
     if journal.term == run.stamp.term:
         run.stamp = Stamp(run.stamp.term, journal.epoch + 1)
     run.fleet.recall(journal.machines, journal.away, journal.retired)
@@ -315,6 +335,8 @@ def journal_of(run: RunState) -> Journal:
         epoch=run.stamp.epoch,
         term=run.stamp.term,
         forms=run.forms,
+        finished=tuple(sorted(map(str, run.finished))),
+        unfinished=tuple((str(replica), ended) for replica, ended in sorted(run.unfinished.items())),
     )
 
 

@@ -22,7 +22,15 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Count, Lasting, MachineOwner, Member, Name, Replica
 from isthmus.runtime.supervision.flows import Flows
-from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved, Text
+from isthmus.runtime.supervision.incidents import (
+    PLACES_MAX,
+    TEXT_LENGTH_MAX,
+    CodePlace,
+    End,
+    Raised,
+    Starved,
+    Text,
+)
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Of processors: 30,000 years."""
@@ -114,7 +122,9 @@ class Heartbeat(Part, frozen=True):
     is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens,
     and that of its machine's porter, if there is one; `door` is where the leader of an island of several processes
     awaits the others. `flows`: what it has moved and awaited. `data_digest`: a digest of the first that it
-    made of its data, which no other host should have; 0 where none is known.
+    made of its data, which no other host should have; 0 where none is known. `outside`: for how long the user's own
+    code has kept it from its next step, `overwritten` the tokens of this life that were overwritten as it came back
+    from being away.
     """
 
     phase: Phase = "starting"
@@ -133,6 +143,8 @@ class Heartbeat(Part, frozen=True):
     formed: Formed = Formed()
     door: tuple[DoorAddress, DoorToken] | None = None
     data_digest: Count = 0
+    outside: Lasting = Duration(0)
+    overwritten: Count = 0
 
 
 class Over(Part, frozen=True):
@@ -149,7 +161,10 @@ class Over(Part, frozen=True):
 
 
 class Seen(Part, frozen=True):
-    """A life with a running process, of which `beats` heartbeats arrived. `error` is the failure that it reported."""
+    """A life with a running process, of which `beats` heartbeats arrived. `error` is the failure that it reported.
+
+    `idle`: for how long the user's code in it has done nothing, where its station looks.
+    """
 
     member: Member
     pid: Count
@@ -158,6 +173,7 @@ class Seen(Part, frozen=True):
     error: Raised | None = None
     heartbeat: Heartbeat = Heartbeat()
     over: Over | None = None
+    idle: Lasting = Duration(0)
 
 
 class Gone(Part, frozen=True):
@@ -178,7 +194,8 @@ Published: TypeAlias = dict[Name, dict[Name, Scalar | list[Scalar] | dict[Name |
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
 
-    `refused` counts what it refused; `relayed` are the hosts that a porter relays to it.
+    `refused` counts what it refused; `relayed` are the hosts that a porter relays to it; `outside_ns` is for how long
+    the user's own code has kept it from its next step, and `places` are where that is.
     """
 
     cpu_seconds: Seconds | UnsetType = UNSET
@@ -190,6 +207,8 @@ class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     busy_ns: Count | UnsetType = UNSET
     firing_ns: Count | UnsetType = UNSET
     firing_node: Name | UnsetType = UNSET
+    outside_ns: Count | UnsetType = UNSET
+    places: Annotated[tuple[CodePlace, ...], Meta(max_length=PLACES_MAX)] | UnsetType = UNSET
     starved: Starved | UnsetType | None = UNSET
     peers: Count | UnsetType = UNSET
     unreached: Count | UnsetType = UNSET

@@ -26,7 +26,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from isthmus.runtime.clock import Instant
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
@@ -66,6 +66,9 @@ BEAT_SECONDS: Final = 0.5
 LONELY_BEATS: Final = 1200
 """Ten minutes, unless the run sets another limit: after so long without orders the run is lost, and nothing else would
 ever end its hosts."""
+NOTHING: Final = Duration(0)
+SILENT_BEATS: Final = 4
+"""Two seconds without a heartbeat, of which four come in one."""
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
 
@@ -83,10 +86,20 @@ class Process:
     error: Raised | None = None
     over: Over | None = None
     is_stopped: bool = False
+    idle: Duration = NOTHING
+    silent_beats: int = 0
+    """Beats of the daemon since its last heartbeat."""
 
     def seen(self) -> Seen:
         """Its entry in a report."""
-        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.heartbeat, self.over)
+        heard = self.error, self.heartbeat, self.over
+        return Seen(self.member, self.pid, self.beats, self.is_stopped, *heard, self.idle)
+
+    @property
+    def is_in_user_code(self) -> bool:
+        """Whether the user's code may have its thread: before its first heartbeat, while it is away, once it has left
+        the run, and where it holds the interpreter, so that no heartbeat comes."""
+        return self.heartbeat.phase in ("away", "gone") or self.silent_beats >= SILENT_BEATS
 
 
 class Station:
@@ -151,6 +164,10 @@ class Station:
     def restore(self, state: bytes) -> None:
         """Load a saved state into this new core; ValueError for other bytes."""
         STATE.thaw(self, state)
+
+    def in_user_code(self) -> dict[Member, int]:
+        """The lives whose threads the user's code may have, with their processes."""
+        return {life.member: life.pid for life in self.lives.values() if life.is_in_user_code}
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
@@ -337,7 +354,7 @@ class Station:
             return [*commands, DismissHost(member)]
         # Compared with the heartbeat before, so before that is replaced.
         is_news = not life.beats or (event.error and not life.error) or event.over != life.over
-        life.heartbeat, life.beats = event.heartbeat, life.beats + 1
+        life.heartbeat, life.beats, life.silent_beats = event.heartbeat, life.beats + 1, 0
         life.error, life.over = life.error or event.error, event.over
         if is_news:
             commands += self._tell(member)  # A new host waits for its first roster.
@@ -353,8 +370,10 @@ class Station:
         self._lonely_beats += 1
         if self._leaving_beats is not None:
             self._leaving_beats = max(0, self._leaving_beats - 1)
-        for life in self.lives.values():
-            life.is_stopped = life.member in event.stopped  # Before the report, which excuses the silence.
+        idle = dict(event.idle)
+        for life in self.lives.values():  # Before the report, which excuses the silence.
+            life.is_stopped = life.member in event.stopped
+            life.idle, life.silent_beats = idle.get(life.member, Duration(0)), life.silent_beats + 1
         commands += [*self._tell(), self._report()]
         # After a last report: the home may still be there, and only its orders be lost.
         if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:

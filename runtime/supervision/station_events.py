@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.ids import Member, Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
 from isthmus.runtime.supervision.messages import Form, Heartbeat, Orders, Over, Report, Row
@@ -91,9 +92,11 @@ class HostSpoke(Record, frozen=True):
 
 
 class StationBeat(Record, frozen=True):
-    """Half a second has passed in which this daemon ran; the processes of the `stopped` members are suspended."""
+    """Half a second has passed in which this daemon ran; the processes of the `stopped` members are suspended, and the
+    user's code of those that are `idle` has done nothing for so long."""
 
     stopped: tuple[Member, ...] = ()
+    idle: tuple[tuple[Member, Duration], ...] = ()
 
 
 class LeaveAsked(Record, frozen=True):

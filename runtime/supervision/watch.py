@@ -16,7 +16,7 @@ from typing import Final
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, gang_number, leader
-from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision import incidents, user_code
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
 from isthmus.runtime.supervision.home_events import DAEMON, FinishRun, Outcome
@@ -30,7 +30,9 @@ ABANDON: Final = seconds(5)
 
 
 def stop(run: RunState) -> None:
-    """Ask the hosts to bring the run to its end."""
+    """Ask the hosts to bring the run to its end; once it is over, end the scripts that it waits for."""
+    if run.is_ending:
+        user_code.dismiss(run)
     if not run.is_stopping:
         run.is_stopping = run.has_changed = True
     run.has_news = True
@@ -40,10 +42,10 @@ def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
     """Fix the outcome of the run for good; hosts may exit by themselves."""
     if not run.is_ending:
         run.is_ending = True
-        run.due.clear()
         if run.outcome == "running":
             run.outcome, run.failure = outcome, failure
             run.has_changed = True
+        run.due = {each: at for each, at in run.due.items() if user_code.is_owed(run, each)}
         run.exit_at = run.after(run.fleet.exit)
     run.has_news = True
 
@@ -51,16 +53,18 @@ def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
 def end_run(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
     """Fix the outcome of the run, and kill every process."""
     settle(run, outcome, failure)
+    run.is_dismissing = True
+    run.due.clear()
     kill_all(run)
 
 
 def kill_all(run: RunState) -> None:
-    """Have every process killed; where the lives of the run are unknown, once they are known."""
+    """Have every process killed but the awaited ones; where the lives of the run are unknown, once they are known."""
     run.exit_at = run.adopt_until if run.is_unsure else None
     if run.is_unsure:
         return
     for machine in run.fleet.machines.values():
-        machine.condemned.update(machine.tracked)
+        machine.condemned.update(each for each in machine.tracked if not user_code.is_awaited(run, each))
     if run.abandon_at is None:
         run.abandon_at = run.after(ABANDON)
     run.has_news = True
@@ -76,7 +80,7 @@ def set_aside(run: RunState) -> None:
 
 def finish_if_alone(run: RunState) -> None:
     """Finish once the outcome is settled and no life is left; a home that is set aside, once none is left there."""
-    is_alone = run.fleet.is_idle and not run.noting and not run.is_unsure
+    is_alone = run.fleet.is_idle and not run.noting and not run.due and not run.is_unsure
     if run.is_set_aside and not run.is_ending:
         is_alone = not run.fleet.machines[run.fleet.home].tracked and not run.noting
     if (run.is_ending or run.is_set_aside) and is_alone and not run.is_finished:
@@ -84,7 +88,7 @@ def finish_if_alone(run: RunState) -> None:
         run.commands.append(FinishRun())
 
 
-SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "serving", "final"})
+SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "away", "serving", "final"})
 """The phases of a host that does its work."""
 BEAT: Final = seconds(0.5)
 HELLO_BEATS: Final = 120
@@ -109,6 +113,8 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
         former = life.seen
         seen = Seen(member, seen.pid, 0, seen.is_stopped, former.error, former.heartbeat, former.over)
     before, life.seen = life.seen, seen
+    if before.heartbeat.phase == "away" and seen.heartbeat.phase == "stepping":
+        user_code.came_back(run, life)
     if seen.error and not before.error and not run.is_ending:
         run.write(member, incidents.BodyRaised(seen.error))
     if seen.heartbeat.starved is not None and not life.is_starved and not run.is_ending:
@@ -167,15 +173,12 @@ def beat(run: RunState) -> None:
     """Judge hosts that send no heartbeats, or that no other host hears."""
     for life in list(run.lives.values()):
         is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
-        if not life.seen.beats and not life.seen.is_stopped and is_heard:
+        is_ours = not user_code.is_script(run, life.member.replica)  # What a script does before its `with` is its own.
+        if not life.seen.beats and not life.seen.is_stopped and is_heard and is_ours:
             life.beats_without_heartbeat += 1
-            limit = HELLO_BEATS * run.fleet.hello_times(life.member.replica)
-            if life.beats_without_heartbeat == limit:
-                condemn(run, life.member, incidents.NoFirstHeartbeat(limit * BEAT))
-        if life.seen.error is not None and life.seen.heartbeat.phase == "gone":
-            life.beats_since_error += 1
-            if life.beats_since_error == -(-run.fleet.exit // BEAT):
-                condemn(run, life.member, incidents.NotEnded(run.fleet.exit))
+            if life.beats_without_heartbeat == HELLO_BEATS:
+                run.condemn(life.member, incidents.NoFirstHeartbeat(HELLO_BEATS * BEAT))
+    user_code.judge(run)
     if run.is_set_aside and not run.is_ending:
         return
     is_hurried = run.is_coming_to_its_end and not run.is_ending
@@ -203,7 +206,7 @@ def _form(run: RunState, island: ElasticIsland) -> None:
     lives = {each: Member(each, run.newest.get(each, 0)) for each in gang if fleet.is_tracked(each)}
     if fleet.is_retired(island.leader):
         for member in lives.values():
-            condemn(run, member, incidents.GangMemberLost(str(island.leader)))
+            run.condemn(member, incidents.GangMemberLost(str(island.leader)))
         return
     wanted = {each: member for each, member in lives.items() if each not in fleet.of(each).condemned}
     present = [member for member in wanted.values() if run.liveness.is_heard(member)]
@@ -225,7 +228,7 @@ def _form(run: RunState, island: ElasticIsland) -> None:
                 run.write(lead, incidents.ProcessBack(str(member.replica), count, len(gang)))
         case TooFew():
             for member in present:
-                condemn(run, member, incidents.TooFewProcesses(change.processes, change.least))
+                run.condemn(member, incidents.TooFewProcesses(change.processes, change.least))
     if lead is not None and island.has_formed(formed) and formed.stall_ns:
         run.write(lead, incidents.Reformed(formed.processes, len(gang), formed.stall_ns, formed.again))
 
@@ -237,24 +240,15 @@ def apply_findings(run: RunState, findings: Findings) -> None:
         run.write(member, incident)
     for member, verdict in findings.condemned:
         if not run.is_ending:  # A host that ends with the run is silent while it writes its files.
-            condemn(run, member, verdict)
-
-
-def condemn(run: RunState, member: Member, verdict: incidents.Verdict | None) -> None:
-    """Have a life killed, so that the next can take its place."""
-    life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
-    if not machine.has(member) or member.replica in machine.condemned:
-        return
-    machine.condemned.add(member.replica)
-    run.has_news = True
-    if life is not None and verdict is not None:
-        life.verdict = verdict
-        run.write(member, incidents.Condemned(verdict))
+            run.condemn(member, verdict)
 
 
 def excuse(run: RunState, member: Member) -> Excuse | None:
-    """The excuse for a member's silence; none when the run comes to its end."""
+    """The excuse for a member's silence; when the run comes to its end, none but the user's own code."""
     life, machine = run.lives.get(member.replica), run.fleet.of(member.replica)
+    is_heard = machine.name == run.fleet.home or not machine.is_silent
+    if life is not None and is_heard and not life.seen.is_stopped and user_code.is_excused(run, life):
+        return "away"
     if run.is_coming_to_its_end:
         return None
     if machine.name != run.fleet.home and machine.is_silent:
@@ -307,4 +301,4 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
         is_entrusted = leader(by.replica).role != LEARNER
         life.accusers.add(run.fleet.home if is_entrusted else run.fleet.name(by.replica))
         if run.fleet.is_believed(life.accusers, (life.machine,)):
-            condemn(run, accused, verdict)
+            run.condemn(accused, verdict)

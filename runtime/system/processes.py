@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
@@ -59,8 +60,9 @@ PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 
 
-def name_process(title: str) -> None:
-    """Give this process a title, its command line, and, cut to 15 bytes and without a space or slash, its name.
+def name_process(title: str, name: str = "") -> None:
+    """Give this process a title, its command line, and, cut to 15 bytes and without a space or slash, its name, which
+    is the title's where no other is given: its threads inherit it.
 
     Slurm's proctrack/linuxproc cannot parse a /proc/PID/stat with a space in the name: it signals nothing of the job
     then, and drains the node.
@@ -68,8 +70,41 @@ def name_process(title: str) -> None:
     from setproctitle import setproctitle  # A bench that computes in one process, on a bare machine, goes without.
 
     setproctitle(title)  # Sets the name, too, to the beginning of the title.
-    name = title.replace(" ", "-").replace("/", "-")
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    name_thread(name or title)
+
+
+def name_thread(name: str) -> None:
+    """Name this thread, for the kernel and whoever asks it (prctl(2)); that of the first one is its process's name."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.replace(" ", "-").replace("/", "-").encode(), 0, 0, 0)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, of which the kernel has 64 and Python names some: SIGKILL, SIGRTMIN+6."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        least = int(signal.SIGRTMIN)
+        return f"SIGRTMIN+{number - least}" if least < number < signal.SIGRTMAX else f"SIG{number}"
+
+
+STACKS: Final = int(signal.SIGRTMIN) + 8
+"""The signal at which a process of a user's script prints where its threads are: one that nothing else uses."""
+
+
+def print_stacks_at_signal() -> None:
+    """Have this process print file and line of each of its threads on standard error at the signal STACKS, even where
+    one of them holds the interpreter."""
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # Standard error has no descriptor, for example.
+        faulthandler.register(STACKS, file=sys.stderr, all_threads=True)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -18,6 +18,8 @@ import msgpack  # type: ignore[import-untyped]
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 2
+SCRIPT_GOES_ON: Final = "script-goes-on"
+"""The script of a life makes steps though its run is over."""
 LEAVE_RUN: Final = "leave-run"
 """A request to a home to have a machine leave a run, and of a home to that machine."""
 SET_ASIDE: Final = "set-aside"

@@ -88,6 +88,7 @@ class Context:
         self.is_stopping = self.is_leaving = False
         self.island = None
         self.folder: Any = None
+        self.away_ns = 0
         self.live: set[Any] = set()
         self.owners: dict[tuple[str, int], MachineOwner] = {}
 
@@ -100,6 +101,9 @@ class Context:
     def now(self) -> int:
         self.at += 1_000_000
         return self.at
+
+    def away(self) -> int:
+        return self.away_ns
 
     def stop_requested(self) -> bool:
         return self.is_stopping

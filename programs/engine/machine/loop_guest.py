@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from isthmus.programs.loop_task import LoopLife
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import is_stopped
 
@@ -36,7 +39,7 @@ OVER_SECONDS: Final = 60.0
 """How long a home whose run is over may take to fetch the files of it."""
 ANSWER_SECONDS: Final = 1.0
 """In which the home hears why a loop takes no part."""
-_LOST: Final = "the home has given its slot up: it was taken for stuck, or was not heard of for too long"
+_LOST: Final = "the home has given its slot up: it was taken for stuck, did nothing for too long, or was not heard of"
 
 
 class GuestMachine(Protocol):
@@ -84,6 +87,8 @@ class LoopGuest:
         self._machine: GuestMachine | None = None
         self._watched: tuple[Member, OnEnd] | None = None
         self._pidfd = pidfd_open(pid)
+        # This process, which it has started, is none of the user's.
+        self._idle: IdleWatch[Member] = IdleWatch(lambda pid: used_in(pid, apart=(os.getpid(),)))
 
     def attach(self, machine: GuestMachine, loop: asyncio.AbstractEventLoop) -> None:
         """Serve the loop from now on."""
@@ -152,6 +157,9 @@ class LoopGuest:
 
     def stopped(self) -> tuple[Member, ...]:
         return (self._watched[0],) if self._watched is not None and is_stopped(self._pid) else ()
+
+    def idle(self, pids: Mapping[Member, int], now: Instant) -> dict[Member, Duration]:
+        return self._idle.look(pids, now)
 
     def close(self) -> None:
         """No-op: it lives as long as this process."""
@@ -231,6 +239,10 @@ class _OneLife:
         if pid is None:
             raise OSError("its loop has ended")
         started(pid)
+
+    def script_log(self, replica: Replica) -> Path | None:
+        """None: it is never killed."""
+        return None
 
     def close(self) -> None:
         """No-op."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
-from isthmus.runtime.host.contract import Span
+from isthmus.runtime.host.contract import AWAY, Span
 
 Life: TypeAlias = tuple[int, int]
 """(slot, incarnation) of a learner."""
@@ -300,19 +300,39 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
     """The time of all slots, by the figures of a status; `learners` slots are there from the start.
 
     Those have time from the run's first step on, others from when their first life was seen; all of them to the last
-    report of a step, but for slots that left with their machines.
+    report of a step, but for slots that left with their machines. In what a learner was away its user's code has run,
+    and none of it is allocated.
     """
     zero: int | None = status.get("zero")
     if zero is None:
         return 0.0
     reports, joined = status.get("learners", {}), dict(status.get("joined", ()))
+    away = Counter[int]()
+    for life in (*status.get("former", ()), *reports.values()):
+        away[life.get("slot", 0)] += away_ns(life, status["stepping_until"]) or 0
     total = 0
     for slot in {*range(learners), *joined}:
         report, until = reports.get(slot, {}), status["stepping_until"]
         if report.get("is_gone"):
             until = min(until, report.get("gone_at", until))
-        total += max(0, until - max(zero, joined.get(slot, zero)))
+        total += max(0, until - max(zero, joined.get(slot, zero)) - away[slot])
     return total / 1e9
+
+
+AWAY_STEPS = 8
+AWAY_NS = 3_000_000_000
+"""A learner that steps and has not reported for so many of its steps, and so long, is away (`runtime.host.busy`): its
+report says how long only once it is back."""
+
+
+def away_ns(life: Mapping[str, Any], until: int) -> int | None:
+    """How long a life was away, in the user's own code, until the last report of any that stepped; None where it does
+    not say so."""
+    reported_at, told = life.get("reported_at"), life.get("away")
+    if told is None or reported_at is None or life["phase"] != "stepping" or _is_gone(life):
+        return told
+    silent = until - int(reported_at)
+    return int(told) + (silent if silent > max(AWAY_NS, AWAY_STEPS * 1e6 * life["step_ms"]) else 0)
 
 
 def goodput(
@@ -340,11 +360,14 @@ def goodput(
 
 def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float | None:
     """The share of the time in which learners step (to the last step of any) at which some learner was up; None without
-    an inner step."""
+    an inner step. Time in which none was up, and some learner was away, in its user's code, does not count."""
     if zero is None:
         return None
     ends: dict[str, list[int]] = {}
+    away: list[tuple[int, int]] = []
     for span in spans:
+        if span.name == AWAY and not span.peer:
+            away.append((span.begun, span.ended))
         if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
             ends.setdefault(span.host, []).append(span.ended)
     covered: list[tuple[int, int]] = []
@@ -356,8 +379,15 @@ def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float | None:
         return None
     last = min(ended, max(begin for begin, _ in covered))
     first = min(begin for begin, _ in covered)
-    up, reached = 0, first
-    for begin, end in sorted(covered):
-        up += max(0, min(end, last) - max(begin, reached))
+    up, spent = _length(covered, first, last), _length([*covered, *away], first, last)
+    counted = last - first - (spent - up)
+    return up / counted if counted > 0 else 1.0
+
+
+def _length(intervals: Iterable[tuple[int, int]], first: int, last: int) -> int:
+    """How much of [first, last) these cover."""
+    length, reached = 0, first
+    for begin, end in sorted(intervals):
+        length += max(0, min(end, last) - max(begin, reached))
         reached = max(reached, min(end, last))
-    return up / (last - first) if last > first else 1.0
+    return length

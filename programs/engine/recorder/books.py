@@ -219,8 +219,8 @@ _LEARNER_FIELDS: Final = (
     *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
     *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
 )
-_OF_ANSWERS: Final = ("payload_bytes_sent", "answers")
-"""Those of programs that merge."""
+_OF_ANSWERS: Final = ("payload_bytes_sent", "answers", "away")
+"""Those that not all report."""
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
 _NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
@@ -279,6 +279,8 @@ class Books(BooksMemory, kw_only=True):
     totals: Totals = msgspec.field(default_factory=Totals)
     changes: Changes = msgspec.field(default_factory=Changes)
     paused: int = 0
+    merged_until: float = 0.0
+    """When the last merge was published, in seconds since the first step, as far as lines have it."""
     has_regions: bool = False
     paths: PathParts | None = None
     _points: tuple[list[EvaluationLine] | None, set[tuple[Any, ...]]] = (None, set())
@@ -388,6 +390,7 @@ class Books(BooksMemory, kw_only=True):
         self.totals.raise_to(merge.merged_tokens)  # A lower bound for lives whose reports are missing or refused.
         if not self.shards.add(merge):
             return False
+        self.merged_until = max(self.merged_until, merge.time)
         if version is not None and merge.epoch >= self.publishers.get(fragment, [0, 0])[1]:
             self.publishers[fragment] = [merge.shard, merge.epoch]
         if version is not None and version[1]:
@@ -470,6 +473,7 @@ class Books(BooksMemory, kw_only=True):
             "totals": self.totals.rows(),
             "zero": self.zero,
             "stepping_until": self.stepping_until,
+            "merged_until": self.merged_until or None,
             "has_regions": self.has_regions,
             "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
             **self._by_shards(),

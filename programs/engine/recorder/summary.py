@@ -24,6 +24,7 @@ from isthmus.programs.engine.recorder.accounts import (
     Known,
     LifeTokens,
     allocated_seconds,
+    away_ns,
     books,
     entries,
     fragment_accounts,
@@ -121,6 +122,7 @@ class LearnerSummary(TypedDict):
     payload_bytes_sent: int | None
     answers: int | None
     restarts: int
+    away_seconds: float | None
     device_kind: str | None
 
 
@@ -199,6 +201,8 @@ class Summary(TypedDict):
     books: dict[str, Any]
     per_learner: list[LearnerSummary]
     per_region: list[RegionSummary]
+    scripts_unfinished: list[str]
+    scripts_unfinished_why: dict[str, str]
     error: str | None
 
 
@@ -227,6 +231,8 @@ def summarise(
     lives = [*former, *reports.values()]
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
+    if outcome in ("done", "stopped") and status.get("merged_until"):  # What follows is no training.
+        wall = min(wall, float(status["merged_until"]))
     knowledge = Known.of(status)
     in_model = _in_model(reports.values())
     by_slot = {
@@ -283,11 +289,14 @@ def summarise(
                 fragment_sizes,
                 in_model,
                 None if graph is None else _of_reporting(graph, flows, slot),
+                status.get("stepping_until", 0),
                 status.get("paths"),
             )
             for slot in sorted(reports)
         ],
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
+        "scripts_unfinished": [],
+        "scripts_unfinished_why": {},
     }
 
 
@@ -397,6 +406,7 @@ def _learner(
     sizes: Sequence[int],
     in_model: Mapping[int, int],
     reporting: NodeTotal | None,
+    stepping_until: int,
     paths: int | None,
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
@@ -407,6 +417,7 @@ def _learner(
         tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / weights if weights else 0.0
     names = ("step", "bytes_sent", "bytes_received", "payload_bytes_sent", "answers", "waited")
     total = {name: _sum(life.get(name) for life in lives) for name in names}
+    total["away"] = _sum(away_ns(life, stepping_until) for life in lives)
     if total["waited"] is None and reporting is not None:
         total["waited"] = reporting.waited
     return {
@@ -421,6 +432,7 @@ def _learner(
         "payload_bytes_sent": total["payload_bytes_sent"],
         "answers": total["answers"],
         "restarts": lives[-1]["incarnation"] - 1,
+        "away_seconds": None if total["away"] is None else round(total["away"] / 1e9, 6),
         "device_kind": lives[-1]["device_kind"],
     }
 

@@ -31,8 +31,8 @@ from isthmus.programs import settings
 from isthmus.programs.loop_task import LOOP, OPEN, LoopScript
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import LIBRARIES
 from isthmus.runtime.system.files import is_text
+from isthmus.runtime.system.user_files import is_users
 
 _MESSAGE_LENGTH_MAX: Final = 300
 _VALUE_LENGTH_MAX: Final = 60
@@ -239,7 +239,7 @@ def place(error: BaseException, file: str | None = None) -> str:
     inside = [frame for frame in frames if frame.filename == file]
     if not inside and file is not None:
         return file
-    foreign = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    foreign = [frame for frame in frames if is_users(frame.filename)]
     frame = (inside or foreign or list(frames))[-1]
     return f"{frame.filename}:{frame.lineno}"
 

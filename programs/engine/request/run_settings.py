@@ -124,6 +124,26 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = 0
 
+    loop_idle_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds for which the user's own code may do nothing, between steps or behind its `with`; 0: for ever.",
+            expected="0, or a number of seconds from 1 on",
+            ge=0,
+            remedy="The default is 1800; 0 never ends a script that does nothing.",
+            resumes=True,
+        ),
+    ] = 1800.0
+    loop_away_max: Annotated[
+        float | None,
+        Setting(
+            "Seconds for which the user's own code may last, between steps or behind its `with`; no bound if left out.",
+            ge=1,
+            remedy="Leave it out for no bound.",
+            resumes=True,
+        ),
+    ] = None
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunSettings:
         """The settings of a section; ConfigError with every key that is unknown, and every value that is wrong."""
@@ -145,7 +165,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def section(self) -> dict[str, Any]:
         """The keys for config.toml, empty texts and lists left out."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value not in ("", ())}
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value not in ("", (), None)}
 
     @property
     def learners_expected(self) -> int:
@@ -163,6 +183,9 @@ SCHEMA: Final = Schema.of("run", RunSettings)
 
 def _rules(run: RunSettings) -> Iterator[Fault]:
     """Faults of settings that depend on others."""
+    if 0 < run.loop_idle_seconds < 1:
+        remedy = "Say 1 or more, or 0 for scripts that may do nothing for as long as they like."
+        yield Fault("Reading run.loop_idle_seconds", "0, or at least 1", str(run.loop_idle_seconds), remedy)
     most = max(run.slots_max, 1)
     if not 0 <= run.learners <= most:
         remedy = "Change run.learners; run.slots_max is the most there can be."

@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from isthmus.programs.engine.request.reference import script_of
+from isthmus.programs.engine.request.reference import is_open_loop, script_of
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_task import LoopScript, LoopTask
 from isthmus.programs.task import OwnTask
+from isthmus.runtime.clock import seconds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Node, Reference, Template
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
-from isthmus.runtime.supervision.home_events import EXIT_SECONDS, RunRoles
+from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
 SPEC: Final = "spec.json"
 CLUSTER: Final = "cluster.json"
 """Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
-LOOP_EXIT_SECONDS: Final = 600.0
-"""What a script has for what follows its `with`: to write and evaluate the model."""
-LOOP_HELLO_TIMES: Final = 10
-"""Ten minutes from the start of a script to its `with`: it may read data and compile before."""
 INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 
@@ -146,9 +143,13 @@ class Spec:
             processes=self.settings.processes,
             elastic=self.elastic,
             edges=dict(self.edges),
-            exit_seconds=EXIT_SECONDS if self.script is None else LOOP_EXIT_SECONDS,
+            user=UserTerms(
+                idle=seconds(self.settings.loop_idle_seconds),
+                away=seconds(self.settings.loop_away_max or 0.0),
+                scripts=() if self.script is None else self.computing,
+                has_guests=is_open_loop(self.job.task.text),
+            ),
             period=math.prod(self.job.modules),
-            hello_times={} if self.script is None else dict.fromkeys(self.computing, LOOP_HELLO_TIMES),
         )
 
     def task_of(self, replica: Replica) -> str:

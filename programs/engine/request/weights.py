@@ -82,6 +82,19 @@ class Weights(NamedTuple):
         parts += [f"left out: {listed(self.more)}"] if self.more else []
         return "; ".join(parts)
 
+    def values(self, fragments: Sequence[Fragment]) -> list[npt.NDArray[np.float32]]:
+        """The values of each fragment, float32[n]. ConfigError for one of which something is missing."""
+        import numpy as np
+
+        if self.missing:
+            do = "Take the model from another copy of the run."
+            raise ConfigError(f"Reading the model in {self.where}", "all of its tensors", listed(self.missing), do)
+        rows = [
+            [self._rows(unit.tensor, unit.start, unit.stop, unit.shape) for unit in fragment.units]
+            for fragment in fragments
+        ]
+        return [np.concatenate([part for part in parts if part is not None]) for parts in rows]
+
     def write(self, folder: Path, fragments: Sequence[Fragment]) -> None:
         """Write the values of each fragment into a run folder. OSError of the disk."""
         import numpy as np

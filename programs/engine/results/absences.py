@@ -26,9 +26,12 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     Incident,
     Joined,
+    Lingers,
     MachineTaken,
+    NeverStepped,
     Raised,
     Restarted,
+    ScriptGoesOn,
     Unseen,
     of_line,
 )
@@ -459,7 +462,7 @@ def cost(absence: Absence) -> str:
     }.get(absence.role, "what it held")
 
 
-Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
+Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island", "script"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 
@@ -481,6 +484,11 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "starved": ("data", "odd", "{itself} ({host})"),
     "keeps-up": ("pace", "good", "{host} {predicate}"),
     "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),
+    "was-away": ("script", "good", "{host} {predicate}"),
+    "lingers": ("script", "bad", "{host} {predicate}"),
+    "never-stepped": ("script", "odd", "{host} {predicate}"),
+    "goes-on": ("script", "odd", "{host} {predicate}"),
+    "script-unfinished": ("script", "bad", "{host} {predicate}"),
     "left": ("given up", "odd", "{host} {predicate}; the others go on"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
@@ -508,3 +516,8 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     topic, tone, text = _REMARKS[kind]
     waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"
     return Remark(fact.at, topic, tone, say(text, what, host=named(fact.host), waits=waits))
+
+
+def is_urgent(fact: Fact) -> bool:
+    """Whether a user who wants no news has to know: a script makes no step, is about to be ended, or goes on."""
+    return isinstance(fact.what, Lingers | NeverStepped | ScriptGoesOn)

@@ -251,12 +251,10 @@ class RunRecord:
 
     @property
     def wall_seconds(self) -> float:
-        """The duration of the run, so far if it is not over."""
+        """The duration of the run, to its last line, so far if it is not over."""
         whole = self.number("wall_seconds")
-        if whole is not None:
-            return whole
         last = [items[-1].time for items in (self.reports, self.evaluations, self.merges) if items]
-        return max(last, default=0.0)
+        return max([*last, *([] if whole is None else [whole])], default=0.0)
 
 
 def as_number(value: object) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from isthmus.runtime.cores.membership_messages import Finding, Refusal
 from isthmus.runtime.supervision.incidents import Failure, Raised, incident_of
 from isthmus.runtime.supervision.liveness import HEALTHY
+from isthmus.runtime.supervision.user_code import IDLE_SETTING
 
 UNKNOWN: Final = "-"
 _SCALES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -329,6 +330,7 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "other_paces": lambda record: "the others" if record.others > 1 else "the other",
     "patience": lambda record: record.patience_times if record.patience_times > 1 else None,
     "is_unheard": lambda record: record.excuse == "unheard",
+    "is_in_script": lambda record: record.excuse == "away",
     "is_expelled": lambda record: record.how == "expelled",
     "is_only": lambda record: record.lives == 1,
     "exit": lambda record: "ended" if record.status is None else "exited",
@@ -336,10 +338,14 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "silent_ns": lambda record: record.silence_ns or None,
     "repeated": lambda record: record.again or None,
     "refused": lambda record: _REFUSALS[record.refusal],
+    "lingered": lambda record: "has done nothing" if record.setting == IDLE_SETTING else "has been away",
+    "lost_tokens": lambda record: record.tokens or None,
+    "where": lambda record: ", ".join(f"{each.file}:{each.line} ({each.function})" for each in record.places) or None,
     "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
     "healthy": lambda record: f"{HEALTHY / 1e9:.0f} s",
     "on_machine": "[ on {machine}]",
-    "excused": "[{is_unheard}unheard, because its machine {machine} does not answer|stopped by a signal or a debugger; "
+    "excused": "[{is_in_script}away in its script, which holds the interpreter|{is_unheard}unheard, because its "
+    "machine {machine} does not answer|stopped by a signal or a debugger; "
     "`kill -CONT {pid}`{on_machine} lets it go on, `kill -KILL {pid}` has it replaced]",
     "usually": "{usual_ns} +- {deviation_ns} are usual",
     "fault": "[field {field}, ]expected {expected}, found {found}",
@@ -368,8 +374,12 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "no word from it within {limit_ns} of its start", "said nothing within {limit_ns} of its start, and was killed"
     ),
     "not-ended": Wording(
-        "its process went on for {limit_ns} after an error in its loop",
-        "went on for {limit_ns} after an error in its loop, and was killed",
+        "its process did not leave the loop within {limit_ns} of the end of the run",
+        "did not leave its loop within {limit_ns} of the end of the run, and was killed",
+    ),
+    "lingered": Wording(
+        "its script {lingered} for {lasted_ns}: {setting} allows {bound_ns}",
+        "was ended by {setting}: its script {lingered} for {lasted_ns}",
     ),
     "hurried": Wording("silent while the run came to its end", "was {itself}, and was killed"),
     "unreached": Wording(
@@ -391,7 +401,8 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     ),
     # Ends
     "exited": Wording(
-        "[killed by signal {signal}|exited with status {failing}|{exit}]", "[was killed by signal {signal}|{itself}]"
+        "[killed by signal {signal}|exited with status {failing}|{exit}][; it was at {where}]",
+        "[was killed by signal {signal}|{itself}]",
     ),
     "unseen": Wording("ended while no daemon watched"),
     "not-started": Wording("could not be started: {error}"),
@@ -424,6 +435,26 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "joined": Wording("joined with its machine {machine}"),
     "given-up": Wording("given up after {lives life}; the last time: {last}", "was given up after {lives life}"),
     "left": Wording("left: its loop has ended", "has {itself}"),
+    "was-away": Wording(
+        "back after {away_ns} in its script[; {lost_tokens token} of its work before were overwritten]", "is {itself}"
+    ),
+    "lingers": Wording(
+        "its script {lingered} for {lasted_ns}: in {left_ns} {setting} ends it",
+        "is ended in {left_ns} by {setting}: its script {lingered} for {lasted_ns}",
+    ),
+    "never-stepped": Wording(
+        "its script has made no step for {waited_ns}: it has to call island.step after each step of the optimizer",
+        "has made no step for {waited_ns}: its script has to call island.step after each step of the optimizer",
+    ),
+    "goes-on": Wording(
+        "its script makes steps though the run is over; they count for nothing. Leave the loop: ask island.is_over, or "
+        "write `for batch in island(loader)`",
+        "makes steps though the run is over; they count for nothing. Leave the loop: ask island.is_over, or write "
+        "`for batch in island(loader)`",
+    ),
+    "script-unfinished": Wording(
+        "its script did not come to its end: {last}", "did not come to the end of its script: {last}"
+    ),
     "delayed": Wording("not started yet: {error}", "is {itself}"),
     "refused": Wording("refused: {refused}", "was {itself}"),
     "item-refused": Wording("{refusal}"),

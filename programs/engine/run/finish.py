@@ -105,6 +105,8 @@ def finish(folder: Path, ending: RunEnd) -> None:
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
     if ending.outcome == "done" and not run_spec.settings.keep_to_go_on:
         drop_kept(folder)
+    summary["scripts_unfinished"] = list(ending.unfinished)
+    summary["scripts_unfinished_why"] = ending.unfinished
     summary["kept_bytes"] = sum(path.stat().st_size for path in kept(folder))
     leave_behind(folder, summary, spans, Instant(record.get("zero") or 0))
 

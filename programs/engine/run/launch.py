@@ -346,6 +346,10 @@ class Launcher:
         """Whether a host imports the task, and is forked."""
         return self._script is None and leader(replica).role in self._computing
 
+    def script_log(self, replica: Replica) -> Path | None:
+        """The log of a host that is a process of the script; None for any other."""
+        return None if self._script_of(replica) is None else log_of(self._folder, replica)
+
     def _script_of(self, replica: Replica) -> LoopScript | None:
         """The script whose process a host is."""
         return self._script if replica.role in self._computing else None

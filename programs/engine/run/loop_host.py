@@ -5,15 +5,19 @@ one: inner-step has the thread of the user's loop, which lends it from one step 
 begins with adoptions and answers, is interrupted for the user's step, and ends with its count. So the core, the bodies
 and everything that looks at a run see an ordinary learner.
 
-Decides how the loop's thread enters and leaves that: it waits for the first model at the beginning and for the last one
-at the end, and for another host at no step. The evaluator's host has the script's thread until the run is over.
+Decides how the loop's thread enters and leaves that: it waits for the first model at the beginning, for the last one in
+the step that ends the run, and for another host at no step between. Outside of these calls the thread is the user's,
+and the host says for how long. A life that is told to end before it has the last model, because it began when the run
+was over, reads that from the run's folder. The evaluator's host has the script's thread until the run is over.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -23,6 +27,7 @@ from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
+from isthmus.programs.engine.request.weights import weights_of
 from isthmus.programs.engine.run.host_process import host_of, settle_on_core
 from isthmus.programs.loop_task import LoopLife, layout_rows, leaf_rows, unlike
 from isthmus.programs.task import ModelLeaf
@@ -30,7 +35,10 @@ from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.forks import close_in_forks
-from isthmus.runtime.system.processes import name_process
+from isthmus.runtime.system.processes import name_process, name_thread, print_stacks_at_signal
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import SCRIPT_GOES_ON
+from isthmus.runtime.wire.daemon_notes import note_of
 
 END_SECONDS: Final = 10.0
 """Time limit for the thread of a host to end once it has been told to: it closes bodies, and writes its tape."""
@@ -62,17 +70,23 @@ class LoopHost:
         run_spec = spec.load(folder)
         if (fault := unlike(leaf_rows(found), layout_rows(run_spec.job.layout))) is not None:
             raise ConfigError.of([fault])
+        self._folder, self._replica, self._is_guest = folder, replica, is_guest
         if not is_guest:
-            name_process(f"isthmus {replica}")
+            # The name of the process is its first thread's, which is the user's, and whose threads inherit it.
+            name_process(f"isthmus {replica}", f"loop-{replica}")
+            print_stacks_at_signal()
             settle_on_core(replica, run_spec.here.learners)
             lower_priority()  # As of every learner: messages of this process go before its steps.
         task = reference.resolve(run_spec.job.task)
-        reference.bind(run_spec.job.task, replace(task, make=make, judge=judge, own_judge=own_judge))
+        self._make = None if make is None else partial(self._kept_learner, make)
+        self._learner: SoleLearning | None = None
+        self._life = LearnerLife(run_spec.job.seed, replica.slot, life.incarnation)
+        reference.bind(run_spec.job.task, replace(task, make=self._make, judge=judge, own_judge=own_judge))
         plan = run_spec.plans()[replica.role]
         node = looped(plan)
         assert node is not None  # Or the request would have been refused.
         self._node = node
-        self._thread, self._is_there = LentThread(), False
+        self._thread, self._is_there, self._has_ended = LentThread(), False, False
         member = Member(replica, life.incarnation)
         lent = self._node.index, self._thread
         close_in_forks(in_forks)  # Before anything is dialled.
@@ -96,26 +110,28 @@ class LoopHost:
     def begin(self) -> None:
         """Join, and wait for the model; returns before the first step, or when the run that it evaluates is over.
 
-        RunError if this host cannot, or if it was told to end before this learner had the run's model: what follows the
-        loop would take the script's own values for that.
+        RunError if this host cannot, or if it was told to end before this learner had the run's model, and that is not
+        here: what follows the loop would take the script's own values for that.
         """
         self._served.start()
         self._go_on(lambda: False)
-        body = self._host.bodies[self._node.index]
-        if isinstance(body, InnerStep) and body.phase == "ready" and not (self._is_there or self._host.leave_requested):
-            raise RunError(f"this island has not had the run's model: {self._host.exit_reason}")
 
     def go_on(self) -> None:
-        """End the boundary of the step that was made, and do what precedes the next."""
+        """End the boundary of the step that was made, and do what precedes the next; after the last one, wait for the
+        run's last model. RunError if this host cannot, or if that model is not here."""
         self._go_on(lambda: self._body().is_idle)
+        if not self._is_there:
+            self._finish()
 
     def leave(self) -> None:
         """Give what is left to give, and end; where the run is over, wait for its last model."""
-        if self._is_there:
+        if self._has_ended:
+            return
+        self._host.back(self._node.name)
+        if self._is_there and not self._host.is_run_over:
             self._host.request_leave()
         self._is_there = False
-        self._thread.run(lambda: False)
-        self._end()
+        self._finish()
 
     def request_leave(self) -> None:
         """Have the loop leave at its next boundary; from a handler of a signal, too."""
@@ -136,18 +152,79 @@ class LoopHost:
         return body
 
     def _go_on(self, is_enough: Callable[[], bool]) -> None:
+        self._host.back(self._node.name)
         self._is_there = self._thread.run(is_enough)
-        if self._thread.is_closed:
+        if self._is_there:
+            self._host.left(self._node.name)
+        elif self._thread.is_closed:
+            self._end()
+
+    def _finish(self) -> None:
+        """Do what is left to do for a loop that makes no step any more."""
+        if not self._has_ended:
+            self._thread.run(lambda: False)
             self._end()
 
     def _serve(self) -> None:
+        name_thread("isthmus-host")
         try:
             self._status = self._host.run()
         finally:
             self._thread.works.put(None)
 
     def _end(self) -> None:
-        """Wait for the end of the host; RunError if it has failed."""
+        """Wait for the end of the host, and see that the loop has the run's last model, where the run is over; RunError
+        if it has failed, or that model is not here."""
+        self._has_ended = True
         self._served.join(END_SECONDS)
         if self._status != 0:
             raise RunError("this island has ended: its log has the reason")
+        if self._make is None or self._host.leave_requested:
+            return
+        if not self._host.is_run_over:
+            raise RunError(f"this island is no part of the run any more: {self._host.exit_reason}")
+        if not self._has_last_model():
+            self._take_last_model()
+
+    def _has_last_model(self) -> bool:
+        """Whether this learner has adopted the last version of each fragment."""
+        body = self._host.bodies[self._node.index] if self._learner is not None else None
+        return isinstance(body, InnerStep) and body.phase == "final"
+
+    def _take_last_model(self) -> None:
+        """Have the loop's model be the last one of the run, from its folder; RunError if that is not here."""
+        fragments: Sequence[Fragment] = self._node.keywords["fragments"]
+        try:
+            values = weights_of(self._folder, fragments).values(fragments)
+        except ConfigError as error:
+            if self._is_guest:
+                do = "take the model from the home: isthmus export RUN, there"
+            else:
+                do = "look at snapshots/final in its folder"
+            raise RunError(f"the run is over, and this island has not had its last model; {do} ({error})") from error
+        if self._learner is None:
+            assert self._make is not None
+            self._make(fragments, self._life, 0.0)
+        assert self._learner is not None
+        for index, vector in enumerate(values):
+            self._learner.replace(index, vector)
+
+    def _kept_learner(self, make: Make, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> SoleLearning:
+        self._learner = make(fragments, life, alpha)
+        return self._learner
+
+
+TOLD_SECONDS: Final = 5.0
+"""For the daemon to take a word."""
+
+
+def tell_goes_on(life: LoopLife) -> None:
+    """Tell the run's daemon that the loop of this life makes steps though the run is over; soon, if there is one."""
+
+    def tell() -> None:
+        message = {"type": SCRIPT_GOES_ON, "replica": life.replica, "incarnation": life.incarnation}
+        with suppress(ConfigError, OSError):
+            if (note := note_of(Path(life.run))) is not None:
+                ask(note.endpoint, message, TOLD_SECONDS)
+
+    threading.Thread(target=tell, name="isthmus goes on", daemon=True).start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ class RunEnd:
 
     `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
     machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
-    with their machines.
+    with their machines; `unfinished`: the hosts whose scripts did not come to their end, and why.
     """
 
     outcome: str
@@ -40,6 +40,7 @@ class RunEnd:
     ended_ns: int
     lost: str | None
     retired: list[int]
+    unfinished: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:
@@ -53,7 +54,9 @@ class RunEnd:
         retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
         used = dict(daemon.home.used)
         total = by_hosts + cpu_seconds
-        return cls(daemon.outcome, error_of(daemon), record, total, used, time.monotonic_ns(), lost, retired)
+        unfinished = {str(each): words.reason(why) for each, why in sorted(daemon.home.unfinished.items())}
+        at_end = time.monotonic_ns(), lost, retired, unfinished
+        return cls(daemon.outcome, error_of(daemon), record, total, used, *at_end)
 
 
 def error_of(daemon: Daemon) -> str | None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from isthmus.programs.engine.results.words import counted
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
 from isthmus.runtime.errors import InterruptedRunError, RunError
 from isthmus.runtime.supervision.home_events import INTERRUPTED
@@ -145,6 +146,11 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
     if summary["outcome"] == INTERRUPTED:
         how = "type the same command with --resume-or-start"
         raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it {how}")
+    if unfinished := summary.get("scripts_unfinished_why"):
+        why = "; ".join(f"{name}: {reason}" for name, reason in unfinished.items())
+        how = f"`isthmus train --resume {folder}` starts them again with it"
+        scripts = counted(len(unfinished), "script")
+        raise RunError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")
     return RunOutcome(summary, folder)
 
 
@@ -173,4 +179,5 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
     hosts = status["hosts"]
     pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
-    return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}
+    pacing = {name: values for name, values in pacing.items() if values}
+    return {**status["training"], "hosts": hosts, "pacing": pacing, "awaited": status.get("awaited", [])}

@@ -75,7 +75,7 @@ SPEED_SECONDS: Final = 20.0
 _EPOCHS_SHOWN: Final = 4
 METRICS_SHOWN: Final = 3
 """Scalars of a task that a terminal shows; all are in the files."""
-WORKING: Final = frozenset({"stepping", "serving", "final"})
+WORKING: Final = frozenset({"stepping", "away", "serving", "final"})
 """The phases of a host that does its work."""
 _PHASES: Final = {
     "starting": "starting: compiling the first step",
@@ -129,6 +129,8 @@ class FigureWords:
     def phase(self, status: Mapping[str, Any]) -> str:
         """The phase in words; before the first token is reported, the progress of the start."""
         phase = status.get("phase", "starting")
+        if status.get("awaited"):
+            return awaiting(status)
         if is_starting(status):
             return starting(status.get("hosts", ()))
         if phase == "starting":  # The time of the first step is not known yet, and it was made.
@@ -139,7 +141,7 @@ class FigureWords:
 
     def stage(self, status: Mapping[str, Any]) -> str:
         """The phase without its figures: while it stays the same nothing new has begun."""
-        return re.sub(r"\d+", "", self.phase(status))
+        return "awaiting" if status.get("awaited") else re.sub(r"\d+", "", self.phase(status))
 
     def share(self, status: Mapping[str, Any]) -> float:
         """The share of the token budget that has been trained, in [0, 1]."""
@@ -183,6 +185,17 @@ class FigureWords:
     def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The notable facts at the end: keyword and text."""
         return ending(summary, self.folder)
+
+
+def awaiting(status: Mapping[str, Any]) -> str:
+    """The scripts that a run which is over waits for: 'the run is over, and waits for the scripts of learner/0'."""
+    lasted = {host["name"]: host.get("user_code_ns") for host in status.get("hosts", ())}
+    since = {
+        name: f" ({words.seconds(each / 1e9)})" if (each := lasted.get(name)) else "" for name in status["awaited"]
+    }
+    names = ", ".join(f"{name}{since[name]}" for name in status["awaited"])
+    what = "script" if len(status["awaited"]) == 1 else "scripts"
+    return f"the run is over, and waits for the {what} of {names}; Ctrl-C, or `isthmus stop`, ends them"
 
 
 def starting(hosts: Any) -> str:
@@ -308,6 +321,7 @@ def disk(status: Mapping[str, Any]) -> str:
 _OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
 _MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} {by} each"
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
+_AWAY: Final = "{away:seconds} in all the learners were in their scripts between two steps; no figure above counts it"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
 _DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
 _KEPT: Final = "{kept_bytes:size} to go on from; run.keep_to_go_on = false drops them"
@@ -340,8 +354,10 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         rows.append(
             ("goodput", text_of("{goodput:percent}; the learners waited {stalls:seconds} in all", stalls=stalls))
         )
+    away = sum(each.get("away_seconds") or 0.0 for each in learners)
     died = None if None in lost else round(sum(lost))
     rows += [
+        ("away", text_of(_AWAY, away, away=away)),
         ("restarts", text_of(_RESTARTS, restarts, restarts=restarts, died=died)),
         *(("books", line) for line in book_lines(summary.get("books", {}))),
         ("disk", text_of(_DISK, summary.get("lines_lost"))),
@@ -462,11 +478,14 @@ _USUAL: Final = {"state": 10, "pid": 7, "cpu": 6, "memory": 7, "step": 6, "token
 
 
 def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
-    """The state of a host: its phase, 'slow', 'suspect' and the like, 'gone', or that it is restarting.
+    """The state of a host: its phase, 'slow', 'suspect' and the like, 'gone', that it is restarting, or for how long
+    its script has kept it.
 
     `is_over`: the run has ended, so that hosts end, too.
     """
     phase = str(host["phase"])
+    if host["state"] in ("away", "awaited") and (lasted := host.get("user_code_ns")) is not None:
+        return Text(f"{'away' if host['state'] == 'away' else 'in its script'} {words.seconds(lasted / 1e9)}", "yellow")
     if is_over and (phase in ("gone", "starting") or host["state"] in SILENT):
         return Text("ended")
     if host["state"] in RETIRED:
@@ -530,11 +549,21 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
         cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
         standing = _standing(host, report, is_over=status.get("phase") == "done")
         named = {"learner": str(slot), **path_of(slot, status)}
-        rows.append({**named, **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
+        figures_of_it = dict(zip(COLUMNS, cells, strict=True))
+        rows.append({**named, **standing, **figures_of_it, **metrics(report), "away": away_for(host, report)})
     scalars = metric_columns(reports.values())
     paths = ("path",) if "paths" in status else ()
-    names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:])
+    away = ("away",) if any(row["away"] for row in rows) else ()
+    names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:], *away)
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
+
+
+def away_for(host: Mapping[str, Any] | None, report: Mapping[str, Any]) -> str:
+    """For how long a learner has been away in all, in its user's code, as far as it is known; '' where it never was."""
+    is_away = host is not None and host["state"] == "away"
+    now = (host.get("user_code_ns") or 0) if host is not None and is_away else 0
+    away = (report.get("away") or 0) + now
+    return words.seconds(away / 1e9) if away else ""
 
 
 def path_of(slot: int, training: Mapping[str, Any]) -> dict[str, str]:

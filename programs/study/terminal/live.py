@@ -43,6 +43,7 @@ from isthmus.programs.engine.results.absences import (
     cut_words,
     facts_in,
     hosts_of,
+    is_urgent,
     remark,
     waiting_of,
 )
@@ -74,13 +75,15 @@ _READ_BYTES_MAX: Final = 1 << 20
 class Notice(NamedTuple):
     """A line for the user; `at`: seconds since the first inner step, None before it.
 
-    `is_earlier`: it happened before the user began to look, and nothing says when.
+    `is_earlier`: it happened before the user began to look, and nothing says when; `is_urgent`: a user who asked for
+    quiet is told, too.
     """
 
     at: float | None
     text: str
     tone: Tone
     is_earlier: bool = False
+    is_urgent: bool = False
 
 
 _BEGUN: Final = {
@@ -137,7 +140,7 @@ class NoticeFeed:
                 continue  # They all have the same batch().
             if remarked is not None:
                 self._is_data_shown |= remarked.topic == "data"
-                notice = Notice(self._since(fact.at), remarked.text, remarked.tone)
+                notice = Notice(self._since(fact.at), remarked.text, remarked.tone, is_urgent=is_urgent(fact))
                 (new if self._is_news(fact) else past).append(notice)
                 continue
             changed = self.absences.add(fact)
@@ -310,6 +313,8 @@ def _is_known(absence: Absence, errors: set[tuple[str, ...]]) -> bool:
 
 LINE_SECONDS: Final = 5.0
 """Interval of lines if the output is no terminal."""
+WAITING_SECONDS: Final = 60.0
+"""The same while a run that is over waits for scripts."""
 NOTICES_SHOWN: Final = 6
 _BAR_WIDTHS: Final = (4, 24)
 _STYLES: Final = {"bad": "red", "odd": "yellow", "good": "green"}
@@ -342,7 +347,7 @@ def watching(
     figures = FigureWords(request)
     view: View
     if quiet:
-        view = LastLine(figures, console)
+        view = LastLine(figures, news, console)
     elif console.is_terminal:
         view = LiveTable(figures, news, console)
     else:
@@ -487,11 +492,12 @@ class LineView(View):
             _write(self._console, f"{_when(notice)}{notice.text}")
         stage, now = self._figures.stage(status), self._now()
         speed, left = self._figures.speed(status)
-        if stage == self._stage and now - self._written_at < LINE_SECONDS:
+        is_waiting = bool(status.get("awaited"))
+        if stage == self._stage and now - self._written_at < (WAITING_SECONDS if is_waiting else LINE_SECONDS):
             return
         self._stage, self._written_at = stage, now
         words = [self._figures.phase(status)]
-        if status.get("tokens") and not is_starting(status):
+        if status.get("tokens") and not is_waiting and not is_starting(status):
             words.append(numbers.progress(self._figures.share(status)))
             words.append(self._figures.tokens(status))
             losses = [learner.get("loss") for learner in status.get("learners", {}).values()]
@@ -507,7 +513,18 @@ class LineView(View):
 
 @final
 class LastLine(View):
-    """Quiet: how the run ended, in one line."""
+    """Quiet: how the run ended, in one line; and, on standard error, what a script's user has to know before."""
+
+    def __init__(self, figures: FigureWords, news: NoticeFeed, console: Console) -> None:
+        super().__init__(figures, console)
+        self._news = news
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Say that a script makes no step, is about to be ended, or goes on after the end."""
+        for notice in self._news.update(status):
+            if notice.is_urgent:
+                sys.stderr.write(f"isthmus: {_when(notice)}{printable(notice.text)}\n")
+                sys.stderr.flush()
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})

@@ -226,7 +226,7 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
             statuses = _statuses(news, home, must_answer=not every)
             tables = [table(status, _notices(status, news), console.width) for status in statuses]
             shown.update(Group(*tables), refresh=True)
-            if all(status["outcome"] != "running" for status in statuses):
+            if not any(map(_goes_on, statuses)):
                 return
             time.sleep(WATCH_SECONDS)
 
@@ -236,9 +236,14 @@ def _show_json(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, ev
     while True:
         objects = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
         typer.echo(json.dumps(objects if every else objects[0], indent=None if watch else 2))
-        if not watch or all(status["outcome"] != "running" for status in objects):
+        if not watch or not any(map(_goes_on, objects)):
             return
         time.sleep(WATCH_SECONDS)
+
+
+def _goes_on(status: Mapping[str, Any]) -> bool:
+    """Whether a run is not over, or waits for scripts."""
+    return status["outcome"] == "running" or bool(status.get("awaited"))
 
 
 def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> Group:
@@ -252,7 +257,8 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         training = {**training, "hosts": _hosts(status)}
         shown = figures.shown(training, len(training.get("learners", {})))
         progress = ("progress", _progress(training))
-        parts = [head, facts([progress, *shown, *_not_started(status)]), Text("")]
+        waits = [("waiting", figures.awaiting(status))] if status.get("awaited") else []
+        parts = [head, facts([progress, *shown, *waits, *_in_scripts(status), *_not_started(status)]), Text("")]
         parts.append(_processes(status, training, width))
     recent = newest(notices, NOTICES_SHOWN)
     if recent:
@@ -317,6 +323,18 @@ def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, numbers.reason_of(told)) for name, told in newest if told["kind"] == Delayed.__struct_config__.tag]
 
 
+def _in_scripts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The hosts that are away in their scripts, for how long, and where that is."""
+    rows = []
+    for host in status["hosts"]:
+        if host["state"] == "away" and (lasted := host.get("user_code_ns")) is not None:
+            places = ", ".join(f"{file}:{line} ({function})" for file, line, function in host.get("places") or ())
+            rows.append(
+                (str(host["name"]), f"away for {numbers.seconds(lasted / 1e9)}{f', at {places}' if places else ''}")
+            )
+    return rows
+
+
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The hosts but for the daemon."""
     return [host for host in status.get("hosts", ()) if host["role"] != DAEMON]
@@ -336,10 +354,12 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
         if slot is not None and report is not None:
             reported |= dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
             reported |= {**figures.path_of(slot, training), **figures.metrics(report)}
+            reported |= {"away": figures.away_for(host, report)}
         state = figures.state(host, is_over=training.get("phase") == "done")
         rows.append({"host": host["name"], "state": state, **_process(host), **reported})
     scalars = figures.metric_columns(reports.values())
-    names = ("host", "state", *columns, *scalars)
+    away = ("away",) if any(row.get("away") for row in rows) else ()
+    names = ("host", "state", *columns, *scalars, *away)
     return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
 
 

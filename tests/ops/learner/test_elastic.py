@@ -90,7 +90,7 @@ def test_all_begin_together_and_hold_the_same_bytes_at_every_step() -> None:
 def test_nobody_is_called_before_all_are_there_and_not_for_ever_later() -> None:
     caller, context = Caller(learners=2, tokens=100), Context("syncer")
     caller.open(context)
-    report = {"slot": 0, "incarnation": 1, "phase": "ready", "step_time": 0, "delay_steps": 0, "epochs": []}
+    report = {"slot": 0, "incarnation": 1, "phase": "ready", "step": 0, "step_time": 0, "delay_steps": 0, "epochs": []}
     assert caller(progress={("learner/0", None): report}) == []
     context.at += START_WAIT
     called = dict(caller(control={("recorder/0", None): {"stop": False, "tokens": 100, "totals": [], "published": []}}))

@@ -19,6 +19,7 @@ def report(slot: int, incarnation: int = 1, phase: str = "stepping", step_time: 
         "slot": slot,
         "incarnation": incarnation,
         "phase": phase,
+        "step": 0,
         "step_time": step_time,
         "delay_steps": 1,
         "epochs": [1, 0],

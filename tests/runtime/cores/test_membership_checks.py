@@ -123,7 +123,7 @@ def test_check_finds_a_broken_rule(corrupt: Any, broken: str) -> None:
 
 
 def test_a_phase_that_there_is_not_is_answered_with_those_that_there_are() -> None:
-    phases = "starting, compiling, stepping, serving, recovering, leaving, final, gone"
+    phases = "starting, compiling, stepping, away, serving, recovering, leaving, final, gone"
     with pytest.raises(RemoteProtocolError, match=f"expected a phase, one of {phases}, found 'dreaming'"):
         core_at(0).handle(HostAnnounced(life(0), "dreaming"), Instant(1))  # type: ignore[arg-type]
 

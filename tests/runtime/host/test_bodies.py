@@ -144,6 +144,7 @@ def test_a_host_does_not_keep_what_has_left_while_a_firing_goes_on() -> None:
         members=frozenset,
         owner_of=lambda role, slot: MachineOwner(""),
         emitted=lambda node, emissions: None,
+        away=lambda: Duration(0),
     )
     Witness.left.clear()
     node = plan.node_named("source")

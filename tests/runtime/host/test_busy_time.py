@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.host.driver import Busy, Firings
+from isthmus.runtime.host.busy import Busy, Firings
 from isthmus.runtime.host.own_process import suspended
 
 

@@ -13,7 +13,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.lies import ANY, CLAIMS, FIELDS, SHOWN_FIELDS, VALUES, Liar, forged
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, Places, ReportCame, SendOrders
-from isthmus.runtime.supervision.incidents import Exited, Starved
+from isthmus.runtime.supervision.incidents import CodePlace, Exited, Starved
 from isthmus.runtime.supervision.messages import (
     FOUND_LENGTH_MAX,
     Formed,
@@ -43,8 +43,12 @@ from tests.runtime.supervision.supervision_stories import (
 PLACES: Final = Places(home="alpha", machines={Replica("learner", 1): "beta", Replica("learner", 2): "gamma"})
 OTHERS: Final = ("learner/0", "learner/2", "learner/3", "syncer/0", "recorder/0")
 STARVED: Final = {"kind": "starved", "node": "inner-step", "source": "data", "made_ns": 9, "rest_ns": 9}
+PLACE: Final = ["train.py", 9, "evaluate"]
 SHOWN: Final = {
-    life("learner/1"): {"figures": {"steps": 7, "starved": STARVED}, "published": {"inner-step": {"step": 7}}}
+    life("learner/1"): {
+        "figures": {"steps": 7, "starved": STARVED, "places": [PLACE]},
+        "published": {"inner-step": {"step": 7}},
+    }
 }
 
 
@@ -56,7 +60,8 @@ def told(beats: int) -> Report:
     heartbeat = Heartbeat("stepping", endpoints("learner/1"), beats, node="inner-step", starved=starved, peers=3,
                           missing=missing, refusals=refusals, formed=Formed(1, 1), flows=flows)  # fmt: skip
     kept = BOOM.kept_on("beta", "learner/1")
-    ended = msgspec.structs.replace(gone("learner/3", Exited(1), kept), flows=flows)
+    end = Exited(1, places=(CodePlace("train.py", 9, "evaluate"),))
+    ended = msgspec.structs.replace(gone("learner/3", end, kept), flows=flows)
     return Report((Seen(life("learner/1"), 4711, beats, error=kept, heartbeat=heartbeat, over=Over()),),
                   (ended,), lives("learner/1"))  # fmt: skip
 

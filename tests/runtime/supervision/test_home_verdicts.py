@@ -17,13 +17,11 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     LoopLeft,
     NoFirstHeartbeat,
-    NotEnded,
     NotStarted,
     Ordered,
     ProgramFailed,
     RestartsExhausted,
     SameData,
-    Starved,
 )
 from isthmus.runtime.supervision.messages import Heartbeat, Report, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
@@ -322,16 +320,6 @@ def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
     assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
 
 
-def test_one_whose_loop_has_raised_has_time_to_end_and_is_killed_after_that() -> None:
-    story = HomeStory(RunRoles(roles={"learner": 2}, exit_seconds=5.0), HERE)
-    story.hears(1, "alpha", seen("learner/0", 1, "stepping"), seen("learner/1", 1, "stepping"))
-    raised = seen("learner/0", 2, "gone", error=BOOM)
-    story.hears(2, "alpha", raised)
-    verdict = written("learner/0", Condemned(NotEnded(seconds(5))))
-    assert verdict not in story.beat(2, 9)
-    assert verdict in story.beat(2)
-
-
 def test_loops_that_begin_with_the_same_losses_are_told_once() -> None:
     story = HomeStory()
     for beats, losses in ((1, 0), (2, 7), (3, 7)):
@@ -351,43 +339,3 @@ def test_one_that_has_raised_has_not_left_though_it_ends_well() -> None:
     story.hears(101, "alpha", seen("learner/0", 2, "gone", error=BOOM))
     story.hears(102, "alpha", gone("learner/0", Exited(0), BOOM))
     assert story.noted[-1] == life("learner/0#2")
-
-
-def test_a_script_has_longer_and_other_hosts_have_not() -> None:
-    story = HomeStory(RunRoles(roles={"learner": 1, "syncer": 1}, hello_times={"learner": 3}), HERE)
-    story.hears(1, "alpha", seen("learner/0", 0), seen("syncer/0", 0))
-    assert story.beat(2, HELLO_BEATS)[0] == written("syncer/0", Condemned(NoFirstHeartbeat(seconds(60))))
-    story.beat(2, 2 * HELLO_BEATS - 1)
-    assert Replica("learner", 0) not in story.core.fleet.machines["alpha"].condemned
-    assert written("learner/0", Condemned(NoFirstHeartbeat(seconds(180)))) in story.beat(2)
-
-
-@pytest.mark.parametrize("beats", [0, 1])
-def test_what_a_process_spends_stopped_or_speaking_does_not_count(beats: int) -> None:
-    story = HomeStory(ONE, HERE)
-    story.hears(1, "alpha", seen("learner/0", beats, is_stopped=not beats))
-    story.beat(1, 3 * HELLO_BEATS)
-    assert story.core.fleet.machines["alpha"].condemned == set()
-
-
-def test_nor_does_what_its_machine_is_silent() -> None:
-    story = HomeStory(ONE, THERE)
-    story.hears(1, "beta", seen("learner/0", 0))
-    for _ in range(HELLO_BEATS - 1):
-        story.beat(1, 39)  # Of which one counts: the second without a word makes the machine silent.
-        story.hears(1, "beta")
-    assert story.core.fleet.machines["beta"].condemned == set()
-    assert story.beat(1) == [
-        written("learner/0", Condemned(NoFirstHeartbeat(seconds(60)))),
-        story.orders("", "learner/0!"),
-    ]
-
-
-def test_slow_data_are_written_down_once_a_life() -> None:
-    story = HomeStory()
-    story.serve(1)
-    starved = Starved("inner-step", "data", 300_000_000, 2_000_000)
-    for beats, expected in ((2, [written("learner/0", starved)]), (3, [])):
-        told = Seen(life("learner/0"), 4711, beats, heartbeat=said("learner/0", "stepping", starved=starved))
-        assert story.hears(beats, "alpha", told) == expected
-    assert story.core.state(LEARNER) == "alive"

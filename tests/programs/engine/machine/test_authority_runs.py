@@ -358,6 +358,9 @@ class Unlaunched:
     def __call__(self, *arguments: Any) -> None:
         """Nothing is started."""
 
+    def script_log(self, replica: Any) -> None:
+        """There is no script."""
+
     def close(self) -> None:
         """Nothing to close."""
 

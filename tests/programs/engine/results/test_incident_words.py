@@ -86,6 +86,8 @@ def made(told: Any) -> list[Any]:
         return [None]
     if get_args(told):  # A Literal.
         return list(get_args(told))
+    if get_origin(told) is tuple:
+        return [(), tuple(made(get_args(told)[0]))]
     return {int: [7], float: [2.5e6], str: ["words"], bool: [True, False]}[told]
 
 
@@ -296,7 +298,15 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
             "253 ms +- 2.00 s are usual in its role, phi is 12.4, 2 times the patience",
         ),
         (NoFirstHeartbeat(120 * SECOND), "no word from it within 2 min 00 s of its start"),
-        (NotEnded(600 * SECOND), "its process went on for 10 min 00 s after an error in its loop"),
+        (NotEnded(10 * SECOND), "its process did not leave the loop within 10.0 s of the end of the run"),
+        (
+            incidents.Lingered("run.loop_idle_seconds", 1800 * SECOND, 1800 * SECOND),
+            "its script has done nothing for 30 min 00 s: run.loop_idle_seconds allows 30 min 00 s",
+        ),
+        (
+            incidents.Lingered("run.loop_away_max", 61 * SECOND, 60 * SECOND),
+            "its script has been away for 1 min 01 s: run.loop_away_max allows 1 min 00 s",
+        ),
         (Hurried(), "silent while the run came to its end"),
         (
             Unreached(20 * SECOND, 1, 2),

@@ -80,6 +80,9 @@ class Launch:
         pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True)
         self.known(lambda: started(pid))
 
+    def script_log(self, replica: Replica) -> None:
+        """There is no script."""
+
     def close(self) -> None:
         """Nothing is held."""
 

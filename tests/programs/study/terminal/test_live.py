@@ -193,7 +193,7 @@ def test_a_status_without_anything_is_shown(watched: Request) -> None:
     figures, news = live.FigureWords(watched), live.NoticeFeed(watched.run_dir)
     for kind in (live.LineView, live.LiveTable, live.LastLine):
         console = plain()
-        view = kind(figures, console) if kind is live.LastLine else kind(figures, news, console)
+        view = kind(figures, news, console)
         view.update({})
         view.end()
         assert ("starting" in text_of(console)) == (kind is not live.LastLine)

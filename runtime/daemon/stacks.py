@@ -1,0 +1,71 @@
+"""Where the threads of a user's script are, as it prints that before it is killed (faulthandler).
+
+Decides which processes of it are asked, and which line of each thread is the user's. A thread that holds the
+interpreter, or waits in a library for ever, does not keep it from printing: the handler is one of the kernel's signals.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from isthmus.runtime.supervision.incidents import PLACES_MAX, TEXT_LENGTH_MAX, CodePlace
+from isthmus.runtime.system.idleness import family
+from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
+from isthmus.runtime.system.processes import STACKS, catches
+from isthmus.runtime.system.user_files import is_users
+
+PRINTED_MAX: Final = 1 << 20
+"""Bytes of a log that are read for it: some hundred threads."""
+_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_THREAD: Final = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
+
+
+class StacksRead(NamedTuple):
+    """What a script prints into its log from byte `begin` on."""
+
+    log: Path
+    begin: int
+
+    def places(self) -> tuple[CodePlace, ...]:
+        """The place of each thread that is in the user's code, the innermost line of that."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.begin)
+                text = file.read(PRINTED_MAX).decode(errors="replace")
+        except OSError:
+            return ()
+        return places_in(text)
+
+
+def ask_for_stacks(pid: int, log: Path) -> StacksRead:
+    """Have a script's process, and those that it has started, print where their threads are."""
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    for each in family(pid):
+        with suppress(OSError):
+            watch = pidfd_open(each)
+            try:
+                if catches(each, STACKS):
+                    pidfd_send_signal(watch, STACKS)
+            finally:
+                os.close(watch)
+    return StacksRead(log, size)
+
+
+def places_in(text: str) -> tuple[CodePlace, ...]:
+    """The places in a text that faulthandler has printed: of each thread the innermost line that is the user's."""
+    places: list[CodePlace] = []
+    is_open = False
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            is_open = True
+        elif is_open and (frame := _FRAME.match(line)) and is_users(frame["file"]):
+            file, function = frame["file"][-TEXT_LENGTH_MAX:], frame["function"][:TEXT_LENGTH_MAX]
+            places.append(CodePlace(file, int(frame["line"]), function))
+            is_open = False
+    return tuple(dict.fromkeys(places))[:PLACES_MAX]
