@@ -94,6 +94,10 @@ class InterruptedRunError(RunError):
     """A run was set aside by a signal: it goes on at its next start."""
 
 
+class UnfinishedScriptsError(RunError):
+    """A run is done, and its model is whole, but scripts of its user's did not come to their own end."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The hint for a mistyped `name`: the nearest of `names`, or all of them."""
     candidates = sorted(names)

@@ -135,6 +135,7 @@ class InnerStep:
         self._delay_steps = 0
         self._reported_step = -1
         self._reported_at = self._watched_at = self._stepping = 0
+        self._away_known = self._overwritten = 0
         self._sick = self._is_over = False
         self._unhealed: set[int] = set()
         self._sick_step = 0
@@ -315,6 +316,11 @@ class InnerStep:
         after those that are merged."""
         return self._feed.reached
 
+    def last_versions(self) -> list[Vector]:
+        """The version of each own fragment that this learner has adopted last, float32[n]; in its final phase, the
+        last of the run."""
+        return [held.anchor for held in self._held if held is not None]
+
     def will_make(self, p: int) -> int:
         """The count of the version to which the next answer about a fragment contributes; 0 where none is held."""
         held = self._held[p]
@@ -342,11 +348,23 @@ class InnerStep:
     def _adopt_all(self, update: Mapping[Any, Any]) -> None:
         """Adopt updates of fragments or, in a program without fragments, whole trees."""
         if self._fragments:
+            # The first boundary after an absence: the model has gone on, and what it overwrites is told.
+            is_back = self._times.away > self._away_known
+            before = self._wasted() if is_back else 0.0
             for item in sorted(update.values(), key=itemgetter("fragment")):
                 self._adopt(item)
+            if is_back:
+                self._away_known = self._times.away
+                self._overwritten += max(0, round(self._wasted() - before))
         else:
             for tree in _items(update):
                 self._whole().adopt_tree(tree)
+
+    def _wasted(self) -> float:
+        """The tokens of this life whose work was overwritten or left out so far: a mean over fragments, by size."""
+        sizes = [fragment.size for fragment in self._fragments]
+        wasted = [0 if held is None else held.ledger.overlapped + held.ledger.refused for held in self._held]
+        return sum(size * tokens for size, tokens in zip(sizes, wasted, strict=True)) / max(1, sum(sizes))
 
     def _adopt(self, update: Update) -> None:
         if is_withdrawn(update):
@@ -547,6 +565,7 @@ class InnerStep:
     def _publish(self, phase: str) -> None:
         begun = {"first_step": self._times.first_at} if self._times.first_at else {}
         usual = {"usual_step_ns": usual_step} if (usual_step := self._times.usual) else {}
+        usual |= {"overwritten": self._overwritten} if self._overwritten else {}
         status = {"phase": phase, "step": self._odometer.steps, "sick": self._sick}
         self._context.publish({**status, **begun, **usual, **self._data_digest()})
 

@@ -20,6 +20,7 @@ from isthmus.runtime.errors import (
     InterruptedRunError,
     RequestError,
     RunError,
+    UnfinishedScriptsError,
     nearest,
     printable,
 )
@@ -101,6 +102,9 @@ def _guarded(run: Callable[[], Any]) -> Any:
     except _UsageError as error:
         _complain([_usage(error)])
         status = WRONG
+    except UnfinishedScriptsError as error:
+        _say(f"{error}")
+        status = FAILED
     except InterruptedRunError as error:
         _say(f"{error}")
         status = INTERRUPTED_STATUS

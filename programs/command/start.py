@@ -7,8 +7,8 @@ imports that have to come before that one is forked.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_ahead
 from isthmus.programs.engine.run.watch_loop import DetachedError, say
+from isthmus.programs.settings import parse
 from isthmus.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,9 +110,17 @@ def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
     from isthmus.programs.engine.request import spec
     from isthmus.programs.engine.run.resume import check_program, is_store, resumed
+    from isthmus.programs.engine.run.scripts_again import is_for_scripts, start_again, unfinished
     from isthmus.programs.study.terminal.live import preparing
 
     options.check_resume(*(["run_dir"] if is_store(where) else []))
+    asked = [*options.run, *(each.split("=")[0].strip() for each in options.sets or ())]
+    unfinished_of = [] if is_store(where) else unfinished(Path(where))
+    if unfinished_of and is_for_scripts(asked):
+        submitted = start_again(Path(where), _run_values(options.sets or ()))
+        say(f"the run is over; with its final model the scripts of {', '.join(unfinished_of)} begin again")
+        _run(submitted, starting)
+        return
 
     def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
         asked = {each.split("=")[0].strip() for each in options.sets or ()}
@@ -123,6 +132,16 @@ def resume(where: str, options: Options, starting: Starting) -> None:
     with preparing(quiet=starting.quiet):
         submitted = resumed(where, options.run_dir, request_of)
     _go_on(submitted, starting)
+
+
+def _run_values(sets: Sequence[str]) -> dict[str, Any]:
+    """The values that `--set run.KEY=VALUE` gives; a text that is no TOML value is refused with the others."""
+    values = dict[str, Any]()
+    for each in sets:
+        key, _, text = each.partition("=")
+        with suppress(ValueError):
+            values[key.strip().removeprefix("run.")] = parse(text)
+    return values
 
 
 def _go_on(submitted: Submitted, starting: Starting) -> None:

@@ -402,6 +402,8 @@ class Daemon:
         }
 
 
+GIVEN_UP: Final = "given up"
+"""That of one whose lives ended again and again."""
 LEFT_OUT: Final = "left out"
 """The reason recorded for a retired replica that the run goes on without."""
 
@@ -414,6 +416,21 @@ def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
     with closing(Ledger(folder, was_there=True)) as ledger:
         retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
         _go_on(ledger, folder, is_stopping=False, retired=retired)
+
+
+def await_scripts_again(folder: Path) -> None:
+    """Record in the ledger of a run that is over that the scripts which have not come to their end begin again.
+
+    No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
+    """
+    with closing(Ledger(folder, was_there=True)) as ledger:
+        noted = ledger.noted(JOURNAL)
+        journal = Journal() if noted is None else msgspec.msgpack.decode(noted, type=Journal)
+        retired = tuple((name, how) for name, how in journal.retired if how != GIVEN_UP)
+        again = msgspec.structs.replace(journal, unfinished=(), retired=retired)
+        ledger.note(JOURNAL, msgspec.msgpack.encode(again))
+        if not ledger.settle():
+            raise OSError(f"the ledger in {folder} cannot be written")
 
 
 def move(folder: Path, former: Path | None) -> None:

@@ -179,7 +179,9 @@ def script_ended(run: RunState, replica: Replica, life: TrackedLife | None, ende
     if isinstance(ended.end, incidents.MachineLost | incidents.MachineTaken):
         return False
     had_model = life is None or (life.seen.heartbeat.phase == "gone" and life.seen.error is None)
-    if had_model or isinstance(ended.verdict, incidents.Lingered) or isinstance(ended.end, incidents.Unseen):
+    if isinstance(ended.end, incidents.Unseen):  # How it ended is not known.
+        return True
+    if had_model or isinstance(ended.verdict, incidents.Lingered):
         leave_unfinished(run, replica, ended)
         return False
     return True

@@ -247,7 +247,7 @@ def summarise(
     share_good = goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
     if share_good is not None:
         share_good *= 1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens
-    share_up = uptime(spans, zero, ended)
+    share_up = uptime(spans, zero, ended if zero is None else zero + round(wall * 1e9))
     return {
         "program": program,
         "outcome": outcome,

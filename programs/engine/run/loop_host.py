@@ -124,8 +124,10 @@ class LoopHost:
             self._finish()
 
     def leave(self) -> None:
-        """Give what is left to give, and end; where the run is over, wait for its last model."""
+        """Give what is left to give, and end; where the run is over, wait for its last model. A loop that has gone on
+        since it had that has it again."""
         if self._has_ended:
+            self._restore_last_model()
             return
         self._host.back(self._node.name)
         if self._is_there and not self._host.is_run_over:
@@ -190,6 +192,17 @@ class LoopHost:
         """Whether this learner has adopted the last version of each fragment."""
         body = self._host.bodies[self._node.index] if self._learner is not None else None
         return isinstance(body, InnerStep) and body.phase == "final"
+
+    def _restore_last_model(self) -> None:
+        """Have the loop's model be the last one once more: what it did after the end is no part of it."""
+        if self._make is None or self._host.leave_requested or not self._host.is_run_over:
+            return
+        if not self._has_last_model():
+            self._take_last_model()
+            return
+        assert self._learner is not None
+        for index, vector in enumerate(self._body().last_versions()):
+            self._learner.replace(index, vector)
 
     def _take_last_model(self) -> None:
         """Have the loop's model be the last one of the run, from its folder; RunError if that is not here."""

@@ -178,7 +178,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
-    lock = _lock(folder, doing)
+    lock = locked(folder, doing)
     try:
         if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
             do = f"Look at it: isthmus status {folder}"
@@ -272,7 +272,7 @@ def again(folder: Path, doing: str) -> None:
     total = spec.load(folder).job.tokens
     _check_total(total, total, counted, outcome, doing)
     kill_all(folder)
-    with _lock(folder, doing):
+    with locked(folder, doing):
         reopen(folder, lambda replica: False)
         _end_no_more(folder, total, counted)
 
@@ -307,7 +307,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         begin_term(place, snapshot, fresh, chosen, DISK, doing)
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
-        with _lock(folder, doing), new_folder.prepared(folder):
+        with locked(folder, doing), new_folder.prepared(folder):
             for path in sorted(fresh.iterdir()):
                 path.replace(folder / path.name)
             _change(folder, files)
@@ -542,7 +542,8 @@ def _why_no_spec(folder: Path) -> tuple[str, str] | None:
         return f"a {spec.SPEC} that cannot be read: {error}", do
 
 
-def _lock(folder: Path, doing: str) -> RunLock:
+def locked(folder: Path, doing: str) -> RunLock:
+    """The lock on a run folder; ConfigError if another command or daemon has it."""
     try:
         return RunLock(folder)
     except InUseError as error:

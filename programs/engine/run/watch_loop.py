@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.results.words import counted
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
-from isthmus.runtime.errors import InterruptedRunError, RunError
+from isthmus.runtime.errors import InterruptedRunError, RunError, UnfinishedScriptsError
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 
@@ -150,7 +150,7 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
         why = "; ".join(f"{name}: {reason}" for name, reason in unfinished.items())
         how = f"`isthmus train --resume {folder}` starts them again with it"
         scripts = counted(len(unfinished), "script")
-        raise RunError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")
+        raise UnfinishedScriptsError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")
     return RunOutcome(summary, folder)
 
 

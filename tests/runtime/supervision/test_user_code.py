@@ -286,10 +286,12 @@ def test_a_script_that_goes_on_stepping_is_told() -> None:
     assert story.core.reason(FIRST) == ScriptGoesOn()
 
 
-def test_who_ended_while_no_daemon_watched_is_unfinished_and_not_begun_again() -> None:
+def test_one_that_ended_while_no_daemon_watched_is_begun_again() -> None:
     story = ending()
     story.hears(20, "alpha", gone("learner/0", Unseen()))
-    assert (story.core.is_finished, story.core.unfinished) == (True, {FIRST: Ended(Unseen())})
+    assert story.noted[-1] == life("learner/0#2")
+    story.hears(22, "alpha", gone("learner/0#2", Exited(0)))
+    assert (story.core.is_finished, story.core.unfinished) == (True, {})
 
 
 def test_a_learner_that_is_a_task_is_not_awaited() -> None:

@@ -84,10 +84,10 @@ def made(told: Any) -> list[Any]:
         return made(get_args(told)[0])
     if told is type(None):
         return [None]
-    if get_args(told):  # A Literal.
-        return list(get_args(told))
     if get_origin(told) is tuple:
         return [(), tuple(made(get_args(told)[0]))]
+    if get_args(told):  # A Literal.
+        return list(get_args(told))
     return {int: [7], float: [2.5e6], str: ["words"], bool: [True, False]}[told]
 
 
@@ -305,7 +305,7 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
         ),
         (
             incidents.Lingered("run.loop_away_max", 61 * SECOND, 60 * SECOND),
-            "its script has been away for 1 min 01 s: run.loop_away_max allows 1 min 00 s",
+            "its script has been away for 61.0 s: run.loop_away_max allows 60.0 s",
         ),
         (Hurried(), "silent while the run came to its end"),
         (

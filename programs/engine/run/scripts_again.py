@@ -1,0 +1,62 @@
+"""The scripts of a run that is over which did not come to their own end: they are started again, with its final model.
+
+Decides which runs that is possible for, and with which of today's settings. The run itself is over, and nothing of it
+trains again: its next daemon finds the outcome in the journal, begins a life for each script that has not finished, and
+tells it to exit; so the script goes through its `with`, and on to its end (`runtime.supervision.user_code`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import OVER
+from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.engine.run.in_processes import SUMMARY, Submitted, submitted
+from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
+from isthmus.programs.engine.run.resume import locked
+from isthmus.runtime.daemon.home_daemon import await_scripts_again
+from isthmus.runtime.system.files import write_json
+
+CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
+"""The settings that still mean something."""
+
+
+def unfinished(folder: Path) -> list[str]:
+    """The hosts of a run whose scripts did not come to their end; none where nothing says so."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+        names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
+        return [str(name) for name in names]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
+    """Have the scripts of a run that is over begin again, with these settings of section `run.`; ConfigError, with
+    nothing changed, if that is not possible."""
+    doing = f"Resuming {folder}"
+    check_loopback(doing)
+    fields = json.loads((folder / spec.SPEC).read_text())
+    changed = {**fields["settings"], **settings}
+    RunSettings.read(changed)
+    lock = locked(folder, doing)
+    try:
+        kill_all(folder)
+        if changed != fields["settings"]:
+            write_json(folder / spec.SPEC, {**fields, "settings": changed})
+        spec.rebase_clock_after_reboot(folder)
+        await_scripts_again(folder)
+        (folder / OVER).unlink(missing_ok=True)
+    except BaseException:
+        lock.close()
+        raise
+    return submitted(folder, folder.name, lock)
+
+
+def is_for_scripts(asked: Collection[str]) -> bool:
+    """Whether a resume asks for nothing that would train the run further: these keys of section `run.`, or others."""
+    return all(key.removeprefix("run.") in CHANGEABLE for key in asked)
