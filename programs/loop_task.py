@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
@@ -38,6 +40,7 @@ from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, RunSlots
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
+from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import end_child
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
@@ -384,10 +387,40 @@ def asked_of(script: LoopScript) -> ModelFound:
             start_new_session=True,
         )
         try:
+            with closing_descriptor(pidfd_open(process.pid)) as watch:
+                wait_for_first_step(watch, script)
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             status = process.returncode = end_child(process.pid)  # With what it started, as workers of a DataLoader.
         return told_in(answer, output, status, script)
+
+
+FIRST_STEP_SECONDS: Final = 30.0
+"""A script that has not come to its first step for so long is named: it may never make one."""
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """A descriptor, until the block ends."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_first_step(descriptor: int, script: LoopScript) -> None:
+    """Wait until a descriptor is readable, as it is once a script has come to its first step, or ended; say on standard
+    error, once, that it takes long."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    if not poll.poll(1000 * FIRST_STEP_SECONDS):
+        name = Path(script.script).name
+        sys.stderr.write(
+            f"isthmus: {name} has not come to its first island.step(...) for {FIRST_STEP_SECONDS:.0f} s, and is waited "
+            "for: it has to call that after each step of the optimizer.\n"
+        )
+        sys.stderr.flush()
+        poll.poll()
 
 
 class Asking(Protocol):

@@ -241,7 +241,10 @@ class Home:
     def kept_by_user(self, replica: Replica) -> Duration | None:
         """For how long the user's code has had the thread of a life; None where it has not."""
         life = self.lives.get(replica)
-        return None if life is None or life.user_since is None else Duration(self._run.now - life.user_since)
+        if life is None or life.user_since is None:  # It is noted at the next beat.
+            outside = Duration(0) if life is None else life.seen.heartbeat.outside
+            return outside if life is not None and life.seen.heartbeat.phase == "away" else None
+        return Duration(self._run.now - life.user_since)
 
     @property
     def has_begun(self) -> bool:

@@ -31,7 +31,17 @@ from typing import Any, BinaryIO, Final, final
 
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.engine.run.logs import opened_log
-from isthmus.programs.loop_task import ISLAND, LoopAhead, LoopLife, LoopScript, ModelFound, ask_by, asked_of, told_in
+from isthmus.programs.loop_task import (
+    ISLAND,
+    LoopAhead,
+    LoopLife,
+    LoopScript,
+    ModelFound,
+    ask_by,
+    asked_of,
+    told_in,
+    wait_for_first_step,
+)
 from isthmus.programs.task import RunSlots
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
@@ -251,6 +261,7 @@ def ask_through(daemon: socket.socket) -> None:
             return asked_of(script)
         if script not in found:
             daemon.send(message)
+            wait_for_first_step(daemon.fileno(), script)
             text, files, _, _ = socket.recv_fds(daemon, MESSAGE_BYTES_MAX, 2)
             told = json.loads(text or b"{}")
             if "status" not in told:
