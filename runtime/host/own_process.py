@@ -341,11 +341,18 @@ def is_orphan(silence: float, *, has_daemon: bool) -> bool:
     return silence > ORPHAN_SECONDS and not has_daemon
 
 
-class Parting:
-    """When a host that is to leave may end: no body is engaged, and all that it had sent by then has arrived."""
+NOTHING: Final = Duration(0)
+LENT_STAYS: Final = seconds(1.5)
+"""Six heartbeats, for the home to hear of a loop that leaves, and for its answer."""
 
-    def __init__(self) -> None:
+
+class Parting:
+    """When a host that is to leave may end: no body is engaged, and all that it had sent by then has arrived; and it
+    `stays` for so long, in which its home may bring the run to its end, because no other host goes on."""
+
+    def __init__(self, stays: Duration = NOTHING) -> None:
         self._since: Instant | None = None
+        self._stays = stays
 
     def is_over(self, host: Host, channel: DiallingChannel, now: Instant) -> bool:
         """Whether it may end now; to be asked at each beat. What it sends later, because others go on, does not count:
@@ -354,6 +361,8 @@ class Parting:
             self._since = None
             return False
         self._since = now if self._since is None else self._since
+        if now - self._since < self._stays:
+            return False
         return all(begun > self._since for _, _, begun in channel.under_way())
 
 
@@ -461,7 +470,7 @@ class HostProcess:
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._computed, self._memory = time.process_time(), ProportionalMemory()
-        self._parting = Parting()
+        self._parting = Parting(NOTHING if lent is None else LENT_STAYS)
         self._error: str | None = None
         self.exit_reason = ""
         """Why the daemon has told this host to end, if it has."""
@@ -592,7 +601,9 @@ class HostProcess:
             self._exit()
             return
         # After the heartbeat, which has the whole of what this life has used.
-        if self._parting.is_over(self._host, self._channel, self._clock.now()):
+        # A loop that leaves a run which comes to its end is given the last model.
+        is_awaiting_end = self._is_lent and self._host.stop_requested
+        if not is_awaiting_end and self._parting.is_over(self._host, self._channel, self._clock.now()):
             if self._is_lent:
                 self._is_gone = True
                 self._say("heartbeat")

@@ -110,6 +110,12 @@ class RunState:
         self.reasons[member.replica] = incident
         self.commands.append(WriteIncident(member, incident))
 
+    def stop(self) -> None:
+        """Ask the hosts to bring the run to its end."""
+        if not self.is_stopping:
+            self.is_stopping = self.has_changed = True
+        self.has_news = True
+
     def condemn(self, member: Member, verdict: incidents.Verdict | None) -> None:
         """Have a life killed, so that the next can take its place."""
         life, machine = self.lives.get(member.replica), self.fleet.of(member.replica)

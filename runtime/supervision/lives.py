@@ -159,14 +159,12 @@ def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, go
 
 
 def _retire_left(run: RunState, member: Member) -> None:
-    """Give a learner that has left no next life; without any other the run is at its end."""
+    """Give a learner that has left no next life; without any other the run comes to its end."""
     run.fleet.retired[member.replica] = "left"
     run.write(member, incidents.LoopLeft())
     run.has_changed = True
     if not run.fleet.has_learners:
-        watch.end_run(
-            run, "failed", incidents.Ordered("no learner is left: all have left before the tokens were trained")
-        )
+        watch.stop(run)
 
 
 def _gang_end(run: RunState, member: Member, gang_end: GangEnd) -> GangEnd | None:

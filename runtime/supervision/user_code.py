@@ -93,6 +93,20 @@ def judge(run: RunState) -> None:
             life.user_since = None
             life.warned.clear()
             _judge_exit(run, life)
+    stop_if_all_leave(run)
+
+
+def stop_if_all_leave(run: RunState) -> None:
+    """Bring the run to its end once every loop leaves it by itself: scripts that make some epochs have ended it, and
+    the last ones are to have its model."""
+    terms = run.fleet.user
+    if not (terms.scripts or terms.has_guests) or run.is_stopping or run.is_ending or run.is_set_aside:
+        return
+    wanted = [each for each in run.fleet.learners if not run.fleet.is_retired(each)]
+    lives = [run.lives.get(each) for each in wanted]
+    are_leaving = [life is not None and life.seen.heartbeat.phase == "leaving" for life in lives]
+    if wanted and all(are_leaving) and not any(run.fleet.of(each).is_leaving for each in wanted):
+        run.stop()
 
 
 def _judge(run: RunState, life: TrackedLife) -> None:

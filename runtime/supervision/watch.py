@@ -33,9 +33,7 @@ def stop(run: RunState) -> None:
     """Ask the hosts to bring the run to its end; once it is over, end the scripts that it waits for."""
     if run.is_ending:
         user_code.dismiss(run)
-    if not run.is_stopping:
-        run.is_stopping = run.has_changed = True
-    run.has_news = True
+    run.stop()
 
 
 def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:

@@ -317,3 +317,16 @@ def test_a_task_that_is_away_in_its_batches_has_the_same_bounds_and_begins_again
     assert why == Lingered(IDLE, Duration(seconds(60)), seconds(60))
     assert ended("learner/0", KILLED, why) in story.hears(91, "alpha", gone("learner/0"))
     assert story.noted[-1] == life("learner/0#2")
+
+
+def test_a_run_that_all_of_its_loops_leave_comes_to_its_end_and_one_of_tasks_does_not() -> None:
+    for scripts, is_stopping in ((("learner",), True), ((), False)):
+        story = HomeStory(RunRoles(roles={"learner": 2}, user=UserTerms(scripts=scripts)), HOME)
+        stepped(story)
+        stepped(story, "learner/1")
+        story.hears(11, "alpha", says("learner/0", 500, "leaving", steps=40))
+        story.beat(11)
+        assert not story.core.is_stopping, "the other one goes on"
+        story.hears(12, "alpha", says("learner/1", 500, "leaving", steps=40))
+        story.beat(12)
+        assert story.core.is_stopping == is_stopping
