@@ -1,4 +1,4 @@
-"""A PyTorch loop over epochs, with workers, an evaluation and a checkpoint at the end of each, that goes on after a kill.
+"""A PyTorch loop over epochs, with workers, and an evaluation and a checkpoint at the end of each: it outlives kills.
 
     isthmus train --loop epochs_loop.py --learners 2 --tokens 1000000 -- --epochs 3
 
