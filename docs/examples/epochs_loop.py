@@ -16,6 +16,7 @@ import isthmus
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--samples", type=int, default=8_000)
 parser.add_argument("--workers", type=int, default=2)
 options = parser.parse_args()
 
@@ -59,7 +60,8 @@ def evaluate(held_out):
 place, held_out = Place(), samples(2_000, seed=1)
 with isthmus.island(model, optimizer) as island:
     island.keep(scheduler, place)
-    data = samples(8_000, seed=2 + island.slot)  # Each island has its own.
+    print(f"slot {island.slot} begins at epoch {place.epoch}, batch {place.batch}", flush=True)
+    data = samples(options.samples, seed=2 + island.slot)  # Each island has its own.
     while place.epoch < options.epochs and not island.is_over:
         for x, y in island(itertools.islice(loader(data, place.epoch), place.batch, None)):
             loss = torch.nn.functional.mse_loss(model(x), y)

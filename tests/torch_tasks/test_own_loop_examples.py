@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from isthmus.ops.learner.recovery import LocalCopies
+from isthmus.runtime.system.disk import KernelDisk
 from isthmus.runtime.system.processes import ONE_THREAD
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import ISTHMUS, assert_is_whole
+from tests.programs.engine.run.process_run import FOREVER, ISTHMUS, Run, assert_is_whole
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -97,3 +100,42 @@ def test_without_our_lines_torchrun_runs_it(tmp_path: Path) -> None:
     assert not done.returncode, done.stderr
     assert "step 0: loss" in done.stdout
     assert (tmp_path / "fsdp_loop.pt").exists()
+
+
+EPOCHS, BATCHES = 3, 600
+"""An epoch of so many steps lasts for seconds; the state of an island is copied to its disk after 1, 3 and 7 s."""
+
+
+def test_a_loop_over_epochs_goes_on_after_a_kill_in_the_epoch_and_batch_where_it_was(tmp_path: Path) -> None:
+    options = ("--epochs", str(EPOCHS), "--samples", str(32 * BATCHES))
+    script = str(EXAMPLES / "epochs_loop.py")
+    run = Run(tmp_path, "--loop", script, tokens=FOREVER, after=("--", *options))
+    copies = LocalCopies(run.folder, KernelDisk(), slot=1, incarnation=1000, now=lambda: 0)
+    try:
+        # In the second epoch; in the third, where no copy was made in the second.
+        run.wait_for(lambda: (copy := copies.former()) and copy.step > BATCHES)
+        run.kill("learner/1")
+        summary = run.finish("stopped")
+    finally:
+        run.close()
+    assert [row["restarts"] for row in summary["per_learner"]] == [0, 1]
+    assert summary["scripts_unfinished"] == []
+
+    logs = [(run.folder / "logs" / f"learner-{slot}.log").read_text() for slot in (0, 1)]
+    places = re.findall(r"begins at epoch (\d+), batch (\d+)", logs[1])
+    first, next_life = [(int(epoch), int(batch)) for epoch, batch in places]
+    assert first == (0, 0)
+    assert next_life[0] in (1, 2)
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    of_next = [line for line in lines if (line["learner"], line["incarnation"]) == (1, 2) and line.get("began")]
+    how, life, step = of_next[0]["began"]
+    assert (how, life) == ("copy", 1)
+    # The first step of a run, which tells of the model, is the loop's, and does not count.
+    assert next_life[0] * BATCHES + next_life[1] == step + 1
+
+    for slot, log in enumerate(logs):
+        evaluated = [int(epoch) for epoch in re.findall(rf"slot {slot}, epoch (\d+):", log)]
+        assert sorted(set(evaluated)) == list(range(EPOCHS)), log
+        assert f"slot {slot} at its end:" in log
+        for epoch in range(EPOCHS):
+            torch.load(tmp_path / f"epoch-{epoch}-slot-{slot}.pt", weights_only=True)
