@@ -354,7 +354,7 @@ def accounts(record: RunRecord) -> PagePart:
 def learners(record: RunRecord) -> PagePart:
     """A row per learner."""
     losses = {report.learner: report.loss for report in record.reports if report.loss is not None}
-    names = ("steps", "tokens", "stall_seconds", "bytes_sent", "bytes_received", "restarts")
+    names = ("steps", "tokens", "stall_seconds", "away_seconds", "bytes_sent", "bytes_received", "restarts")
     rows = []
     for row in record.per_learner:
         slot = int(as_number(row.get("learner")) or 0)
@@ -442,6 +442,7 @@ _HEADINGS: Final[dict[Topic, str]] = {
     "given up": "Hosts were given up, and the run went on without them:",
     "ledger": "The daemon lost its ledger, which is no failure:",
     "island": "Islands lost processes, and went on with the rest:",
+    "script": "What the scripts of learners did:",
 }
 
 
@@ -482,7 +483,8 @@ def failures(record: RunRecord) -> PagePart:
 
 
 def _remarks(record: RunRecord, topic: Topic) -> list[str]:
-    return [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
+    remarks = [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
+    return [*remarks[:_ROWS_MAX], *([f"and {len(remarks) - _ROWS_MAX} more"] if len(remarks) > _ROWS_MAX else [])]
 
 
 def _picture(record: RunRecord, window: TimeWindow, absences: Sequence[Absence]) -> Picture:
