@@ -245,7 +245,7 @@ class Daemon:
         refused = self._site.endpoint_of_hosts.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
         unfinished = {str(each): msgspec.to_builtins(ended) for each, ended in self.home.unfinished.items()}
-        return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
+        return {"run": str(self.folder.absolute()), "outcome": self.outcome, "error": error, "daemon": self.name,
                 "term": self.home.term, "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
                 "awaited": [str(each) for each in self.home.awaited], "scripts_unfinished": unfinished,
                 "refused": dict(refused)}  # fmt: skip
