@@ -50,7 +50,7 @@ class Reporter:
     def __init__(self, context: Any, device_kind: str) -> None:
         self._context, self._device_kind = context, device_kind
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self.step = self.tokens = 0
+        self.step = self.tokens = self._not_finite = 0
         self._step_time = self._began_at = self._first_at = self._stepping = self._reported_at = 0
         self._phase: Phase | None = None
         self._scalars: list[Mapping[str, float]] = []
@@ -71,6 +71,7 @@ class Reporter:
         """Record the end of a step; `scalars` are those of its batch."""
         self.step += 1
         self.tokens += tokens
+        self._not_finite += not math.isfinite(scalars["loss"])
         self._scalars.append(scalars)
 
     def report(self, phase: Phase) -> list[tuple[str, StepReport]]:
@@ -108,6 +109,7 @@ class Reporter:
             device_kind=self._device_kind,
             began=None,
             in_model=self.in_model,
+            not_finite=self._not_finite,
         )
         return [("progress", report)]
 

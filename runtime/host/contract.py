@@ -188,7 +188,7 @@ def story(error: BaseException | None) -> str:
 
 LENGTH_MAX: Final = 500
 """Characters of a message: a longer one contains an array."""
-_HERE: Final = Path(__file__).parent.parent
+_HERE: Final = Path(__file__).parent.parent.parent
 LIBRARIES: Final = (
     *(f"{_HERE / package}{os.sep}" for package in ("ops", "programs", "runtime")),
     *(f"{prefix}{os.sep}" for prefix in {sys.prefix: None, sys.base_prefix: None}),

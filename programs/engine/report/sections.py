@@ -49,6 +49,7 @@ from isthmus.programs.engine.results.words import (
     book_lines,
     decimal,
     not_evaluated,
+    not_finite,
     percent,
     say,
     scaled,
@@ -96,6 +97,7 @@ def header(record: RunRecord) -> Header:
     outcome = record.text("outcome")
     problems = list(record.problems)
     problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
+    problems += [f"{lost}." for lost in [not_finite({**record.summary})] if lost]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
     return Header(

@@ -71,7 +71,7 @@ class LoopHost:
         plan = run_spec.plans()[replica.role]
         node = looped(plan)
         assert node is not None  # Or the request would have been refused.
-        self._node = node
+        self._node, self._is_guest = node, is_guest
         self._thread, self._is_there = LentThread(), False
         member = Member(replica, life.incarnation)
         lent = self._node.index, self._thread
@@ -116,15 +116,19 @@ class LoopHost:
         self._is_there = False
         self._thread.run(lambda: False)
         self._end()
+        if leaf := self._body().write_last_model():
+            raise RunError(f"the leaves of this island are not the run's last model: first {leaf!r} has other values")
 
     def request_leave(self) -> None:
         """Have the loop leave at its next boundary; from a handler of a signal, too."""
         threading.Thread(target=self._host.request_leave, daemon=True).start()  # The turn may be this very thread's.
 
     def fail(self, error: BaseException) -> None:
-        """End because of an exception of the loop's."""
+        """End because of an exception of the loop's. What is refused of a script that the run has started fails the
+        run; a process that its user has started is no more than gone."""
         if self._served.is_alive():
-            self._host.fail(self._node.name, error)
+            is_refusal = isinstance(error, ConfigError) and not self._is_guest
+            self._host.fail(self._node.name, error, is_refusal=is_refusal)
         self._is_there = False
         self._served.join(END_SECONDS)
 

@@ -1,0 +1,59 @@
+"""What a loop of the user's own has announced before its `with`, and what differs from it at a boundary.
+
+Fragments are fixed when a run starts. What a loop trains beside them would be trained by each island for itself, and
+islands would differ at the end. So the leaves that take part, merged and frozen ones, are compared at each boundary
+with those that were announced, and a difference ends the run. Local leaves are nobody else's: they are not compared.
+
+Frozen leaves are compared by their digests, for which each has to be read: at steps 1, 2, 4, 8 and so on, and at the
+last one. So of a million steps 21 pay for it, all ranks of an island in the same ones. A framework adds what it can
+tell without reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, final
+
+from isthmus.ops.exchange.frozen_leaves import Digests, difference
+
+
+class Change(NamedTuple):
+    """A difference: what was announced, what was found, and how it is announced before the `with`."""
+
+    expected: str
+    found: str
+    do: str
+
+
+CHANGED_FROZEN: Final = (
+    'Leave frozen leaves as they are. What changes in training is announced by merge=: as "rda", "average" or "mean" '
+    'it is merged, as "local" it stays with its island.'
+)
+
+
+@final
+class FrozenLeaves:
+    """The frozen leaves of a loop, as `digests` reads them now; they were announced when this was made."""
+
+    def __init__(self, digests: Callable[[], Digests]) -> None:
+        self._digests = digests
+        self.announced = digests()
+        self._steps = 0
+
+    def after_step(self) -> Change | None:
+        """The first leaf that has other values after a step, where this is one of the steps that look."""
+        self._steps += 1
+        is_due = self._steps & (self._steps - 1) == 0  # A power of two.
+        return self.change() if is_due else None
+
+    def change(self) -> Change | None:
+        """The first leaf that has other values."""
+        if not self.announced or (pair := difference(self.announced, self._digests())) is None:
+            return None
+        return Change(*pair, CHANGED_FROZEN)
+
+
+def leaves_in_words(paths: Sequence[str]) -> str:
+    """'head/weight', or 'head/weight' and 3 more."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]!r}{more}"
