@@ -13,7 +13,7 @@ from isthmus.ops.island import torch_model
 from isthmus.ops.island.announced import Change
 from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.torch_announced import AnnouncedModule
+from isthmus.ops.island.torch_announced import AnnouncedModule, shared_memory
 from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner, fault_of_kept, read_later
 from isthmus.ops.island.torch_model import SOLE, LeafAccess
 from isthmus.programs.task import ModelLeaf
@@ -48,10 +48,8 @@ class ModuleModel:
 
     def learner_bytes(self) -> int:
         size_of = self._model.access.size_bytes
-        trained = self._model.merged
-        sizes = [
-            size_of(leaf) * (1 + (leaf.requires_grad or path in trained)) for path, leaf in self._model.leaves.items()
-        ]
+        model = self._model
+        sizes = [size_of(leaf) * (1 + model.may_need_gradient(path)) for path, leaf in model.leaves.items()]
         return int(self.ranks.total(int(sum(sizes) + self._moments.size_bytes)))
 
     def frozen(self) -> Digests:
@@ -106,7 +104,7 @@ class ModuleModel:
 
 def _refuse(doing: str, change: Change | None) -> None:
     if change is not None:
-        raise ConfigError(doing, *change)
+        raise ConfigError(doing, change.expected, change.found, change.do)
 
 
 class _Place(NamedTuple):
@@ -151,7 +149,11 @@ def _checked_model(module: Any, merge: tuple[tuple[str, str], ...], access: Leaf
     if not any(parameter.requires_grad for parameter in module.parameters()):
         do = "Let requires_grad be true for what is to be trained."
         raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
-    return torch_model.Model(module, merge, leaves[0].device, access, names_take_part=True)
+    model = torch_model.Model(module, merge, leaves[0].device, access, names_take_part=True)
+    if (pair := shared_memory(model.merged)) is not None:
+        do = "Tie weights by one parameter, as in model.head.weight = model.embedding.weight."
+        raise ConfigError(_MAKING, f"{pair[0]!r} in memory of its own", f"in that of {pair[1]!r}", do)
+    return model
 
 
 def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.OptimizerState:

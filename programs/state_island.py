@@ -81,7 +81,7 @@ class StateModel:
             do = "Pass the whole state that the step has returned."
             raise ConfigError(doing, "a state of the form with which the with began", str(error), do) from error
         if (change := self._frozen.after_step()) is not None:
-            raise ConfigError(doing, *change)
+            raise ConfigError(doing, change.expected, change.found, change.do)
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
         if not is_number and (getattr(loss, "size", 0) != 1 or np.iscomplexobj(loss)):
             do = "Pass the loss of this step, by name: a scalar array, or a number."
@@ -93,7 +93,7 @@ class StateModel:
 
     def check_last(self) -> None:
         if (change := self._frozen.change()) is not None:
-            raise ConfigError(f"Calling {self.step_call}", *change)
+            raise ConfigError(f"Calling {self.step_call}", change.expected, change.found, change.do)
 
     def check_end(self) -> None:
         if (name := self._state.taken_away) is not None:

@@ -12,20 +12,26 @@ tell without reading.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, final
+from typing import Final, Literal, NamedTuple, TypeAlias, final
 
-from isthmus.ops.exchange.frozen_leaves import Digests, difference
+from isthmus.ops.exchange.frozen_leaves import Digests
+
+Kind: TypeAlias = Literal["place", "requires-grad", "form", "values", "groups", "optimizer"]
+"""Of a leaf where the module has it, whether it needs a gradient, its form, or its values; or of what trains it."""
 
 
 class Change(NamedTuple):
-    """A difference: what was announced, what was found, and how it is announced before the `with`."""
+    """A difference, and the leaves that it is about; in words what was announced and what was found, and how to
+    announce it before the `with`."""
 
+    kind: Kind
+    leaves: tuple[str, ...]
     expected: str
     found: str
     do: str
 
 
-CHANGED_FROZEN: Final = (
+_LEAVE_FROZEN: Final = (
     'Leave frozen leaves as they are. What changes in training is announced by merge=: as "rda", "average" or "mean" '
     'it is merged, as "local" it stays with its island.'
 )
@@ -48,9 +54,18 @@ class FrozenLeaves:
 
     def change(self) -> Change | None:
         """The first leaf that has other values."""
-        if not self.announced or (pair := difference(self.announced, self._digests())) is None:
+        if not self.announced:
             return None
-        return Change(*pair, CHANGED_FROZEN)
+        now = dict(self._digests())
+        return changed_values([name for name, digest in self.announced if now.get(name) != digest])
+
+
+def changed_values(leaves: Sequence[str]) -> Change | None:
+    """That these frozen leaves have other values than before; None if none has."""
+    if not leaves:
+        return None
+    expected, found = f"frozen {leaves_in_words(leaves)} as before the with", "other values"
+    return Change("values", tuple(leaves), expected, found, _LEAVE_FROZEN)
 
 
 def leaves_in_words(paths: Sequence[str]) -> str:

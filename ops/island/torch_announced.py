@@ -11,8 +11,8 @@ more closely only where one differs: 0.1 ms for 300 parameters and 100 buffers (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from operator import attrgetter
 from posixpath import commonpath
 from typing import Any, Final, final
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from isthmus.ops.exchange.frozen_leaves import Digests, digest_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL
 from isthmus.ops.exchange.parameter_trees import first_match
-from isthmus.ops.island.announced import CHANGED_FROZEN, Change, FrozenLeaves, leaves_in_words
+from isthmus.ops.island.announced import Change, FrozenLeaves, changed_values, leaves_in_words
 from isthmus.ops.island.torch_model import Model, OptimizerState, array_of, is_named, own_part
 
 RULES_SHOWN_MAX: Final = 4
@@ -123,22 +123,25 @@ class AnnouncedModule:
 
     def _leaf_change(self) -> Change | None:
         """The first leaf that was replaced, taken away or added; if only local ones were, all is noted anew."""
-        announced, now, kinds = self._model.leaves, self._model.leaves_now(), self._model.kinds_now()
-        local = self._model.local
+        announced, now, local = self._model.leaves, self._model.leaves_now(), self._model.local
         replaced = [path for path, leaf in announced.items() if path in now and now[path] is not leaf]
         if paths := [path for path in replaced if path not in local]:
             return Change(
+                "place",
+                tuple(paths),
                 f"the module's own {leaves_in_words(paths)}, as before the with",
                 "another tensor in its place",
                 "Replace parts of the module before isthmus.island(...), and make the optimizer after that; in the "
                 "loop change only the values of its tensors, as by copy_().",
             )
         if paths := [path for path in announced if path not in now and path not in local]:
-            return Change(
-                f"the module's {leaves_in_words(paths)}", "none", "Take parts away before isthmus.island(...)."
-            )
+            expected, do = f"the module's {leaves_in_words(paths)}", "Take parts away before isthmus.island(...)."
+            return Change("place", tuple(paths), expected, "none", do)
+        kinds = self._model.kinds_now() if now.keys() - announced.keys() else {}
         if paths := [path for path in now if path not in announced and kinds[path] != LOCAL]:
             return Change(
+                "place",
+                tuple(paths),
                 "the leaves that the module had before the with",
                 f"{leaves_in_words(paths)} beside them",
                 "Add parts to the module before isthmus.island(...): fragments are fixed when a run starts. What is "
@@ -164,7 +167,8 @@ class AnnouncedModule:
         else:
             do = f'Name it by {self._merge_with(paths)}: what a rule but "**" names takes part while it is frozen, too.'
         is_now = "trained (requires_grad=True)" if was == "frozen" else "frozen (requires_grad=False)"
-        return Change(f"{leaves_in_words(paths)} {was}, as before the with", f"{is_now} in the midst", do)
+        expected, found = f"{leaves_in_words(paths)} {was}, as before the with", f"{is_now} in the midst"
+        return Change("requires-grad", tuple(paths), expected, found, do)
 
     def _merge_with(self, paths: Sequence[str]) -> str:
         """The argument by which these leaves are named."""
@@ -182,19 +186,19 @@ class AnnouncedModule:
         self._addresses = addresses
         for leaf, one, other in zip(self._watched, forms, self._forms, strict=True):
             if one != other:
-                was = f"{self._paths([leaf])[0]!r} {_form_in_words(*other)}"
-                do = "Convert and move the module before isthmus.island(...), and make the optimizer after that."
-                return Change(was, _form_in_words(*one), do)
+                path, do = self._model.paths[id(leaf)], "Convert and move the module before isthmus.island(...)."
+                return Change("form", (path,), f"{path!r} {_form_in_words(*other)}", _form_in_words(*one), do)
         return None
 
     def _frozen_change(self) -> Change | None:
         versions = _versions(self._model.frozen.values())
         if versions != self._versions:
             announced = dict(self.frozen.announced)
-            for (path, leaf), one, other in zip(self._model.frozen.items(), versions, self._versions, strict=True):
-                # Values may have been written that are the same, as by one who evaluates an average and restores it.
-                if one != other and _own_digest(leaf) != announced[path]:
-                    return Change(f"frozen leaf {path!r} as it was", "other values", CHANGED_FROZEN)
+            pairs = zip(self._model.frozen.items(), versions, self._versions, strict=True)
+            written = [(path, leaf) for (path, leaf), one, other in pairs if one != other]
+            # They may have been written as they were, as by one who evaluates an average, and restores them.
+            if change := changed_values([path for path, leaf in written if _own_digest(leaf) != announced[path]]):
+                return change
             self._versions = versions
         return self.frozen.after_step()
 
@@ -214,6 +218,8 @@ class AnnouncedModule:
         name, paths = self._stranger
         passed = ", ".join(type(each).__name__ for each in self._moments.optimizers)
         return Change(
+            "optimizer",
+            tuple(paths),
             f"steps of what was passed to isthmus.island: {passed}",
             f"a step of another optimizer, {name}, on {leaves_in_words(paths)}",
             "Make every optimizer before isthmus.island(model, [one, other]), and pass all of them. To forget the "
@@ -226,6 +232,8 @@ class AnnouncedModule:
         gone = [each for each in announced if id(each) not in present]
         found = f"{self._parameters_in_words(added or gone)} {'beside them' if added else 'no more'}"
         return Change(
+            "groups",
+            tuple(self._paths(added or gone)),
             f"in the groups of {name} the parameters that were passed",
             found if added or gone else "them in another order",
             "Pass the optimizer with all of its groups: its step leaves out what has no gradient. A new head is made, "
@@ -244,17 +252,18 @@ class AnnouncedModule:
 
     def _is_passed(self, optimizer: Any) -> bool:
         """Whether an optimizer is one that was passed, or one of those that wrap each other as one."""
-        return any(
-            optimizer is each
-            or optimizer.state is each.state
-            or optimizer.param_groups is each.param_groups
-            or any(part is optimizer for part in vars(each).values())
-            for each in self._moments.optimizers
-        )
+        return any(_are_one(optimizer, each) for each in self._moments.optimizers)
 
     def _paths(self, leaves: Iterable[Any]) -> list[str]:
         """The paths of those that are leaves of the module."""
         return [self._model.paths[id(each)] for each in leaves if id(each) in self._model.paths]
+
+
+def _are_one(optimizer: Any, other: Any) -> bool:
+    if optimizer is other or optimizer.state is other.state or optimizer.param_groups is other.param_groups:
+        return True
+    pairs = (optimizer, other), (other, optimizer)
+    return any(part is inner for outer, inner in pairs for part in vars(outer).values())
 
 
 def patterns_of(paths: Sequence[str]) -> list[str]:
@@ -265,6 +274,20 @@ def patterns_of(paths: Sequence[str]) -> list[str]:
         return [f"{shared}/**"]
     tops = dict.fromkeys(path.partition("/")[::2] for path in paths)
     return list(dict.fromkeys(f"{top}/**" if rest else top for top, rest in tops))
+
+
+def shared_memory(leaves: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first two leaves that share memory, of those that fill what they span; None without any. What is merged of
+    one would be written over by the other."""
+    spans = list[tuple[int, int, str]]()
+    for path, leaf in leaves.items():
+        own = own_part(leaf)
+        span = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
+        if own.numel() and span == own.numel():
+            spans.append((own.data_ptr(), own.data_ptr() + span * own.element_size(), path))
+    spans.sort()
+    pairs = pairwise(spans)
+    return next(((later, former) for (_, end, former), (begin, _, later) in pairs if begin < end), None)
 
 
 def _parameters(optimizer: Any) -> list[Any]:

@@ -167,6 +167,11 @@ class Model:
             raise TypeError(f"build() returns a torch.nn.Module, not a {type(module).__name__}")
         return cls(module.to(device), task.rules, device)
 
+    def may_need_gradient(self, path: str) -> bool:
+        """Whether a leaf is a parameter that is trained, now or later."""
+        leaf = self.leaves[path]
+        return bool(leaf.requires_grad) or (path in self.merged and isinstance(leaf, torch.nn.Parameter))
+
     def leaves_now(self) -> dict[str, Any]:
         """The leaves that the module has now, by path: `leaves`, unless the module was changed since."""
         return {path: tensor for path, tensor, _ in _named(_bare(self.module))}
@@ -448,8 +453,7 @@ class OptimizerState:
             for group in optimizer.param_groups:
                 group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
             for parameter in parameters:
-                # One that takes part may need no gradient yet.
-                is_trained = parameter.requires_grad or self._model.paths[id(parameter)] in self._model.merged
+                is_trained = self._model.may_need_gradient(self._model.paths[id(parameter)])
                 parameter.grad = torch.zeros_like(parameter) if is_trained else None
             optimizer.step()
             for parameter in parameters:

@@ -362,11 +362,15 @@ class Books(BooksMemory, kw_only=True):
         known. Only of learners that have adopted all of it: others have left, or are gone."""
         found = list[tuple[int, str]]()
         for slot, report in sorted(self.reports.items()):
-            last, versions = report.get("last") or {}, report["versions"]
-            own = {p: [*versions[p], digest] for p, digest in enumerate(last.get("digests", ()))}
-            if own.keys() == self.final_digests.keys() and all(own[p][:2] == self.final_digests[p][:2] for p in own):
-                is_unlike = own != self.final_digests or bool(last["leaf"])
-                found += [(slot, last["leaf"])] if is_unlike else []
+            last, versions = report.get("last"), report["versions"]
+            if not last or not last["digests"]:
+                continue
+            own = {p: [*versions[p], digest] for p, digest in enumerate(last["digests"])}
+            has_last = [each[:2] for each in own.values()] == [
+                each[:2] for _, each in sorted(self.final_digests.items())
+            ]
+            if has_last and (own != self.final_digests or last["leaf"]):
+                found.append((slot, last["leaf"]))
         return found
 
     def note_live(self, lives: Set[Life], now: int) -> None:
