@@ -24,7 +24,7 @@ from isthmus.ops.exchange.frozen_leaves import Digests, digest_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL
 from isthmus.ops.exchange.parameter_trees import first_match
 from isthmus.ops.island.announced import Change, FrozenLeaves, changed_values, leaves_in_words
-from isthmus.ops.island.torch_model import Model, OptimizerState, array_of, is_named, own_part
+from isthmus.ops.island.torch_model import Model, OptimizerState, array_in, is_named, own_part
 
 RULES_SHOWN_MAX: Final = 4
 """Rules of `merge` that a message writes out."""
@@ -89,17 +89,17 @@ class AnnouncedModule:
     def _note_places(self) -> None:
         """Note what each part of the module has, and where."""
         parts = list(self._model.module.modules())
-        self._dicts = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
-        self._filled = [each for each in self._dicts if each]
-        self._count = sum(map(len, self._dicts))
-        self._things = list(chain.from_iterable(map(dict.values, self._filled)))  # Kept, so that no id comes again.
+        dicts = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
+        self._filled, self._empty = [each for each in dicts if each], [each for each in dicts if not each]
+        self._views = [each.values() for each in self._filled]
+        self._things = list(chain.from_iterable(self._views))  # Kept, so that no id comes again.
         self._ids = list(map(id, self._things))
 
     def _place_change(self) -> Change | None:
-        ids = list(map(id, chain.from_iterable(map(dict.values, self._filled))))
-        if ids == self._ids and sum(map(len, self._dicts)) == self._count:
+        ids, has_more = list(map(id, chain.from_iterable(self._views))), any(self._empty)
+        if ids == self._ids and not has_more:
             return None
-        if len(ids) == self._count == sum(map(len, self._dicts)) and self._has_followed(ids):
+        if len(ids) == len(self._ids) and not has_more and self._has_followed(ids):
             return None
         return self._leaf_change()
 
@@ -311,7 +311,7 @@ def _versions(leaves: Iterable[Any]) -> list[int]:
 
 
 def _own_digest(leaf: Any) -> str:
-    return digest_of(array_of(own_part(leaf)))
+    return digest_of(array_in(own_part(leaf).cpu().contiguous()))
 
 
 def _form_in_words(dtype: Any, device: Any, shape: Sequence[int]) -> str:
