@@ -6,7 +6,7 @@ names may be frozen and trained in turn, because it takes part either way. A mod
 new ones are followed.
 
 Every boundary pays for it. So it compares lists of identities, versions and addresses, which C code makes, and looks
-more closely only where one differs: 0.1 ms for 300 parameters and 100 buffers (`tests/bench/long/bench_announced.py`).
+more closely only where one differs: 0.12 ms for 300 parameters and 150 buffers (`tests/bench/long/bench_announced.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.ops.exchange.frozen_leaves import Digests, digest_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL
 from isthmus.ops.exchange.parameter_trees import first_match
 from isthmus.ops.island.announced import Change, FrozenLeaves, changed_values, leaves_in_words
-from isthmus.ops.island.torch_model import Model, OptimizerState, array_in, is_named, own_part
+from isthmus.ops.island.torch_model import Model, OptimizerState, array_in, array_of, is_named, own_part
 
 RULES_SHOWN_MAX: Final = 4
 """Rules of `merge` that a message writes out."""
@@ -282,8 +282,10 @@ def shared_memory(leaves: Mapping[str, Any]) -> tuple[str, str] | None:
     spans = list[tuple[int, int, str]]()
     for path, leaf in leaves.items():
         own = own_part(leaf)
+        if own.layout != torch.strided or not own.numel() or not own.data_ptr():
+            continue
         span = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-        if own.numel() and span == own.numel():
+        if span == own.numel():
             spans.append((own.data_ptr(), own.data_ptr() + span * own.element_size(), path))
     spans.sort()
     pairs = pairwise(spans)
@@ -295,7 +297,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _addresses(leaves: Sequence[Any]) -> list[int]:
-    """Where the values of leaves lie, which an assignment to `.data` changes; none of shards, which hide it."""
+    """Where the values of leaves lie, which an assignment to `.data` changes; 0 of shards, which hide it."""
     try:
         return list(map(torch.Tensor.data_ptr, leaves))
     except RuntimeError:
@@ -311,7 +313,8 @@ def _versions(leaves: Iterable[Any]) -> list[int]:
 
 
 def _own_digest(leaf: Any) -> str:
-    return digest_of(array_in(own_part(leaf).cpu().contiguous()))
+    own = own_part(leaf)
+    return digest_of(array_in(own.contiguous()) if own.device.type == "cpu" else array_of(own))
 
 
 def _form_in_words(dtype: Any, device: Any, shape: Sequence[int]) -> str:
