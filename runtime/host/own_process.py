@@ -508,10 +508,12 @@ class HostProcess:
             if not self._host.leave_requested:
                 self._host.request_leave()
 
-    def fail(self, node: str, error: BaseException) -> None:
-        """End this host because of an exception of the code that lends it a thread; from any thread."""
+    def fail(self, node: str, error: BaseException, *, is_refusal: bool = False) -> None:
+        """End this host because of an exception of the code that lends it a thread; from any thread. `is_refusal`: as
+        in Raised."""
         with self._loop.turn:
-            self._host.raised = self._host.raised or raised(node, error)
+            told = msgspec.structs.replace(raised(node, error), is_refusal=is_refusal)
+            self._host.raised = self._host.raised or told
             self._failed(self._host, node, story(error))
 
     def _begin(self) -> None:

@@ -118,7 +118,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
     """An exception of type `exception` ('' where there was none) in a node, at a line of a file.
 
     `message` is one line, '' where its text is `kept` elsewhere; `file` and `line` are '' and 0 where the place is not
-    known.
+    known. `is_refusal`: a loop of the user's own did what is refused, and the next life would do it again.
     """
 
     node: Name
@@ -127,6 +127,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
     file: Text
     line: Count
     kept: TextPlace | None = None
+    is_refusal: bool = False
 
     @property
     def mistake(self) -> tuple[str, ...]:
@@ -446,6 +447,20 @@ class ProgramFailed(Finding, frozen=True, tag="program-failed"):
     lives: int
 
 
+class LoopRefused(Finding, frozen=True, tag="loop-refused"):
+    """The user's loop in `host` did what is refused, as to train what it had not announced: it would do it again."""
+
+    host: str
+    error: Raised
+
+
+class ModelsDiffer(Finding, frozen=True, tag="models-differ"):
+    """With the last versions of all fragments the leaves of `host` have other values than they: `leaf` is the first."""
+
+    host: str
+    leaf: Text
+
+
 class NoMachineLeft(Finding, frozen=True, tag="no-machine-left"):
     """No machine is left for a replica."""
 
@@ -480,7 +495,9 @@ class Ordered(Finding, frozen=True, tag="ordered"):
 
 ReplicaFailure: TypeAlias = RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved
 """Failures for one required replica, `host`."""
-Failure: TypeAlias = ReplicaFailure | RecorderFailed | ProgramFailed | SupersededHome | Ordered
+LoopFailure: TypeAlias = LoopRefused | ModelsDiffer
+"""Failures because of what a loop of the user's own has done."""
+Failure: TypeAlias = ReplicaFailure | LoopFailure | RecorderFailed | ProgramFailed | SupersededHome | Ordered
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------

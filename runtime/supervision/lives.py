@@ -146,6 +146,9 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
 
     if not run.is_ending and (repeated := run.repeats.common(learners, is_believed)) is not None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
+    error = gang_end.ended.error
+    if not run.is_ending and error is not None and error.is_refusal and machine.name == run.fleet.home:
+        watch.end_run(run, "failed", incidents.LoopRefused(str(first.replica), error))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
         _follow(run, first, gang_end)
 

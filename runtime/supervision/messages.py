@@ -148,16 +148,23 @@ class Heartbeat(Part, frozen=True):
 
 
 class Over(Part, frozen=True):
-    """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end."""
+    """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end.
+
+    `unlike`: the slots of learners whose leaves are not the last model, and the first such leaf of each, '' where that
+    is not known.
+    """
 
     error: Text | None = None
     is_stopped: bool = False
+    unlike: Annotated[tuple[tuple[Count, Text], ...], Meta(max_length=LIVES_MAX)] = ()
 
     @classmethod
     def of(cls, shown: Mapping[str, Any]) -> Over:
         """The Over in the status of a recorder."""
         error = shown.get("error")
-        return cls(None if error is None else str(error)[:TEXT_LENGTH_MAX], shown.get("stop_reason") is not None)
+        unlike = tuple((int(slot), str(leaf)[:TEXT_LENGTH_MAX]) for slot, leaf in shown.get("unlike", ())[:LIVES_MAX])
+        text = None if error is None else str(error)[:TEXT_LENGTH_MAX]
+        return cls(text, shown.get("stop_reason") is not None, unlike)
 
 
 class Seen(Part, frozen=True):

@@ -49,6 +49,7 @@ from isthmus.programs.engine.results.words import (
     book_lines,
     decimal,
     not_evaluated,
+    not_finite,
     percent,
     say,
     scaled,
@@ -96,6 +97,7 @@ def header(record: RunRecord) -> Header:
     outcome = record.text("outcome")
     problems = list(record.problems)
     problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
+    problems += [f"{losses}." for losses in [_not_finite(record)] if losses]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
     return Header(
@@ -106,6 +108,13 @@ def header(record: RunRecord) -> Header:
         record.text("error"),
         problems,
     )
+
+
+def _not_finite(record: RunRecord) -> str:
+    """How many losses were not finite, and whose; '' without any."""
+    name = "losses_not_finite"
+    rows = [{"learner": row["learner"], name: as_number(row.get(name))} for row in record.per_learner]
+    return not_finite({name: record.number(name), "per_learner": rows})
 
 
 def tiles(record: RunRecord) -> Iterator[Tile]:

@@ -131,6 +131,16 @@ def untrained(summary: Mapping[str, Any]) -> str:
     return f"{percent(total / budget)} of the budget: the rest was due to learners that ended in the last rounds"
 
 
+def not_finite(summary: Mapping[str, Any]) -> str:
+    """How many batches of a run, and of which learners, had a loss that is not finite; '' where none had, or where it
+    was not measured."""
+    if not (count := summary.get("losses_not_finite")):
+        return ""
+    rows = [(row["learner"], row["losses_not_finite"]) for row in summary["per_learner"]]
+    by_learner = ", ".join(f"learner {slot} {whole(own)}" for slot, own in rows if own)
+    return f"{counted(count, 'loss')} not finite: {by_learner}"
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
@@ -168,7 +178,7 @@ def _difference(difference: Mapping[str, Any]) -> str:
 
 _TOKEN: Final = re.compile(r"\{([\w.]+)(?: (\w+))?(?::([^}]+))?\}(\.?)")
 _BRACKETS: Final = re.compile(r"\[([^][]*)\]")
-_PLURALS: Final = {"life": "lives"}
+_PLURALS: Final = {"life": "lives", "loss": "losses"}
 
 
 def dotted(version: Sequence[int]) -> str:
@@ -504,6 +514,12 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "{last}.[ Look at {log}.]"
     ),
     "program-failed": Wording("{everywhere}."),
+    "loop-refused": Wording("the loop of {host}: {error}."),
+    "models-differ": Wording(
+        "the model of {host} is not the one that the run has trained: [{leaf:quoted}|one of its leaves] has other "
+        "values after it adopted the last version of every fragment. Look for tensors that share memory, or for code "
+        "beside the loop that writes into them. The run's model is in snapshots/final."
+    ),
     "no-machine-left": Wording("{host} has no machine any more: {last}."),
     "unserved": Wording("{host} did not serve the run for {lasted_ns}[: {why}]."),
     "superseded-home": Wording("{superseding}."),

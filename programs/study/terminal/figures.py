@@ -278,6 +278,8 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
         yield "outer steps", words.whole(status["outer_steps"])
         if "merged_share" in status:
             yield "merged", words.percent(status["merged_share"])
+    if status.get("losses_not_finite"):
+        yield "not finite", counted(status["losses_not_finite"], "loss")
     if status.get("goodput"):
         yield "goodput", words.percent(status["goodput"])
     store = status.get("snapshots", {}).get("store")
@@ -343,6 +345,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
         ("eval loss", text_of("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
         ("trained", words.untrained(summary)),
+        ("batches", words.not_finite(summary)),
         ("eval loss", words.not_evaluated(summary)),
         *eval_metrics(summary),
         ("merged", text_of(_MERGED, summary["outer_steps"], by="regions" if summary.get("regions") else "learners")),

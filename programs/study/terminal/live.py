@@ -50,7 +50,7 @@ from isthmus.programs.engine.results.absences import (
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
-from isthmus.programs.engine.results.words import snapshot_lines, store_line
+from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
@@ -170,6 +170,8 @@ class NoticeFeed:
         if changed.ended is not None and (returned := back(changed)):
             return returned
         if isinstance(fact.what, Restarted) and changed.ended is None:
+            return ""
+        if changed.error is not None and changed.error.is_refusal:  # The run fails by it, which is told at its end.
             return ""
         return away(changed, self._waiting, is_known=_is_known(changed, self._told_errors))
 
@@ -333,6 +335,10 @@ class View(ABC):
     def close(self, summary: dict[str, Any]) -> None:
         """Show how the run ended."""
 
+    def _ending(self, summary: dict[str, Any]) -> list[tuple[str, str]]:
+        """The rows about that, but for the reason of a failure: the command's last line is about it."""
+        return [row for row in self._figures.ending(summary) if row[0] != "error"]
+
     def end(self) -> None:  # noqa: B027 (most hold none)
         """Restore the terminal, whatever happened. Idempotent."""
 
@@ -426,7 +432,7 @@ class LiveTable(View):
     def close(self, summary: dict[str, Any]) -> None:
         """Keep the last table, and write the end of the run below it."""
         self.end()
-        self._console.print(facts(self._figures.ending(summary)))
+        self._console.print(facts(self._ending(summary)))
 
     def end(self) -> None:
         """Give the terminal back."""
@@ -507,7 +513,7 @@ class LineView(View):
         _write(self._console, ", ".join(filter(None, words)))
 
     def close(self, summary: dict[str, Any]) -> None:
-        for word, text in self._figures.ending(summary):
+        for word, text in self._ending(summary):
             _write(self._console, f"{word:<10} {text}")
 
 
@@ -528,8 +534,8 @@ class LastLine(View):
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
-        evaluated = f"eval loss {losses}, " if losses else ""
-        _write(self._console, f"{self._figures.program} {summary['outcome']}, {evaluated}{self._figures.folder}")
+        found = [f"eval loss {losses}" if losses else "", not_finite(summary), self._figures.folder]
+        _write(self._console, ", ".join([f"{self._figures.program} {summary['outcome']}", *filter(None, found)]))
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:

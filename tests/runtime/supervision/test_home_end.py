@@ -31,6 +31,7 @@ from isthmus.runtime.supervision.incidents import (
     HomeSetAside,
     Hurried,
     MachineLost,
+    ModelsDiffer,
     NeverHealthy,
     Ordered,
     RecorderFailed,
@@ -218,6 +219,20 @@ def test_a_recorder_may_fail() -> None:
         story.orders(roster=ALL, is_ending=True),
     ]
     assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_loop_at_home_whose_leaves_are_not_the_last_model_fails_the_run(*, is_stopped: bool) -> None:
+    story = serving()
+    unlike = ((0, "head"), (1, "body"))
+    story.hears(3, "alpha", seen("recorder/0", 9, "final", over=Over(is_stopped=is_stopped, unlike=unlike)))
+    assert (story.core.outcome, story.core.failure) == ("failed", ModelsDiffer("learner/0", "head"))
+
+
+def test_an_admitted_machine_fails_no_run_by_what_its_own_learner_says_of_its_leaves() -> None:
+    story = serving()
+    story.hears(3, "alpha", seen("recorder/0", 9, "final", over=Over(unlike=((1, "body"),))))
+    assert (story.core.outcome, story.core.failure) == ("done", None)
 
 
 def test_a_program_may_stop_its_own_run() -> None:

@@ -95,6 +95,8 @@ FAILURES: Final = (
     incidents.RestartsExhausted("learner/1", 6, LAST),
     incidents.NeverHealthy("watcher/0", 2, LAST),
     incidents.ProgramFailed(BOOM, 2),
+    incidents.LoopRefused("learner/1", msgspec.structs.replace(BOOM, is_refusal=True)),
+    incidents.ModelsDiffer("learner/1", "head/weight"),
     incidents.NoMachineLeft("syncer/0", LAST),
     incidents.Unserved("recorder/0", seconds(60), LAST),
     incidents.SupersededHome("beta", 2, 1),

@@ -73,6 +73,18 @@ def test_a_row_says_what_died_with_a_learner_and_when_the_run_began() -> None:
     assert [row["restarts"] for row in summary["per_learner"]] == [1, 0]
 
 
+def test_losses_that_are_not_finite_are_counted_over_all_lives_where_all_of_them_count() -> None:
+    counted = [{**each, "not_finite": count} for each, count in ((PRESENT[0], 2), (PRESENT[1], 0))]
+    status = {"learners": dict(enumerate(counted)), "former": [{**FORMER, "not_finite": 5}]}
+    summary = figures(status)
+    assert [row["losses_not_finite"] for row in summary["per_learner"]] == [7, 0]
+    assert summary["losses_not_finite"] == 7
+    summary = figures({**status, "former": [FORMER]})  # Of a folder from before they were counted.
+    assert [row["losses_not_finite"] for row in summary["per_learner"]] == [None, 0]
+    assert summary["losses_not_finite"] is None
+    assert figures({"learners": {}})["losses_not_finite"] is None
+
+
 def figures(status: dict[str, Any]) -> dict[str, Any]:
     """The summary of a run of two learners."""
     return summarise(

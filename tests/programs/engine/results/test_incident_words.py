@@ -37,8 +37,10 @@ from isthmus.runtime.supervision.incidents import (
     Hurried,
     LedgerRemoved,
     LoopLeft,
+    LoopRefused,
     MachineLost,
     MachineTaken,
+    ModelsDiffer,
     NeverHealthy,
     NoFirstHeartbeat,
     NoMachineLeft,
@@ -373,6 +375,25 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             None,
             "ValueError (mine.py:3), in every learner, again after a restart; the text is on machine beta, in its log "
             "of learner/1.",
+        ),
+        (
+            LoopRefused("learner/1", WRONG),
+            None,
+            "the loop of learner/1: ValueError: no (mine.py:3).",
+        ),
+        (
+            ModelsDiffer("learner/1", "head/weight"),
+            None,
+            "the model of learner/1 is not the one that the run has trained: 'head/weight' has other values after it "
+            "adopted the last version of every fragment. Look for tensors that share memory, or for code beside the "
+            "loop that writes into them. The run's model is in snapshots/final.",
+        ),
+        (
+            ModelsDiffer("learner/1", ""),
+            None,
+            "the model of learner/1 is not the one that the run has trained: one of its leaves has other values after "
+            "it adopted the last version of every fragment. Look for tensors that share memory, or for code beside the "
+            "loop that writes into them. The run's model is in snapshots/final.",
         ),
         (
             NoMachineLeft("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),

@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.in_processes import Resumption
-from isthmus.programs.study.terminal import live
+from isthmus.programs.study.terminal import figures, live
 from isthmus.programs.study.terminal.figures import resumption_words
 from tests.programs.engine.results import event_lines
 
@@ -228,6 +228,35 @@ def test_quiet_is_one_line_at_the_end(watched: Request) -> None:
         view.update(dict(STATUS))
         view.close(dict(SUMMARY))
     assert text_of(console) == "ring done, eval loss 5.545 -> 1.625, runs/a\n"
+
+
+LOSSES: Final = {
+    "losses_not_finite": 12,
+    "per_learner": [
+        {"learner": slot, "stall_seconds": 0.0, "restarts": 0, "tokens_lost": 0.0, "losses_not_finite": count}
+        for slot, count in ((0, 11), (1, 0), (2, 1))
+    ],
+}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_losses_that_are_not_finite_are_told_in_the_last_lines(watched: Request, *, quiet: bool) -> None:
+    unknown: dict[str, Any] = {**SUMMARY, "losses_not_finite": None}
+    for summary, is_told in ((SUMMARY, False), ({**SUMMARY, **LOSSES}, True), (unknown, False)):
+        console = plain()
+        with live.watching(watched, quiet=quiet, console=console) as view:
+            view.close(dict(summary))
+        assert ("12 losses not finite: learner 0 11, learner 2 1" in text_of(console)) == is_told
+    assert ("not finite", "12 losses") in list(figures.shown({"losses_not_finite": 12}, 4))
+    assert not list(figures.shown({"losses_not_finite": 0}, 4))
+
+
+def test_the_reason_of_a_failure_is_left_to_the_commands_last_line(watched: Request) -> None:
+    for kind in (live.LineView, live.LiveTable):
+        console = plain()
+        view = kind(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console)
+        view.close({**SUMMARY, "outcome": "failed", "error": "no learner is left"})
+        assert "no learner is left" not in text_of(console)
 
 
 def test_the_table_has_a_row_for_each_learner(watched: Request) -> None:

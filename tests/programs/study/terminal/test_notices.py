@@ -76,6 +76,14 @@ def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
     assert len(watched.news.notices) == 2
 
 
+def test_what_is_refused_of_a_loop_is_left_to_the_end_of_the_run(watched: Watched) -> None:
+    for slot, is_refusal in ((0, True), (1, False)):
+        error = Raised("inner-step", "ConfigError", "expected", "train.py", 7 + slot, is_refusal=is_refusal)
+        watched.write(15, f"learner/{slot}", 1, BodyRaised(error))
+        watched.write(15, f"learner/{slot}", 1, Ended(Exited(1), error=error))
+    assert [line.split(":")[0] for line in watched.told(16)] == ["10.0 bad learner 1 failed"]
+
+
 def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
     watched.write(15, "learner/2", 1, SlowHost(Pace(410e6, 42e6, 3)))
     assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
