@@ -6,6 +6,7 @@
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
+# make readme: every command of the README, in its order, in a fresh clone with a fresh .venv: half an hour, and some 8 GB for as long.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make docs: the site of the documents, in .site, with the Python API from docstrings.
 # make versions: the wheel, installed and trained with every Python at hand, and a few tests with the newest.
@@ -15,7 +16,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench bench-keep soak scale engines test-torch mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench bench-keep soak scale engines test-torch readme mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -129,6 +130,10 @@ TORCH ?= torch
 
 test-torch: .venv-torch/installed
 	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m "torch and not soak" tests/torch_tasks
+
+# By the Python that makes the environment of the clone: nothing of this one is there for a reader of the README.
+readme:
+	$(PYTHON) -m tests.readme
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

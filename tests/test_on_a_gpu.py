@@ -293,6 +293,19 @@ def test_one_command_writes_the_figures_into_the_documents(tmp_path: Path) -> No
         assert figures.rewritten(after, figures.NOTHING) == page
 
 
+def test_a_sentence_names_what_was_measured_and_what_was_not() -> None:
+    told = figures.figures(LINES)
+    sentence = figures.text_of(told, figures.SENTENCE)
+    measured, left = sentence.split("Not measured there: ")
+    names = {step: (text in measured, text in left) for step, text in figures.IN_WORDS.items()}
+    assert set(names) == set(figures.STEPS)
+    assert {step for step, (is_measured, _) in names.items() if is_measured} == {"learner", "exchange", "line"}
+    assert {step for step, (_, is_left) in names.items() if is_left} == {"memory", "kill", "long"}
+    for each in told["steps"].values():
+        each["figures"] = {"ratio": figures.spread([1.0])}
+    assert "Not measured" not in figures.text_of(told, figures.SENTENCE)
+
+
 def test_figures_of_a_cpu_or_none_are_in_no_document(tmp_path: Path) -> None:
     clone_of_documents(tmp_path)
     before = {name: (tmp_path / name).read_text() for name in figures.PLACES}

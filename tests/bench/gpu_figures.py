@@ -48,6 +48,15 @@ CELLS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 OF_CELL: Final = ("loss", "gap", "gap_percent", "published_percent", "tokens_per_second")
 STEPS: Final = ("learner", "memory", "exchange", "kill", "line", "long")
+IN_WORDS: Final[Mapping[str, str]] = {
+    "learner": "the steps of a learner beside its bare loop",
+    "memory": "peak memory",
+    "exchange": "a fragment in each format",
+    "kill": "a learner that is killed",
+    "line": "losses at 4.9 million parameters",
+    "long": "losses at 26 million parameters",
+}
+"""What each step measures."""
 NOT_REACHED: Final = "not reached"
 _OF_MACHINE: Final = ("card", "memory_bytes", "driver", "cores", "python", "versions", "commit", "sources", "is_tiny")
 
@@ -283,9 +292,23 @@ def text_of(told: Mapping[str, Any] | None, kind: str) -> str:
     """What a document says of these figures; None: that there are none."""
     if told is None:
         return NOTHING
-    count = sum(each["state"] == "done" for each in told["steps"].values())
-    ran = f"**Measured on {words_of_machine(told)}**, {count} of {len(STEPS)} steps."
+    measured = [step for step in STEPS if _has_figure(told["steps"][step]["figures"])]
+    left = [step for step in STEPS if step not in measured]
+    ran = f"**Measured on {words_of_machine(told)}**: {_listed(measured)}."
+    ran += f" Not measured there: {_listed(left)}." if left else ""
     return ran if kind == SENTENCE else f"{ran}\n\n{table(told)}"
+
+
+def _has_figure(figures_of_it: Any) -> bool:
+    """Whether anything of a step was measured, of one that was cut off, too."""
+    if isinstance(figures_of_it, Mapping):
+        return any(_has_figure(each) for each in figures_of_it.values())
+    return figures_of_it is not None and figures_of_it != []
+
+
+def _listed(steps: Sequence[str]) -> str:
+    *first, last = [IN_WORDS[step] for step in steps] or ["nothing"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rewritten(page: str, text: str, name: str = "the page") -> str:

@@ -2,7 +2,8 @@
 
 A fenced block has the language that it names; without one it is the output of the block before it. An indented block is
 shell. What stands in an HTML comment right before the block is its mark: `not run: REASON`, of an output `not compared:
-REASON`, or the path of a file whose contents the block shows.
+REASON`, or the path of a file whose contents the block shows. `run by make readme: REASON` is what only a reader with an
+environment of his own can type: it installs, or needs what was installed.
 
 An output on a page is compared word by word. `...` stands for anything. Where a program measures something, a number
 with its unit stands for any other; what a program says of its progress appears when the clock says so, and is left out.
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_NOT_RUN: Final = re.compile(r"not (?:run|compared): \S.*")
+_NOT_RUN: Final = re.compile(r"not (?:run|compared): (\S.*)")
+_BY_READER: Final = re.compile(r"run by make readme: \S.*")
 _MARK: Final = re.compile(r"<!-- (.*) -->")
 _PROGRESS: Final = re.compile(r"(starting|training|merging|coming|done,|at [\d.]+ m?s )")
 _UNIT: Final = r"(?: ?[kMGT]?(?:B|ms|us|s|min|h)?(?![\w]))?"
@@ -34,14 +36,33 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        """Whether it is run, or an output compared: unless the page says why not."""
-        return _NOT_RUN.fullmatch(self.mark) is None
+        """Whether it is run here, or an output compared: unless the page says why not."""
+        return not self.why_not and _BY_READER.fullmatch(self.mark) is None
+
+    @property
+    def why_not(self) -> str:
+        """Why no reader runs it; empty if one does."""
+        found = _NOT_RUN.fullmatch(self.mark)
+        return "" if found is None else found[1]
 
     @property
     def exit_status(self) -> int:
         """What a comment in a block of shell says of its last command; 0 if there is none."""
-        found = _STATUS.findall(self.text)
-        return int(found[-1]) if found else 0
+        return status_of(self.text)
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block of shell, each of which may have several lines; none that keeps anything but its
+        folder, and files, for the next one."""
+        assert "<<" not in self.text, f"line {self.line}: write the file by printf"
+        joined = re.findall(r"(?:.*\\\n)*.+", self.text)
+        return [each for each in joined if each.strip() and not each.startswith("#")]
+
+
+def status_of(commands: str) -> int:
+    """The exit status that a comment behind a command says; 0 if there is none."""
+    found = _STATUS.findall(commands)
+    return int(found[-1]) if found else 0
 
 
 def blocks_of(page: str) -> Iterator[Block]:

@@ -1,32 +1,21 @@
 """What a reader of the documentation types, block by block, as it stands there.
 
-A page is read from its top in a folder that looks like a clone: shell keeps its folder from block to block, Python its
-names; a block of Python with tests is run by pytest beside the examples; one whose mark names a file shows that file.
-The same commands in the same folder on two pages are run once. What needs a network, or addresses, is marked on its
-page.
+A page is read from its top in a folder that looks like a clone (`page_reader`). The same commands in the same folder on
+two pages are run once. What needs a network, or addresses, is marked on its page. The README is read by `make long`; of
+what it installs, and what needs that, `tests/torch_tasks/test_readme.py` and `make readme` do more.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.programs.page_blocks import Block, blocks_of, comes
+from tests.programs.page_blocks import Block, blocks_of, comes, status_of
+from tests.programs.page_reader import ROOT, Clone, Reader, check_shown, clone_with_this_environment
 
-pytestmark = [pytest.mark.soak, pytest.mark.process]
-
-ROOT = Path(__file__).parents[2]
-EXAMPLES = Path("docs", "examples")
+README = "README.md"
 PAGES = (
     "docs/tutorial.md",
     "docs/how-to/read-a-run-folder.md",
-    "README.md",
     "docs/how-to/train-on-your-own-data.md",
     "docs/how-to/bring-a-flax-or-equinox-model.md",
     "docs/how-to/mixture-of-experts.md",
@@ -50,83 +39,16 @@ APART = {
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
     "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
+    "docs/how-to/through-a-bucket.md": "a store: tests/programs/engine/machine/test_bucket*.py",
     "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",
     "docs/how-to/ports-and-firewalls.md": "addresses: tests/programs/engine/machine/test_cluster_namespaces.py",
     "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
 }
-SECONDS_MAX = 300
-"""For one block, on a machine that is busy."""
-
-
-class Clone:
-    """What a clone of the repository looks like to commands, and what has been run in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._outputs: dict[tuple[Path, str], tuple[str, Path]] = {}
-        (folder / ".venv").symlink_to(sys.prefix)
-        for part in ("runtime", "ops", "programs", "setup.cfg"):
-            (folder / part).symlink_to(ROOT / part)
-        (folder / EXAMPLES).mkdir(parents=True)
-        for path in (ROOT / EXAMPLES).glob("*.py"):
-            (folder / EXAMPLES / path.name).write_bytes(path.read_bytes())
-
-    def shell(self, commands: str, here: Path, status: int = 0) -> tuple[str, Path]:
-        """What commands that are typed in `here` print, and in which folder they leave the reader."""
-        if (here, commands) not in self._outputs:
-            self._outputs[here, commands] = self._run(commands, here, status)
-        return self._outputs[here, commands]
-
-    def _run(self, commands: str, here: Path, status: int) -> tuple[str, Path]:
-        left = self.folder / "left"
-        script = f"set -euo pipefail\ntrap 'pwd >{left}' EXIT\n{commands}\n"
-        environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment.pop("PYTEST_ADDOPTS", None)
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=here,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
-        assert done.returncode == status, f"exit status {done.returncode}, not {status}:\n{commands}\n{done.stdout}"
-        return done.stdout, Path(left.read_text().strip())
-
-
-class Reader:
-    """Goes through one page."""
-
-    def __init__(self, clone: Clone) -> None:
-        self.clone, self.here = clone, clone.folder
-        self.names: dict[str, object] = {"__name__": "reader"}
-        self.tests = ""
-
-    def read(self, block: Block) -> str:
-        """Do what a block says; its output."""
-        if block.language in ("shell", "bash"):
-            output, self.here = self.clone.shell(block.text, self.here, block.exit_status)
-            return output
-        assert block.language == "python", f"a reader can do nothing with {block.language}"
-        if block.mark:
-            assert block.text == (ROOT / block.mark).read_text().rstrip()
-            return ""
-        if "\ndef test_" in f"\n{block.text}":
-            self.tests += f"{block.text}\n"
-            (self.clone.folder / EXAMPLES / "test_page.py").write_text(self.tests)
-            command = "../../.venv/bin/python -m pytest test_page.py"
-            return self.clone.shell(f"{command}  # {block.line}", self.clone.folder / EXAMPLES)[0]
-        printed = io.StringIO()
-        with contextlib.chdir(self.here), contextlib.redirect_stdout(printed):
-            exec(block.text, self.names)
-        return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    return Clone(tmp_path_factory.mktemp("clone"))
+    return clone_with_this_environment(tmp_path_factory.mktemp("page") / "clone")
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +62,22 @@ def read(page: str) -> list[Block]:
     return list(blocks_of((ROOT / page).read_text()))
 
 
+@pytest.mark.soak
+@pytest.mark.process
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("first_run")
 def test_every_block_of_a_page_does_what_the_page_says(clone: Clone, page: str) -> None:
+    go_through(clone, page)
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_every_block_of_the_readme_does_what_it_says(clone: Clone) -> None:
+    go_through(clone, README)
+
+
+def go_through(clone: Clone, page: str) -> None:
+    """Do what a page says, and compare what comes with what it shows."""
     reader, output, is_measured, has_run = Reader(clone), "", True, False
     for block in read(page):
         if block.language == "output":
@@ -166,11 +101,11 @@ def test_there_is_no_page_of_which_this_knows_nothing() -> None:
     assert pages <= {*PAGES, *APART}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *APART])
+@pytest.mark.parametrize("page", [README, *PAGES, *APART])
 def test_the_files_that_a_page_shows_are_those_of_the_examples(page: str) -> None:
     for block in read(page):
         if block.mark.startswith("docs/"):
-            assert block.text == (ROOT / block.mark).read_text().rstrip(), f"{page}:{block.line}"
+            check_shown(block, ROOT)
 
 
 def test_a_block_is_found_with_its_mark_and_run_unless_it_says_why_not() -> None:
@@ -194,6 +129,9 @@ def test_a_block_is_found_with_its_mark_and_run_unless_it_says_why_not() -> None
             "```bash",
             "make",
             "```",
+            "<!-- run by make readme: it installs -->",
+            "",
+            "    make install",
         ]
     )
     found = list(blocks_of(page))
@@ -202,9 +140,18 @@ def test_a_block_is_found_with_its_mark_and_run_unless_it_says_why_not() -> None
         (8, "output", True),
         (13, "python", False),
         (17, "bash", True),
+        (21, "shell", False),
     ]
     assert found[0].text == "ls a        # exit status 2\n\nls b"
-    assert [block.exit_status for block in found] == [2, 0, 0, 0]
+    assert [block.exit_status for block in found] == [2, 0, 0, 0, 0]
+    assert [block.why_not for block in found] == ["", "", "it needs a network", "", ""]
+
+
+def test_a_block_is_typed_command_by_command() -> None:
+    text = "    cd a\n    # what follows\n    make b \\\n        c   # exit status 1\n\n    ls"
+    (block,) = blocks_of(text)
+    assert block.commands == ["cd a", "make b \\\n    c   # exit status 1", "ls"]
+    assert [status_of(command) for command in block.commands] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -225,4 +172,4 @@ def test_an_output_comes_as_it_is_shown(expected: str, found: str, is_measured: 
 
 
 def test_every_page_has_something_to_run() -> None:
-    assert all(any(block.is_run and block.language != "output" for block in read(page)) for page in PAGES)
+    assert all(any(block.is_run and block.language != "output" for block in read(page)) for page in [README, *PAGES])
