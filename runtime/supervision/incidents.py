@@ -172,6 +172,20 @@ class MachineTaken(Finding, frozen=True, tag="machine-taken"):
 End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 
 
+class Departed(Finding, frozen=True, tag="departed"):
+    """It left in order, because its `machine` was told to leave ('' for the home); `exited` is how its process ended.
+
+    Homes write it in place of an `Exited`; no station reports it.
+    """
+
+    machine: Name
+    exited: Exited
+
+
+NotedEnd: TypeAlias = End | Departed
+"""An end as the home records it."""
+
+
 # -- incidents ---------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +231,7 @@ class Condemned(Finding, frozen=True, tag="condemned"):
 class Ended(Finding, frozen=True, tag="ended"):
     """This life is over: why it was killed, if it was, and the error that it reported, if any."""
 
-    end: End
+    end: NotedEnd
     verdict: Verdict | None = None
     error: Raised | None = None
 

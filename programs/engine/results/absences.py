@@ -22,8 +22,10 @@ from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
+    Departed,
     Ended,
     GivenUp,
+    HomeSetAside,
     Incident,
     Joined,
     MachineTaken,
@@ -94,6 +96,11 @@ class Absence:
         return self.host.partition("/")[0]
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether nothing failed: a daemon was told to leave, and the next one has taken over."""
+        return isinstance(self.cause, HomeSetAside)
+
+    @property
     def error(self) -> Raised | None:
         """The error of a body of the host, if that is the cause."""
         return self.cause.error if isinstance(self.cause, BodyRaised | Ended) else None
@@ -109,8 +116,8 @@ class Absences:
 
     An absence begins when a host ends or falls silent, and ends when it *works* again: that is no incident of the
     daemon's, so readers add it (`Works`) from the host's activity. A life that ends before it worked belongs to the
-    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine is
-    not away (`remark`).
+    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine,
+    or with the home, is not away (`remark`).
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -119,6 +126,10 @@ class Absences:
         self._causes: dict[tuple[str, int], Incident] = {}
         self._ended: dict[str, int] = {}
         """Host -> its newest life that has ended."""
+        self._set_aside: HomeSetAside | None = None
+        """That the home was told to leave, until its next daemon has begun a life, or adopted one."""
+        self._taken_over: tuple[float, HomeSetAside] | None = None
+        """When the next daemon after such a one was first seen to act."""
         for fact in facts:
             self.add(fact)
 
@@ -129,7 +140,12 @@ class Absences:
     def add(self, fact: Fact) -> Absence | None:
         """Take in the next fact; returns the absence that began, ended or changed by it."""
         what = fact.what
+        if isinstance(what, Restarted | Adopted) and self._set_aside is not None:
+            self._taken_over, self._set_aside = (fact.at, self._set_aside), None
         match what:
+            case HomeSetAside():
+                self._set_aside = what
+                return None
             case Suspected() | Excused():
                 return self._fall_silent(fact, what)
             case HeardAgain():
@@ -149,7 +165,8 @@ class Absences:
                 return self._work(fact)
             case RunCut():
                 for host, life in what.lives:
-                    self._cut(Fact(fact.at, host, life, Ended(Unseen())))
+                    if life > self._ended.get(host, 0):
+                        self._cut(Fact(fact.at, host, life, Ended(Unseen())))
                 return None
             case _:
                 return None
@@ -166,6 +183,9 @@ class Absences:
         if isinstance(what.end, MachineTaken) or fact.life <= self._ended.get(fact.host, 0):
             return None  # In the other case a daemon tells again what the one before it has told.
         self._ended[fact.host] = fact.life
+        if isinstance(what.end, Departed):  # What it was silent for is over: it has heard that it was to leave.
+            silence = self.open_of(fact.host)
+            return self._change(fact, ended=fact.at) if silence is not None and silence.kind == "silent" else None
         cause = self._causes.pop((fact.host, fact.life), what)
         absence = self.open_of(fact.host)
         if absence is None:
@@ -191,7 +211,10 @@ class Absences:
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None
         life = 1 if last is None else last.life + 1
-        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, life + 1)
+        taken = self._taken_over
+        is_its = taken is not None and fact.at - taken[0] <= _ADOPTION_SECONDS_MAX
+        cause = taken[1] if taken is not None and is_its else what
+        absence = Absence(DAEMON, life, "replaced", fact.at, cause, fact.at, life + 1)
         self.all.append(absence)
         return absence
 
@@ -248,7 +271,8 @@ class CutFinder:
         self._held.append(fact)
         unseen = [each for each in self._held if _is_unseen(each)]
         if self._living.keys() <= {each.host for each in unseen}:
-            cut = Fact(fact.at, DAEMON, 1, RunCut(tuple((each.host, each.life) for each in unseen)))
+            lives = tuple((each.host, each.life) for each in unseen if each.host in self._living)
+            cut = Fact(fact.at, DAEMON, 1, RunCut(lives))
             return [*decided, cut, *self._release(without=unseen)]
         return [*decided, *(self._release() if isinstance(fact.what, Adopted) else [])]
 
@@ -393,13 +417,18 @@ def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -
     `is_known`: the host's error was shown before, for this host or another, and is not repeated.
     """
     if absence.kind == "replaced":
-        return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+        return f"{replaced(absence)}; a new one has taken over its hosts, which went on meanwhile"
     meanwhile = others_meanwhile(absence, waiting)
     lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
     if absence.kind == "silent":
         return f"{named(absence.host)} {cause(absence)}{meanwhile}"
     why = "failed in the same way" if is_known else cause(absence)
     return f"{named(absence.host)} {why}{lives}{meanwhile}"
+
+
+def replaced(absence: Absence) -> str:
+    """What happened to a daemon that another has replaced: a sentence without its full stop."""
+    return "the daemon had left, as a signal told it to" if absence.is_in_order else "the daemon died"
 
 
 def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
@@ -476,6 +505,7 @@ class Remark(NamedTuple):
 _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "joined": ("machines", "good", "{host} {predicate}"),
     "machine-taken": ("machines", "odd", "{host} {predicate}; the others go on"),
+    "departed": ("machines", "odd", "{host} {predicate}; the others go on"),
     "slow": ("pace", "odd", "{host} {predicate}[; {waits} for it]"),
     "same-data": ("data", "odd", "{host} {predicate}"),
     "starved": ("data", "odd", "{itself} ({host})"),
@@ -503,7 +533,8 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     if not isinstance(what, Finding):
         return None
     kind = kind_of(what.end if isinstance(what, Ended) else what)
-    if kind not in _REMARKS:
+    is_of_home = isinstance(what, Ended) and isinstance(what.end, Departed) and not what.end.machine
+    if kind not in _REMARKS or is_of_home:  # That the home leaves is a remark of its own, and tells of all its hosts.
         return None
     topic, tone, text = _REMARKS[kind]
     waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"

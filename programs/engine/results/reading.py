@@ -157,7 +157,7 @@ def load(run: Path) -> RunRecord:
     is_apart = (folder / "events.jsonl").exists()
     facts = _facts(folder, start or 0.0, problems) if is_apart else []
     graph = _read(folder / "graph.json", problems, _object, nothing)
-    waiting = waiting_in(graph)
+    waiting, absences = waiting_in(graph), _absences(facts, summary, reports, evaluations, merges)
     return RunRecord(
         folder=folder,
         summary=summary,
@@ -171,7 +171,7 @@ def load(run: Path) -> RunRecord:
         parameters=_parameters(folder / "snapshots" / "final"),
         begun_at=_begun_at(folder),
         problems=problems,
-        absences=_absences(facts, summary, reports, evaluations, merges),
+        absences=tuple(absence for absence in absences if not absence.is_in_order),
         remarks=tuple(filter(None, (remark(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),

@@ -399,6 +399,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "ended with its machine {machine}, which [has not been heard of for {silent_ns}|does not answer]"
     ),
     "machine-taken": Wording("{how} with its machine {machine}", "[{is_expelled}was ]{itself}"),
+    "departed": Wording("left in order with [its machine {machine}|its home], which was told to leave"),
     # Incidents
     "suspected": Wording(
         "[{silence}|silent: nothing excuses it any more]",

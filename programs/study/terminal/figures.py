@@ -32,6 +32,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
 from isthmus.runtime.errors import printable
+from isthmus.runtime.supervision.incidents import Departed
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -472,12 +473,18 @@ def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
     if host["state"] in RETIRED:
         return Text(host["state"], style="red" if host["state"] == "given up" else "dim")
     if phase == "gone":
-        return Text(phase, style="red")
+        return Text("left", style="dim") if _has_departed(host) else Text(phase, style="red")
     if host["state"] in SILENT or host["state"] == "slow":
         return Text(host["state"], style="yellow")
     if host["incarnation"] > 1 and phase in ("starting", "compiling", "recovering"):
         return Text("restarting" if phase == "starting" else phase, style="yellow")
     return Text(phase)
+
+
+def _has_departed(host: Mapping[str, Any]) -> bool:
+    """Whether the last life of a host left in order, because its machine was told to leave."""
+    end = (host.get("reason") or {}).get("end") or {}
+    return end.get("kind") == Departed.__struct_config__.tag
 
 
 def life(host: Mapping[str, Any]) -> str:

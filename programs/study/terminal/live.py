@@ -132,6 +132,7 @@ class NoticeFeed:
                 new.append(self._cut(fact, fact.what))
                 continue
             self._waiting = self._waiting or waiting_of(self._folder)
+            changed = self.absences.add(fact)  # Also what is remarked on: a home that leaves has a next one.
             remarked = remark(fact, self._waiting)
             if remarked is not None and remarked.topic == "data" and self._is_data_shown:
                 continue  # They all have the same batch().
@@ -140,7 +141,6 @@ class NoticeFeed:
                 notice = Notice(self._since(fact.at), remarked.text, remarked.tone)
                 (new if self._is_news(fact) else past).append(notice)
                 continue
-            changed = self.absences.add(fact)
             # Hosts that end with the run are silent, because they are writing their files.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue

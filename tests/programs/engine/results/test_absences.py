@@ -8,6 +8,7 @@ from isthmus.programs.engine.results.absences import (
     Absence,
     Absences,
     Fact,
+    RunCut,
     Waiting,
     Works,
     away,
@@ -16,6 +17,8 @@ from isthmus.programs.engine.results.absences import (
     cost,
     daemons,
     fact_of,
+    remark,
+    with_cuts,
 )
 from isthmus.runtime.cores.membership_messages import (
     Excused,
@@ -33,6 +36,7 @@ from isthmus.runtime.supervision.incidents import (
     BodyRaised,
     Condemned,
     Delayed,
+    Departed,
     Ended,
     Exited,
     GivenUp,
@@ -96,6 +100,75 @@ def test_an_end_that_a_next_daemon_tells_again_is_one() -> None:
     left, unseen = Ended(Exited(0)), Ended(Unseen())
     (absence,) = fold((10, "learner/2", 1, left), (60, "learner/2", 1, unseen), (64, "learner/2", 2, WORKS))
     assert (absence.begun, absence.cause, absence.lives_lost, absence.life_after) == (10, left, 1, 2)
+
+
+LEFT, KILLED_BY_ITS_DAEMON = Ended(Departed("", Exited(0))), Ended(Departed("", Exited(signal="SIGKILL")))
+
+
+def test_hosts_that_leave_in_order_with_their_home_are_not_away_and_a_crash_before_is() -> None:
+    crash, unseen = Ended(Exited(3)), Ended(Unseen())
+    (absence,) = fold(
+        (8, "learner/1", 1, crash),
+        (10, "daemon/0", 1, HomeSetAside()),
+        (11, "learner/0", 1, LEFT),
+        (12, "recorder/0", 1, LEFT),
+        (12, "syncer/0", 1, KILLED_BY_ITS_DAEMON),
+        (60, "learner/0", 1, unseen),
+        (60, "syncer/0", 1, unseen),
+        (61, "syncer/0", 2, RESTARTED),
+    )
+    assert (absence.host, absence.cause, absence.ended) == ("learner/1", crash, None)
+
+
+def test_a_learner_that_had_to_be_killed_when_it_was_to_leave_is_listed() -> None:
+    facts = [(10.0, "daemon/0", 1, HomeSetAside()), (24.0, "learner/0", 1, KILLED), (24.0, "syncer/0", 1, LEFT)]
+    assert [absence.host for absence in fold(*facts)] == ["learner/0"]
+
+
+def test_a_silence_ends_where_its_host_leaves_in_order() -> None:
+    (absence,) = fold((11.84, "learner/1", 1, SILENT), (13, "learner/1", 1, LEFT))
+    assert (absence.kind, absence.ended) == ("silent", 13)
+
+
+def test_a_daemon_that_left_and_is_followed_by_the_next_did_not_die() -> None:
+    facts: list[tuple[float, str, int, Incident | Works]] = [
+        (10, "daemon/0", 1, HomeSetAside()),
+        (11, "recorder/0", 1, LEFT),
+        (60, "recorder/0", 2, RESTARTED),
+        (63, "learner/1", 1, Adopted()),
+        (64, "learner/2", 1, Adopted()),
+        (90, "recorder/0", 2, Adopted()),
+    ]
+    left, died = fold(*facts)
+    assert [(item.begun, item.is_in_order) for item in (left, died)] == [(63, True), (90, False)]
+    assert [away(item, FREE).partition(";")[0] for item in (left, died)] == [
+        "the daemon had left, as a signal told it to",
+        "the daemon died",
+    ]
+    assert daemons([left, died]) == 3
+
+
+def test_of_a_machine_that_leaves_each_host_is_told_and_of_the_home_only_that_it_does() -> None:
+    of_machine = remark(Fact(1, "learner/1", 1, Ended(Departed("beta", Exited(0)))))
+    assert of_machine is not None
+    assert (of_machine.topic, of_machine.tone) == ("machines", "odd")
+    assert remark(Fact(1, "learner/1", 1, LEFT)) is None
+
+
+def test_hosts_that_left_before_are_no_part_of_a_cut() -> None:
+    """Learner 1, elsewhere, was the only host left, and died, too, before the next daemon looked."""
+    unseen = Ended(Unseen())
+    facts = [
+        Fact(10, "daemon/0", 1, HomeSetAside()),
+        Fact(11, "syncer/0", 1, KILLED_BY_ITS_DAEMON),
+        Fact(60, "syncer/0", 1, unseen),
+        Fact(60, "learner/1", 1, unseen),
+    ]
+    cut = with_cuts(facts, ["syncer/0", "learner/1"])[-1].what
+    assert isinstance(cut, RunCut)
+    assert cut.lives == (("learner/1", 1),)
+    (absence,) = Absences(with_cuts(facts, ["syncer/0", "learner/1"])).all
+    assert (absence.host, absence.is_cut) == ("learner/1", True)
 
 
 def test_a_death_after_the_return_is_another_absence() -> None:
