@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from isthmus.programs.engine.run.going_on import going_on
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
 from isthmus.runtime.errors import InterruptedRunError, RunError
-from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 
 STATUS_SECONDS: Final = 0.25
@@ -142,9 +142,8 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
             _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
-    if summary["outcome"] == INTERRUPTED:
-        how = "type the same command with --resume-or-start"
-        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it {how}")
+    if (way := going_on(folder, summary["outcome"])) is not None:
+        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it: {way.words()}")
     return RunOutcome(summary, folder)
 
 

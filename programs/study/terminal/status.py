@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +25,11 @@ from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.files import read
 from isthmus.runtime.wire.control_client import ask
@@ -118,7 +120,9 @@ def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
 
 
 def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+    way = going_on(folder, summary["outcome"])
+    over = {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+    return {**over, "go_on": None if way is None else asdict(way)}
 
 
 def request_stop(folder: Path, home: DaemonClient | None = None) -> bool:
@@ -220,6 +224,8 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
     if not watch:
         for status in _statuses(news, home, must_answer=not every):
             console.print(table(status, _notices(status, news), console.width))
+            if line := way_on(status):  # Whole, however long it is: it is to be copied.
+                console.print(Text(printable(line)), soft_wrap=True)
         return
     with Live(console=console, auto_refresh=False) as shown:
         while True:
@@ -227,8 +233,16 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
             tables = [table(status, _notices(status, news), console.width) for status in statuses]
             shown.update(Group(*tables), refresh=True)
             if all(status["outcome"] != "running" for status in statuses):
-                return
+                break
             time.sleep(WATCH_SECONDS)
+    for line in filter(None, map(way_on, statuses)):
+        console.print(Text(printable(line)), soft_wrap=True)
+
+
+def way_on(status: Mapping[str, Any]) -> str:
+    """How a run that was interrupted goes on; '' for any other."""
+    way = status.get("go_on")
+    return f"to go on: {GoingOn(**way).words()}" if way else ""
 
 
 def _show_json(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, every: bool, watch: bool) -> None:
