@@ -43,7 +43,7 @@ class GoingOn:
 
 
 def going_on(folder: Path, outcome: str) -> GoingOn | None:
-    """How the run in a folder goes on; None if it was not interrupted. One whose folder is elsewhere is of a cluster."""
+    """How the run in a folder goes on; None if it was not interrupted. Without a spec here its home is elsewhere."""
     if outcome != INTERRUPTED:
         return None
     spec, cluster = _object(folder / _SPEC), _object(folder / _CLUSTER)
