@@ -48,8 +48,8 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
-from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
+from isthmus.programs.engine.snapshots.snapshots import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault

@@ -37,7 +37,7 @@ from isthmus.programs.engine.run.in_processes import Resumption, Submitted, subm
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
@@ -559,11 +559,6 @@ def _check_folder(folder: Path, doing: str) -> None:
         )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
     _check_startable(folder, doing)
-
-
-def has_snapshot(folder: Path) -> bool:
-    """Whether the folder has a snapshot to continue from."""
-    return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
 
 
 def check_cut_off(folder: Path, doing: str) -> None:
