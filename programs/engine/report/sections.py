@@ -46,8 +46,10 @@ from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
 from isthmus.programs.engine.results.words import (
+    UNKNOWN,
     book_lines,
     decimal,
+    evaluated_at,
     not_evaluated,
     percent,
     say,
@@ -115,8 +117,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
-    meaning = not_evaluated({**record.summary}) or "global model on held-out data, first → final"
-    yield Tile("Evaluation loss", losses, [meaning])
+    yield Tile("Evaluation loss", losses, [_evaluated(record)])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
@@ -137,6 +138,15 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
+
+
+def _evaluated(record: RunRecord) -> str:
+    """What was evaluated, and at which of the tokens."""
+    at, missing = evaluated_at({**record.summary}), not_evaluated({**record.summary})
+    if missing:
+        last = decimal(record.number("eval_loss_last"))
+        return f"{missing}; the last evaluation was {last} {at}".rstrip() if at and last != UNKNOWN else missing
+    return f"global model on held-out data, first → final{f', {at}' if at else ''}"
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:

@@ -130,6 +130,26 @@ def untrained(summary: Mapping[str, Any]) -> str:
     return f"{percent(total / budget)} of the budget: the rest was due to learners that ended in the last rounds"
 
 
+def evaluated_at(figures: Mapping[str, Any]) -> str:
+    """Of which tokens the last evaluation of a status or a summary is: 'at 95.8 % of the tokens trained so far', of
+    those that count for the budget; '' where that is unknown.
+
+    That is how many of them had been trained, by what the fragments of the evaluated model were told. A model that has
+    more than there are now is one that a resume has undone.
+    """
+    is_over = "tokens_total" in figures
+    at, trained = figures.get("eval_tokens_last" if is_over else "eval_tokens"), figures.get("tokens")
+    undone = figures.get("tokens_undone") or 0
+    if is_over:
+        trained = (figures["tokens_total"] or 0) - undone
+    if at is None or not trained:
+        return ""
+    if at > trained and undone:
+        return "before the resume, which has undone it"
+    so_far = "" if figures.get("outcome") == "done" else " so far"
+    return f"at {percent(min(1.0, at / trained))} of the tokens trained{so_far}"
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
@@ -137,11 +157,7 @@ def not_evaluated(summary: Mapping[str, Any]) -> str:
         return ""
     if last is None and summary.get("eval_loss_initial") is None:  # Of a task that has no evaluation.
         return ""
-    if last is None:
-        return "the last loss was not finite"
-    total = summary.get("tokens_total")
-    share = percent(at / total) if total else UNKNOWN
-    return f"the final model was not evaluated; the last evaluation was {decimal(last)}, at {share} of the tokens"
+    return "the last loss was not finite" if last is None else "the final model was not evaluated"
 
 
 def snapshot_lines(faults: Sequence[str]) -> list[str]:

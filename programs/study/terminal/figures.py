@@ -155,8 +155,8 @@ class FigureWords:
         return self._speed.of(status, self.budget)
 
     def evaluation(self, status: Mapping[str, Any]) -> str:
-        """'eval loss 5.545 -> 1.812', or '' before the first evaluation."""
-        losses = eval_losses(status)
+        """'eval loss 5.545 -> 1.812 at 96.1 % of the tokens trained so far', or '' before the first evaluation."""
+        losses = evaluated(status)
         return f"eval loss {losses}" if losses else ""
 
     def merging(self, status: Mapping[str, Any]) -> str:
@@ -242,6 +242,14 @@ def eval_losses(status: Mapping[str, Any]) -> str:
     return begun + words.decimal(newest)
 
 
+def evaluated(figures: Mapping[str, Any]) -> str:
+    """'5.545 -> 1.812 at 96.1 % of the tokens trained so far', of a status or a summary; '' without an evaluation."""
+    names = ("eval_loss_final", "eval_loss_last") if "tokens_total" in figures else ("eval_loss",)
+    newest = next((figures[name] for name in names if figures.get(name) is not None), None)
+    losses = eval_losses({**figures, "eval_loss": newest})
+    return f"{losses} {words.evaluated_at(figures)}".rstrip() if losses else ""
+
+
 def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
@@ -250,7 +258,7 @@ def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
     """The figures of a run of so many learners: name and value."""
-    if losses := eval_losses(status):
+    if losses := evaluated(status):
         yield "eval loss", losses
     yield from eval_metrics(status)
     yield from merge_figures(status, learners)
@@ -320,7 +328,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     learners = summary["per_learner"]
     restarts = sum(each.get("restarts", 0) for each in learners)
     lost = [each.get("tokens_lost", 0.0) for each in learners]
-    has_losses = (summary["eval_loss_initial"], summary["eval_loss_final"]) != (None, None)
+    losses = evaluated(summary)
+    why_none = words.not_evaluated(summary)
 
     def text_of(template: str, when: object = True, **parts: object) -> str:
         return words.say(template, summary, **parts) if when else ""
@@ -328,9 +337,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [
         ("error", text_of("[{error}]")),
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
-        ("eval loss", text_of("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
+        ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),
-        ("eval loss", words.not_evaluated(summary)),
         *eval_metrics(summary),
         ("merged", text_of(_MERGED, summary["outer_steps"], by="regions" if summary.get("regions") else "learners")),
     ]

@@ -54,7 +54,7 @@ from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
     Screen,
-    eval_losses,
+    evaluated,
     in_lines,
     is_starting,
     learners_table,
@@ -510,9 +510,9 @@ class LastLine(View):
     """Quiet: how the run ended, in one line."""
 
     def close(self, summary: dict[str, Any]) -> None:
-        losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
-        evaluated = f"eval loss {losses}, " if losses else ""
-        _write(self._console, f"{self._figures.program} {summary['outcome']}, {evaluated}{self._figures.folder}")
+        losses = evaluated(summary)
+        loss = f"eval loss {losses}, " if losses else ""
+        _write(self._console, f"{self._figures.program} {summary['outcome']}, {loss}{self._figures.folder}")
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:
