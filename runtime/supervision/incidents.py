@@ -325,6 +325,17 @@ class HomeSetAside(Finding, frozen=True, tag="home-set-aside"):
     """The home of the run was told to leave, by a signal: its hosts end, and the next daemon goes on."""
 
 
+class WentOn(Finding, frozen=True, tag="went-on"):
+    """The run goes on after nothing of it had lived for `paused_ns`, which are no time of it: its clock stood still.
+
+    Before this line the times of the run counted from the instant `was_ns`, from it on they count from `zero_ns`.
+    """
+
+    paused_ns: Count
+    was_ns: int
+    zero_ns: int
+
+
 class Superseded(Finding, frozen=True, tag="superseded"):
     """The run has another home, in a later `term` than `was_term`, in which this was its home: the hosts here end."""
 
@@ -352,7 +363,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData | BodyRaised | ItemRefused
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
-HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
+HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | WentOn | Superseded | ReportRefused
 Incident: TypeAlias = HostIncident | LifeIncident | IslandIncident | HomeIncident
 
 

@@ -23,6 +23,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.bucket import Bucket
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
 from isthmus.programs.engine.machine.link_trials import MEASURE, OPEN_TRIAL, LinkTrials
 from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
@@ -49,6 +50,7 @@ from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.run_end import error_of
+from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.snapshots import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
@@ -254,10 +256,11 @@ class MachineDaemon:
         if not (folder / spec.SPEC).exists():
             return
         try:
-            spec.rebase_clock_after_reboot(folder)
-            run_spec, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
+            sites, are_here = Sites.load(folder), has_hosts(folder)
+            stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
+            run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
-            is_alive = has_hosts(folder) or bool(sites.others)
+            is_alive = are_here or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, run_spec, sites, is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:

@@ -135,7 +135,9 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     total, wall = record.number("tokens_total"), record.number("wall_seconds")
     speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
     cpu = figure("cpu_seconds_total", seconds)
-    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
+    paused = figure("paused_seconds", seconds) if record.number("paused_seconds") else None
+    stood = () if paused is None else ("; beside it the run stood still for ", paused)
+    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *stood))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
 
@@ -447,6 +449,7 @@ _HALF: Final = 530.0
 _HEADINGS: Final[dict[Topic, str]] = {
     "items": "Items were refused, and went no further:",
     "machines": "Machines came or went, which is no failure:",
+    "pause": "The run stood still, which is no failure:",
     "pace": "Learners were slow, which is no failure:",
     "data": "Data were slower than the steps that they are for, which is no failure:",
     "given up": "Hosts were given up, and the run went on without them:",

@@ -8,7 +8,7 @@ the graph of the run. Times are seconds, from the zero of the caller that feeds 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,10 +32,12 @@ from isthmus.runtime.supervision.incidents import (
     Raised,
     Restarted,
     Unseen,
+    WentOn,
     of_line,
 )
 
 DAEMON: Final = "daemon"
+_WENT_ON: Final = WentOn.__struct_config__.tag.encode()  # type: ignore[union-attr]
 
 Kind: TypeAlias = Literal["gone", "silent", "replaced"]
 """gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts continued without it."""
@@ -239,13 +241,28 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
     return Fact((entry.at - zero_ns) / 1e9, str(entry.member.replica), entry.member.incarnation, entry.incident)
 
 
-def facts_in(data: bytes, zero_ns: int) -> Iterator[Fact | None]:
-    """The fact of each line of events.jsonl, None for one that is none."""
-    for line in records(data, dict[str, Any]):
+def facts_in(data: bytes, submitted_ns: int, start_ns: int = 0) -> list[Fact | None]:
+    """The fact of each line of events.jsonl, None for one that is none, in seconds of the run since `start_ns`.
+
+    `submitted_ns` is the instant from which the times of the run count now; before it went on they had another one.
+    """
+    facts, zero_ns = list[Fact | None](), submitted_ns
+    for line in reversed(list(records(data, dict[str, Any]))):
         fact = None
         with suppress(ValueError, OverflowError):
-            fact = None if line is None else fact_of(line, zero_ns)
-        yield fact
+            fact = None if line is None else fact_of(line, zero_ns + start_ns)
+            if fact is not None and isinstance(fact.what, WentOn):
+                zero_ns = fact.what.was_ns
+        facts.append(fact)
+    return facts[::-1]
+
+
+def submitted_in(data: bytes) -> int | None:
+    """The instant from which the times of a run count after the last of these lines, where they say so."""
+    if _WENT_ON not in data:
+        return None
+    facts = [fact.what for fact in facts_in(data, 0) if fact is not None]
+    return next((what.zero_ns for what in reversed(facts) if isinstance(what, WentOn)), None)
 
 
 TAKEOVER_SECONDS: Final = 2.0
@@ -488,7 +505,7 @@ def cost(absence: Absence) -> str:
     }.get(absence.role, "what it held")
 
 
-Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
+Topic: TypeAlias = Literal["machines", "pause", "pace", "data", "given up", "ledger", "items", "island"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 
@@ -515,6 +532,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),
+    "went-on": ("pause", "odd", "{itself}"),
     "superseded": ("machines", "odd", "{itself}"),
     "report-refused": ("machines", "odd", "{itself}"),
     "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),
@@ -535,6 +553,8 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     kind = kind_of(what.end if isinstance(what, Ended) else what)
     is_of_home = isinstance(what, Ended) and isinstance(what.end, Departed) and not what.end.machine
     if kind not in _REMARKS or is_of_home:  # That the home leaves is a remark of its own, and tells of all its hosts.
+        return None
+    if isinstance(what, WentOn) and not what.paused_ns:  # Only the clock of the machine is another one.
         return None
     topic, tone, text = _REMARKS[kind]
     waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"

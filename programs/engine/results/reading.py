@@ -226,8 +226,8 @@ def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact
     submitted = submitted_ns(folder, problems)
     if submitted is None:
         return []
-    zero = submitted + round(start_seconds * 1e9)
-    facts = _sound(folder / "events.jsonl", lambda data: facts_in(data, zero), problems)
+    start = round(start_seconds * 1e9)
+    facts = _sound(folder / "events.jsonl", lambda data: facts_in(data, submitted, start), problems)
     return with_cuts(facts, hosts_of(folder))
 
 

@@ -351,6 +351,7 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "failing": lambda record: record.status or None,
     "silent_ns": lambda record: record.silence_ns or None,
     "repeated": lambda record: record.again or None,
+    "stood": lambda record: seconds(record.paused_ns / 1e9) if record.paused_ns else None,
     "refused": lambda record: _REFUSALS[record.refusal],
     "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
     "healthy": lambda record: f"{HEALTHY / 1e9:.0f} s",
@@ -474,6 +475,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "home-set-aside": Wording(
         "the home was told to leave by a signal: its hosts end, and its next daemon goes on",
         "was told to leave by a signal: the hosts of the home end, and its next daemon goes on",
+    ),
+    "went-on": Wording(
+        "the run goes on[, after {stood} in which nothing of it lived: they are no time of it]",
+        "goes on with the run[, after {stood} in which nothing of it lived: they are no time of it]",
     ),
     "superseded": Wording("{superseding}", "ended its hosts: {superseding}"),
     "report-refused": Wording(

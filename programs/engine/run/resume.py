@@ -36,6 +36,7 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
+from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
 from isthmus.programs.engine.snapshots.stored import heads, place_of
@@ -184,13 +185,13 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
+        stand_still(folder)  # Before the files of its end are removed, which say when that was.
         books.undo(folder, DISK, read["undone"])
         # Before the spec has the new budget, with which a run that was done would look done if this command is killed.
         _end_no_more(folder, read["total"], counted)
         if files:
             spec.archive(folder)
-            _change(folder, files)
-        spec.rebase_clock_after_reboot(folder)
+            _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
         _reopen(folder)
     except BaseException:
         lock.close()
@@ -263,9 +264,9 @@ def _set_final_aside(folder: Path) -> None:
         final.rename(final.with_name(f"final-{number}"))
 
 
-def again(folder: Path, doing: str) -> None:
+def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
-    was; ConfigError, with nothing changed, if it cannot."""
+    was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
     _check_spec(folder, doing)
     _check_startable(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
@@ -273,6 +274,7 @@ def again(folder: Path, doing: str) -> None:
     _check_total(total, total, counted, outcome, doing)
     kill_all(folder)
     with _lock(folder, doing):
+        stand_still(folder, elsewhere_ns=elsewhere_ns)
         reopen(folder, lambda replica: False)
         _end_no_more(folder, total, counted)
 
@@ -330,6 +332,7 @@ def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
     """Set a run's count of lives and its time to continue from the snapshot."""
     head = snapshot.head
     spec.rebase_clock(folder, head.at)
+    stand_still(folder, least_ns=head.at)
     with closing(Ledger(folder)) as ledger:
         ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
     _reopen(folder)
@@ -511,7 +514,7 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, 
     if store is not None:
         here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}
     run = {**spec_fields["settings"], "argv": list(run_spec.settings.argv)}
-    wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here}
+    wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here, "paused_ns": run_spec.paused_ns}
     if spec.read(json.loads(json.dumps(wanted))) == run_spec and store is None:
         return {}
     placement = {node.name: platform.node() for node in today.graph.nodes}

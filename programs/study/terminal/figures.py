@@ -315,6 +315,7 @@ def disk(status: Mapping[str, Any]) -> str:
 
 
 _OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
+_PAUSED: Final = "{paused_seconds:seconds} between an end and what went on with it: no time of the run"
 _MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} {by} each"
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
@@ -337,6 +338,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [
         ("error", text_of("[{error}]")),
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
+        ("paused", text_of(_PAUSED, summary.get("paused_seconds"))),
         ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),
         *eval_metrics(summary),

@@ -44,6 +44,7 @@ from isthmus.programs.engine.results.absences import (
     facts_in,
     hosts_of,
     remark,
+    submitted_in,
     waiting_of,
 )
 from isthmus.programs.engine.results.changes import is_better, sentence
@@ -245,6 +246,7 @@ class NoticeFeed:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
+        self._submitted_ns = submitted = submitted_in(whole) or submitted  # It was resumed while this feed looked.
         yield from filter(None, facts_in(whole, submitted))
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from isthmus.programs.engine.results.absences import (
@@ -17,7 +19,9 @@ from isthmus.programs.engine.results.absences import (
     cost,
     daemons,
     fact_of,
+    facts_in,
     remark,
+    submitted_in,
     with_cuts,
 )
 from isthmus.runtime.cores.membership_messages import (
@@ -53,8 +57,9 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     Superseded,
     Unseen,
+    WentOn,
 )
-from tests.programs.engine.results.event_lines import KILLED, silent
+from tests.programs.engine.results.event_lines import KILLED, line, silent
 
 SECOND = 1_000_000_000
 SILENT = silent(1.84)
@@ -350,3 +355,22 @@ def test_whether_learners_wait_for_a_syncer_is_said_as_the_graph_has_it() -> Non
     assert away(quiet, ROUNDS).endswith("s; learners wait for it")
     assert away(quiet, FREE).endswith("no heartbeat for 1.84 s")
     assert away(died, None) == f"syncer 0 {SIGNALLED}"
+
+
+def test_lines_from_before_a_run_went_on_have_the_times_that_they_had() -> None:
+    """It was submitted at 100 s of the machine's clock, and went on for the second time after a reboot."""
+    rows = [
+        line(105 * SECOND, "a/0", 1, RESTARTED),
+        line(900 * SECOND, "daemon/0", 1, WentOn(780 * SECOND, 100 * SECOND, 880 * SECOND)),
+        line(905 * SECOND, "a/0", 2, RESTARTED),
+        line(7 * SECOND, "daemon/0", 1, WentOn(0, 880 * SECOND, -33 * SECOND)),
+        line(12 * SECOND, "a/0", 3, RESTARTED),
+    ]
+    data = "".join(f"{json.dumps(row)}\n" for row in [*rows, {}]).encode()
+    facts = facts_in(data, -33 * SECOND)
+    assert [None if fact is None else fact.at for fact in facts] == [5, 20, 25, 40, 45, None]
+    later = facts_in(data, -33 * SECOND, 3 * SECOND)
+    assert [fact.at for fact in later if fact is not None] == [2, 17, 22, 37, 42]
+    assert submitted_in(data) == -33 * SECOND
+    assert submitted_in(data.splitlines(keepends=True)[0]) is None
+    assert [remark(fact) is not None for fact in facts if fact is not None] == [False, True, False, False, False]
