@@ -56,6 +56,7 @@ from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import INTERRUPTED
+from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
@@ -185,6 +186,7 @@ class MachineDaemon:
         )
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
+        self._full = FullNotes[str]()
         self.neighbours = Neighbours(
             loop,
             name,
@@ -597,6 +599,7 @@ class MachineDaemon:
             self.tell(f"ends, because its runs are over: {self.neighbours.followed.words}")
             self.request_end()
         self._tell_relayed()
+        self._tell_full()
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
@@ -623,6 +626,14 @@ class MachineDaemon:
             if host not in relayed:
                 self.tell(f"{host}: relayed no more")
         self._relayed = relayed
+
+    def _tell_full(self) -> None:
+        """Print which disks here have no room, once a minute as long as they are full."""
+        news = self._full.update({place for each in self._parts() for place in each.full()}, time.monotonic())
+        for place in news.full:
+            self.tell(f"the disk at {place} is full: what is written there waits, or is lost")
+        for place in news.again:
+            self.tell(f"the disk at {place} has room again")
 
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]

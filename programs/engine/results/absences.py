@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from isthmus.programs.engine.results.lines import records
 from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
 from isthmus.runtime.cores.membership_messages import Excused, Finding, HeardAgain, Suspected
@@ -244,25 +246,25 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
 def facts_in(data: bytes, submitted_ns: int, start_ns: int = 0) -> list[Fact | None]:
     """The fact of each line of events.jsonl, None for one that is none, in seconds of the run since `start_ns`.
 
-    `submitted_ns` is the instant from which the times of the run count now; before it went on they had another one.
+    `submitted_ns` is the instant from which the times of the run count now; before it went on they had another one. A
+    resume that failed may have left a line that never came true.
     """
     facts, zero_ns = list[Fact | None](), submitted_ns
     for line in reversed(list(records(data, dict[str, Any]))):
         fact = None
         with suppress(ValueError, OverflowError):
             fact = None if line is None else fact_of(line, zero_ns + start_ns)
-            if fact is not None and isinstance(fact.what, WentOn):
-                zero_ns = fact.what.was_ns
+            if fact is not None and isinstance(what := fact.what, WentOn):
+                is_true = what.zero_ns == zero_ns
+                fact = fact if is_true else fact._replace(what=msgspec.structs.replace(what, paused_ns=0))
+                zero_ns = what.was_ns if is_true else zero_ns
         facts.append(fact)
     return facts[::-1]
 
 
-def submitted_in(data: bytes) -> int | None:
-    """The instant from which the times of a run count after the last of these lines, where they say so."""
-    if _WENT_ON not in data:
-        return None
-    facts = [fact.what for fact in facts_in(data, 0) if fact is not None]
-    return next((what.zero_ns for what in reversed(facts) if isinstance(what, WentOn)), None)
+def has_gone_on(data: bytes) -> bool:
+    """Whether a run went on in these lines of events.jsonl, by which its times may count from another instant."""
+    return _WENT_ON in data
 
 
 TAKEOVER_SECONDS: Final = 2.0

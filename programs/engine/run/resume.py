@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -185,14 +186,15 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
-        stand_still(folder)  # Before the files of its end are removed, which say when that was.
-        books.undo(folder, DISK, read["undone"])
-        # Before the spec has the new budget, with which a run that was done would look done if this command is killed.
-        _end_no_more(folder, read["total"], counted)
-        if files:
-            spec.archive(folder)
-            _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
-        _reopen(folder)
+        with _writing(folder, doing):
+            stand_still(folder)  # Before the files of its end are removed, which say when that was.
+            books.undo(folder, DISK, read["undone"])
+            # Before the spec has the new budget, with which a run that was done would look done if this is killed.
+            _end_no_more(folder, read["total"], counted)
+            if files:
+                spec.archive(folder)
+                _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
+            _reopen(folder)
     except BaseException:
         lock.close()
         raise
@@ -273,10 +275,21 @@ def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     total = spec.load(folder).job.tokens
     _check_total(total, total, counted, outcome, doing)
     kill_all(folder)
-    with _lock(folder, doing):
+    with _lock(folder, doing), _writing(folder, doing):
         stand_still(folder, elsewhere_ns=elsewhere_ns)
         reopen(folder, lambda replica: False)
         _end_no_more(folder, total, counted)
+
+
+@contextmanager
+def _writing(folder: Path, doing: str) -> Iterator[None]:
+    """While the files of a run are made ready to go on: ConfigError if the disk refuses; the next try starts over."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        do = "Make room there, and type it again."
+        raise ConfigError(doing, f"a disk that takes what is written into {folder}", found, do) from None
 
 
 def _end_no_more(folder: Path, total: int, counted: int) -> None:

@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -81,14 +82,15 @@ def _signs(folder: Path, zero_ns: int | None) -> Iterator[int]:
         with suppress(OSError):
             yield from (zero + round(line.time * 1e9) for line in recorded(folder, DISK, kind, is_tail=True))
     if zero_ns is not None:
-        yield from (at - zero_ns for at in _incidents(folder))
+        yield from (at - zero_ns for at in _incidents(folder, zero_ns))
 
 
-def _incidents(folder: Path) -> Iterator[int]:
+def _incidents(folder: Path, zero_ns: int) -> Iterator[int]:
     """The instant of the last incident, on the clock of this boot, if there is one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        last = (folder / EVENTS).read_bytes().splitlines()[-1:]
-        yield from (int(json.loads(line)["at"]) for line in last)
+        lines = map(json.loads, reversed((folder / EVENTS).read_bytes().splitlines()))
+        # A try to go on that failed may have left a line: nothing lived by that.
+        yield from islice((int(line["at"]) for line in lines if line.get("zero_ns", zero_ns) == zero_ns), 1)
 
 
 def _tell(folder: Path, went_on: WentOn) -> None:

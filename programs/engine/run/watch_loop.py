@@ -172,4 +172,6 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
     hosts = status["hosts"]
     pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
-    return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}
+    own = {"daemon": status.get("daemon", ""), "full": status.get("full", [])}
+    pacing = {name: values for name, values in pacing.items() if values}
+    return {**status["training"], **own, "hosts": hosts, "pacing": pacing}

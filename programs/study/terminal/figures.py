@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 from rich.cells import cell_len
@@ -160,14 +160,15 @@ class FigureWords:
         return f"eval loss {losses}" if losses else ""
 
     def merging(self, status: Mapping[str, Any]) -> str:
-        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed."""
+        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed. That a
+        disk is full is a notice of its own, once a minute."""
         shown = dict(self.shown(status))
         if "contributors" not in shown:
             return ""
         learners = "" if status.get("has_regions") else " learners"
         parts = [f"{shown['outer steps']} outer steps by {shown['contributors']}{learners}"]
         parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
-        return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
+        return ", ".join([*parts, *self.pacing(status)])
 
     def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
         """Settings that the pacers have changed: 'interval raised to 31 steps'."""
@@ -298,8 +299,51 @@ def relayed(hosts: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{', '.join(names)} to {', '.join(peers)}" for peers, names in by_peers.items())
 
 
+class FullDisk(NamedTuple):
+    """A full disk, by where it is mounted; `machine` is '' for that of the daemon which answers."""
+
+    place: str
+    machine: str = ""
+
+    def __str__(self) -> str:
+        return self.place + (f" of {self.machine}" if self.machine else "")
+
+
+def full_disks(status: Mapping[str, Any]) -> list[FullDisk]:
+    """The full disks of a status: those that its daemon has found, and of each other machine what its hosts say."""
+    found = {FullDisk(str(place)) for place in status.get("full", ())}
+    here = status.get("daemon", "")
+    for host in status.get("hosts", ()):
+        if host.get("full") and host.get("machine", "") not in ("", here):
+            found |= {FullDisk(str(place), str(host["machine"])) for place in host["full"]}
+    return sorted(found)
+
+
 def disk(status: Mapping[str, Any]) -> str:
-    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing."""
+    """'the disk at /data is full: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing.
+
+    Of an error of another kind its words stand in place of the disk.
+    """
+    missing = _missing(status)
+    if full := full_disks(status):
+        return no_room(", ".join(map(str, full)), status)
+    return f"{missing.error}: {missing.text}" if missing.text and missing.error else ""
+
+
+def no_room(where: object, status: Mapping[str, Any]) -> str:
+    """That a disk is full, and what the recorder waits with."""
+    missing = _missing(status).text
+    return f"the disk at {where} is full{f': {missing}' if missing else ''}"
+
+
+class _Missing(NamedTuple):
+    """What the recorder's disk has not taken, and its error."""
+
+    text: str
+    error: str | None
+
+
+def _missing(status: Mapping[str, Any]) -> _Missing:
     files = status.get("files", {}).values()
     waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
     unsaved, snapshot = status.get("unsaved") or {}, status.get("snapshots", {}).get("error")
@@ -311,7 +355,7 @@ def disk(status: Mapping[str, Any]) -> str:
         snapshot and "the next snapshot waits",
     ]
     error = next(filter(None, [*(count["error"] for count in files), unsaved_error, snapshot]), None)
-    return f"{error}: {', '.join(filter(None, parts))}" if any(parts) and error else ""
+    return _Missing(", ".join(map(str, filter(None, parts))), error)
 
 
 _OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
@@ -319,7 +363,7 @@ _PAUSED: Final = "{paused_seconds:seconds} between an end and what went on with 
 _MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} {by} each"
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
-_DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
+_DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost in {folder}: {disk_error}"
 _KEPT: Final = "{kept_bytes:size} to go on from; run.keep_to_go_on = false drops them"
 _SENT: Final = "{bytes_sent_total:size}; for evaluation and records {bytes_home_total:size}"
 
@@ -355,7 +399,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows += [
         ("restarts", text_of(_RESTARTS, restarts, restarts=restarts, died=died)),
         *(("books", line) for line in book_lines(summary.get("books", {}))),
-        ("disk", text_of(_DISK, summary.get("lines_lost"))),
+        ("disk", text_of(_DISK, summary.get("lines_lost"), folder=folder)),
         *(("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))),
         ("snapshot", store_line(summary.get("snapshot_store"))),
         ("kept", text_of(_KEPT, summary.get("kept_bytes"))),

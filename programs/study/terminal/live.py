@@ -42,9 +42,9 @@ from isthmus.programs.engine.results.absences import (
     back,
     cut_words,
     facts_in,
+    has_gone_on,
     hosts_of,
     remark,
-    submitted_in,
     waiting_of,
 )
 from isthmus.programs.engine.results.changes import is_better, sentence
@@ -54,15 +54,19 @@ from isthmus.programs.engine.results.words import snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
+    FullDisk,
     Screen,
     evaluated,
+    full_disks,
     in_lines,
     is_starting,
     learners_table,
+    no_room,
     resumption_words,
 )
 from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
+from isthmus.runtime.system.disk import FullNotes
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -95,11 +99,17 @@ _BEGUN: Final = {
 class NoticeFeed:
     """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well.
 
-    Of a run that is resumed now (`is_resumed`) what happened before is no news.
+    Of a run that is resumed now (`is_resumed`) what happened before is no news. It `tells_disks` that are full, unless
+    its viewer shows them otherwise.
     """
 
     def __init__(
-        self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns, *, is_resumed: bool = False
+        self,
+        folder: Path,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        is_resumed: bool = False,
+        tells_disks: bool = True,
     ) -> None:
         self.absences = Absences()
         self.notices: list[Notice] = []
@@ -112,6 +122,8 @@ class NoticeFeed:
         self._told_errors = set[tuple[str, ...]]()
         self._told = set[tuple[Any, ...]]()
         self._is_store_away = False
+        self._tells_disks, self._full = tells_disks, FullNotes[FullDisk]()
+        self._full_shown: dict[FullDisk, Notice] = {}
         self._cuts = CutFinder(hosts_of(folder))
         self._news_from = self._now() if is_resumed else None
 
@@ -126,6 +138,7 @@ class NoticeFeed:
             new = [notice._replace(at=None, is_earlier=True) for notice in new]
         self._has_looked = True
         new += self._changed(status)
+        new += self._without_room(status) if self._tells_disks else ()
         for fact in facts:
             if isinstance(fact.what, RunCut):
                 self.absences.add(fact)
@@ -218,6 +231,20 @@ class NoticeFeed:
             yield Notice(status.get("time"), f"snapshots reach {store['url']} again", "good")
         self._is_store_away = bool(line) if store else self._is_store_away
 
+    def _without_room(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """Notices of full disks, once a minute each, of which the newest stays; and of those that take writes again."""
+        news = self._full.update(full_disks(status), self._now_ns() / 1e9)
+        for place in (*news.full, *news.again):
+            is_full = place in news.full
+            text = no_room(place, status) if is_full else f"the disk at {place} has room again"
+            before = self._full_shown.pop(place, None)
+            if before is not None and is_full:
+                self.notices = [notice for notice in self.notices if notice is not before]
+            notice = Notice(status.get("time"), text, "bad" if is_full else "good")
+            if is_full:
+                self._full_shown[place] = notice
+            yield notice
+
     def _since(self, at: float) -> float | None:
         """A time of the run as one since the first inner step; None before it."""
         return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
@@ -246,8 +273,9 @@ class NoticeFeed:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self._submitted_ns = submitted = submitted_in(whole) or submitted  # It was resumed while this feed looked.
-        yield from filter(None, facts_in(whole, submitted))
+        if has_gone_on(whole):  # Perhaps while this feed looked.
+            self._submitted_ns = submitted_ns(self._folder, [])
+        yield from filter(None, facts_in(whole, self._submitted() or submitted))
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
         """The hosts that are seen to work."""

@@ -216,7 +216,7 @@ _DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent"
 def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: DaemonClient | None = None) -> None:
     """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
     folders = all_folders() if every else [folder_of(run) if home is None or run is None else run]
-    news = {folder: NoticeFeed(folder) for folder in folders}
+    news = {folder: NoticeFeed(folder, tells_disks=False) for folder in folders}
     if as_json:
         _show_json(news, home, every=every, watch=watch)
         return
@@ -263,7 +263,7 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         parts: list[RenderableType] = [head, facts(figures.ending(status["summary"], _short(status)))]
     else:
         training = status.get("training") or {}
-        training = {**training, "hosts": _hosts(status)}
+        training = {**training, **_own(status), "hosts": _hosts(status)}
         shown = figures.shown(training, len(training.get("learners", {})))
         progress = ("progress", _progress(training))
         parts = [head, facts([progress, *shown, *_not_started(status)]), Text("")]
@@ -296,7 +296,7 @@ def _statuses(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, mus
     for folder, follower in news.items():
         with suppress(*(() if must_answer else (ConfigError,))):
             status = status_of(folder) if home is None else status_of(folder, home)
-            training = {**(status.get("training") or {}), "hosts": status["hosts"]}
+            training = {**(status.get("training") or {}), **_own(status), "hosts": status["hosts"]}
             if "summary" not in status:
                 follower.update(training)
             statuses.append(with_daemon(status, daemons(follower.absences.all)))
@@ -329,6 +329,11 @@ def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The hosts that cannot be started at the moment, and why."""
     newest = [(str(host["name"]), host["reason"]) for host in status["hosts"] if host.get("reason")]
     return [(name, numbers.reason_of(told)) for name, told in newest if told["kind"] == Delayed.__struct_config__.tag]
+
+
+def _own(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a daemon says of itself, for views."""
+    return {"daemon": status.get("daemon", ""), "full": status.get("full", [])}
 
 
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

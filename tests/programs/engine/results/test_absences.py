@@ -20,8 +20,8 @@ from isthmus.programs.engine.results.absences import (
     daemons,
     fact_of,
     facts_in,
+    has_gone_on,
     remark,
-    submitted_in,
     with_cuts,
 )
 from isthmus.runtime.cores.membership_messages import (
@@ -371,6 +371,20 @@ def test_lines_from_before_a_run_went_on_have_the_times_that_they_had() -> None:
     assert [None if fact is None else fact.at for fact in facts] == [5, 20, 25, 40, 45, None]
     later = facts_in(data, -33 * SECOND, 3 * SECOND)
     assert [fact.at for fact in later if fact is not None] == [2, 17, 22, 37, 42]
-    assert submitted_in(data) == -33 * SECOND
-    assert submitted_in(data.splitlines(keepends=True)[0]) is None
+    assert [has_gone_on(text) for text in data.splitlines()] == [False, True, False, True, False, False]
     assert [remark(fact) is not None for fact in facts if fact is not None] == [False, True, False, False, False]
+
+
+def test_a_resume_that_failed_has_moved_no_time() -> None:
+    failed = line(800 * SECOND, "daemon/0", 1, WentOn(680 * SECOND, 100 * SECOND, 780 * SECOND))
+    rows = [
+        line(105 * SECOND, "a/0", 1, RESTARTED),
+        failed,
+        line(900 * SECOND, "daemon/0", 1, WentOn(780 * SECOND, 100 * SECOND, 880 * SECOND)),
+        line(905 * SECOND, "a/0", 2, RESTARTED),
+    ]
+    facts = facts_in("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 880 * SECOND)
+    assert [fact.at for fact in facts if fact is not None and fact.host == "a/0"] == [5, 25]
+    assert [remark(fact) is not None for fact in facts if fact is not None] == [False, False, True, False]
+    alone = facts_in(f"{json.dumps(rows[0])}\n{json.dumps(failed)}\n".encode(), 100 * SECOND)
+    assert [fact.at for fact in alone if fact is not None and fact.host == "a/0"] == [5]

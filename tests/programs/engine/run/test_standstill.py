@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -182,3 +183,18 @@ def test_a_disk_that_takes_no_line_moves_no_clock(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"events.jsonl cannot be written"):
         stand_still(tmp_path)
     assert folder.age >= HOUR
+
+
+def test_a_try_that_failed_half_way_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path, HOUR)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spec, "write", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            stand_still(tmp_path)
+    assert len(incidents_in(tmp_path)) == 1
+    assert stand_still(tmp_path) > HOUR - 21 * SECOND - NEAR
+    assert folder.age < 21 * SECOND + NEAR

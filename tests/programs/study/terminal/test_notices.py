@@ -120,6 +120,7 @@ def test_times_of_a_run_that_is_resumed_while_somebody_looks_go_on_from_where_th
     watched.write(15, "learner/2", 1, KILLED)
     assert watched.told(15.5) == ["10.0 bad learner 2 was killed by signal SIGKILL"]
     moved = SUBMITTED + 3600 * SECOND
+    (watched.folder / "spec.json").write_text(json.dumps({"zero_ns": moved}))
     watched.write(3620, "daemon/0", 1, WentOn(3600 * SECOND, SUBMITTED, moved))
     watched.write(3625, "learner/1", 2, KILLED)
     assert watched.told(3626) == [
