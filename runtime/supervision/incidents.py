@@ -208,6 +208,20 @@ class MachineTaken(Finding, frozen=True, tag="machine-taken"):
 End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 
 
+class Departed(Finding, frozen=True, tag="departed"):
+    """It left in order, because its `machine` was told to leave ('' for the home); `exited` is how its process ended.
+
+    Homes write it in place of an `Exited`; no station reports it.
+    """
+
+    machine: Name
+    exited: Exited
+
+
+NotedEnd: TypeAlias = End | Departed
+"""An end as the home records it."""
+
+
 # -- incidents ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +267,7 @@ class Condemned(Finding, frozen=True, tag="condemned"):
 class Ended(Finding, frozen=True, tag="ended"):
     """This life is over: why it was killed, if it was, and the error that it reported, if any."""
 
-    end: End
+    end: NotedEnd
     verdict: Verdict | None = None
     error: Raised | None = None
 
@@ -379,6 +393,17 @@ class HomeSetAside(Finding, frozen=True, tag="home-set-aside"):
     """The home of the run was told to leave, by a signal: its hosts end, and the next daemon goes on."""
 
 
+class WentOn(Finding, frozen=True, tag="went-on"):
+    """The run goes on after nothing of it had lived for `paused_ns`, which are no time of it: its clock stood still.
+
+    Before this line the times of the run counted from the instant `was_ns`, from it on they count from `zero_ns`.
+    """
+
+    paused_ns: Count
+    was_ns: int
+    zero_ns: int
+
+
 class Superseded(Finding, frozen=True, tag="superseded"):
     """The run has another home, in a later `term` than `was_term`, in which this was its home: the hosts here end."""
 
@@ -407,7 +432,7 @@ HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
-HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
+HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | WentOn | Superseded | ReportRefused
 Incident: TypeAlias = HostIncident | LifeIncident | ScriptIncident | IslandIncident | HomeIncident
 
 

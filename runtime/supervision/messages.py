@@ -198,11 +198,16 @@ Published: TypeAlias = dict[Name, dict[Name, Scalar | list[Scalar] | dict[Name |
 """The figures that the bodies of a host publish, by node."""
 
 
+FULL_MAX: Final = 16
+"""Disks that a host writes to: a run folder and a store, and those that links in them lead to."""
+
+
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
 
     `refused` counts what it refused; `relayed` are the hosts that a porter relays to it; `outside_ns` is for how long
-    the user's own code has kept it from its next step, and `places` are where that is.
+    the user's own code has kept it from its next step, and `places` are where that is; `full` are the disks of its
+    machine, by where they are mounted, that have no room for what it writes.
     """
 
     cpu_seconds: Seconds | UnsetType = UNSET
@@ -222,6 +227,7 @@ class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     relayed: Annotated[tuple[Name, ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] | UnsetType = UNSET
+    full: Annotated[tuple[Text, ...], Meta(max_length=FULL_MAX)] | UnsetType = UNSET
     formed: Formed | UnsetType = UNSET
     flows: Flows | UnsetType = UNSET
 

@@ -186,6 +186,7 @@ class Summary(TypedDict):
     losses_not_finite: int | None
     start_seconds: float
     wall_seconds: float
+    paused_seconds: float
     goodput: float | None
     uptime: float | None
     bytes_sent_total: int | None
@@ -223,10 +224,11 @@ def summarise(
     flows: RunFlows,
     merges_recorded: int | None = None,
     step_tokens: StepTokens = (),
+    paused_ns: int = 0,
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
     counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown; `graph` is None where it cannot
-    be built any more.
+    be built any more. The run's clock has stood still for `paused_ns`.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -287,6 +289,7 @@ def summarise(
         "losses_not_finite": _sum(row["losses_not_finite"] for row in rows) if rows else None,
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
+        "paused_seconds": round(paused_ns / 1e9, 3),
         "goodput": None if share_good is None else round(share_good, 6),
         "uptime": None if share_up is None else round(share_up, 6),
         **_moved(graph, flows),

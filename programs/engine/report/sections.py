@@ -46,8 +46,10 @@ from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
 from isthmus.programs.engine.results.words import (
+    UNKNOWN,
     book_lines,
     decimal,
+    evaluated_at,
     not_evaluated,
     not_finite,
     percent,
@@ -124,8 +126,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
-    meaning = not_evaluated({**record.summary}) or "global model on held-out data, first → final"
-    yield Tile("Evaluation loss", losses, [meaning])
+    yield Tile("Evaluation loss", losses, [_evaluated(record)])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
@@ -143,9 +144,20 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     total, wall = record.number("tokens_total"), record.number("wall_seconds")
     speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
     cpu = figure("cpu_seconds_total", seconds)
-    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
+    paused = figure("paused_seconds", seconds) if record.number("paused_seconds") else None
+    stood = () if paused is None else ("; beside it the run stood still for ", paused)
+    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *stood))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
+
+
+def _evaluated(record: RunRecord) -> str:
+    """What was evaluated, and at which of the tokens."""
+    at, missing = evaluated_at({**record.summary}), not_evaluated({**record.summary})
+    if missing:
+        last = decimal(record.number("eval_loss_last"))
+        return f"{missing}; the last evaluation was {last} {at}".rstrip() if at and last != UNKNOWN else missing
+    return f"global model on held-out data, first → final{f', {at}' if at else ''}"
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:
@@ -446,6 +458,7 @@ _HALF: Final = 530.0
 _HEADINGS: Final[dict[Topic, str]] = {
     "items": "Items were refused, and went no further:",
     "machines": "Machines came or went, which is no failure:",
+    "pause": "The run stood still, which is no failure:",
     "pace": "Learners were slow, which is no failure:",
     "data": "Data were slower than the steps that they are for, which is no failure:",
     "given up": "Hosts were given up, and the run went on without them:",

@@ -300,6 +300,7 @@ def test_of_a_final_model_that_was_not_evaluated_there_is_no_loss_and_a_line_tha
     assert (given_up["eval_loss_initial"], given_up["eval_loss_final"], given_up["eval_metrics"]) == (5.5, None, {})
     assert (given_up["eval_loss_last"], given_up["eval_tokens_last"]) == (4.5, 60)
     assert "not evaluated" in words.not_evaluated(given_up)
+    assert words.evaluated_at(given_up) == f"at {words.percent(60 / given_up['tokens_total'])} of the tokens trained"
     books.accept(EvaluationLine(kind="final", eval_loss=2.5, tokens=400), 0)
     evaluated = figures({**books.figures(2), **lives})
     assert (evaluated["eval_loss_final"], words.not_evaluated(evaluated)) == (2.5, "")

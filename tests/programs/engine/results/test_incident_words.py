@@ -29,6 +29,7 @@ from isthmus.runtime.supervision.incidents import (
     Condemned,
     CutOff,
     Delayed,
+    Departed,
     Ended,
     Exited,
     GivenUp,
@@ -100,8 +101,8 @@ def made(told: Any) -> list[Any]:
         (incidents.Incident, predicate),
         (incidents.Verdict, reason),
         (incidents.Verdict, predicate),
-        (incidents.End, reason),
-        (incidents.End, predicate),
+        (incidents.NotedEnd, reason),
+        (incidents.NotedEnd, predicate),
         (incidents.Failure, failure),
     ],
 )
@@ -116,7 +117,7 @@ def test_every_kind_has_words(kinds: Any, words: Any) -> None:
 
 
 def test_the_catalogue_has_no_kind_that_does_not_exist() -> None:
-    groups = (incidents.Incident, incidents.Verdict, incidents.End, incidents.Failure)
+    groups = (incidents.Incident, incidents.Verdict, incidents.NotedEnd, incidents.Failure)
     kinds = {kind.__struct_config__.tag for group in groups for kind in get_args(group)}
     assert CATALOGUE.keys() == kinds | {Pace.__struct_config__.tag}
 
@@ -126,7 +127,7 @@ def test_the_catalogue_has_no_kind_that_does_not_exist() -> None:
     [
         (incidents.Incident, "run-folder.md"),
         (incidents.Verdict, "run-folder.md"),
-        (incidents.End, "run-folder.md"),
+        (incidents.NotedEnd, "run-folder.md"),
         (incidents.Failure, "command-line.md"),
     ],
 )
@@ -237,6 +238,16 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             Ended(MachineTaken("gamma", "expelled")),
             "expelled with its machine gamma",
             "was expelled with its machine gamma",
+        ),
+        (
+            Ended(Departed("beta", Exited(0))),
+            "left in order with its machine beta, which was told to leave",
+            "left in order with its machine beta, which was told to leave",
+        ),
+        (
+            Ended(Departed("", SIGNALLED)),
+            "left in order with its home, which was told to leave",
+            "left in order with its home, which was told to leave",
         ),
         (
             GivenUp(6, CRASHED),
