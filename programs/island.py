@@ -68,12 +68,14 @@ def island(
 ) -> Island:
     """The learner of a run that is this process's loop, to be used in a `with`.
 
-    `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters; or `model` is the state of a
-    loop in jax, a tree of arrays with the optimizer's among them, and there is no `optimizer`. `merge` are the rules by
-    which its leaves are merged, as of a task: patterns on names with `/` for `.`, and on the paths of a tree, of which
-    each leaf needs a rule. `tokens_most` is the most tokens that a step can have, by default eight times those of the
-    first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of its own runs
-    the script as far as the `with`, and calls it with the module, or the state, that has the values of the whole run;
+    `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters, or a list of several; or
+    `model` is the state of a loop in jax, a tree of arrays with the optimizer's among them, and there is no
+    `optimizer`. `merge` are the rules by which its leaves are merged, as of a task: patterns on names with `/` for `.`,
+    and on the paths of a tree, of which each leaf needs a rule; a parameter that another pattern than `**` names takes
+    part while it needs no gradient, too. `tokens_most` is the most tokens that a step can have, by default eight times
+    those of the first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of
+    its own runs the script as far as the `with`, and calls it with the module, or the state, that has the values of the
+    whole run;
     of loops that start themselves one calls it between two steps. Without it nothing is evaluated. ConfigError for
     anything else.
 
@@ -136,9 +138,11 @@ class Island:
                 raise ConfigError(doing, "an island that begins", "one whose with has ended", do)
         self._thread, self._process = threading.get_ident(), os.getpid()
         _inside.append(self)
+        self._model.watch()
         try:
             return self._enter()
         except BaseException:
+            self._model.unwatch()
             _inside.remove(self)
             raise
 
@@ -220,6 +224,7 @@ class Island:
         if self._process != os.getpid():
             return False
         self._thread = None
+        self._model.unwatch()
         _inside.remove(self)
         if isinstance(self._life, LoopAhead):
             if error is None:
@@ -325,6 +330,7 @@ class Island:
                 self._host.go_on()
             if self._host.is_over:
                 self._check_place()
+                self._model.check_last()
         return self._model.stepped()
 
     def _tell_goes_on(self) -> None:

@@ -243,12 +243,21 @@ class LoopModel(Protocol):
     def state(self) -> Any:
         """The model as the loop has it."""
 
+    def watch(self) -> None:
+        """Notice from now on what the loop does with the leaves that take part: its `with` begins."""
+
+    def unwatch(self) -> None:
+        """Notice it no more."""
+
     def after(self, stepped: Any, loss: Any) -> Any:
-        """Take what the loop passes `island.step`; returns the loss. ConfigError if the merged leaves are not those
-        that it began with, or the loss is not one number."""
+        """Take what the loop passes `island.step`; returns the loss. ConfigError if the leaves that take part, or what
+        trains them, are not those that were announced, or if the loss is not one number."""
 
     def stepped(self) -> Any:
         """What `island.step` returns."""
+
+    def check_last(self) -> None:
+        """ConfigError if frozen leaves have other values after the last step of a run."""
 
     def check_end(self) -> None:
         """ConfigError if the loop has ended with other leaves than those of its last `island.step`."""

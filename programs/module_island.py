@@ -1,4 +1,4 @@
-"""The model of a loop in PyTorch: a module, and the optimizer that the loop steps; on one rank, or on several."""
+"""The model of a loop in PyTorch: a module, and the optimizers that the loop steps; on one rank, or on several."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, Final, NamedTuple, final
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.island import torch_model
+from isthmus.ops.island.announced import Change
 from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_announced import AnnouncedModule, shared_memory
 from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner, fault_of_kept, read_later
 from isthmus.ops.island.torch_model import SOLE, LeafAccess
 from isthmus.programs.task import ModelLeaf
@@ -22,7 +24,7 @@ _MAKING: Final = "Making an island"
 
 @final
 class ModuleModel:
-    """A module and its optimizer (`LoopModel`)."""
+    """A module and its optimizer, or a list of them (`LoopModel`)."""
 
     step_call = "island.step(loss, tokens=)"
 
@@ -31,11 +33,11 @@ class ModuleModel:
         self.merge = merge
         self.ranks = _rank_of(module, os.environ)
         self._model = _checked_model(module, merge, self.ranks.access)
-        self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._model, optimizer)
         if not self.ranks.is_same((self.leaves(), self._moments.forms())):
             do = "Make the same module in every rank, and an optimizer whose state lies as its parameters do."
             raise ConfigError(_MAKING, "one module and one optimizer in all ranks", "others in some of them", do)
+        self._announced = AnnouncedModule(self._model, self._moments)
 
     def leaves(self) -> list[ModelLeaf]:
         model = self._model
@@ -46,7 +48,8 @@ class ModuleModel:
 
     def learner_bytes(self) -> int:
         size_of = self._model.access.size_bytes
-        sizes = [size_of(leaf) * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
+        model = self._model
+        sizes = [size_of(leaf) * (1 + model.may_need_gradient(path)) for path, leaf in model.leaves.items()]
         return int(self.ranks.total(int(sum(sizes) + self._moments.size_bytes)))
 
     def frozen(self) -> Digests:
@@ -56,15 +59,17 @@ class ModuleModel:
     def state(self) -> Any:
         return self._model.module
 
+    def watch(self) -> None:
+        self._announced.watch()
+
+    def unwatch(self) -> None:
+        self._announced.unwatch()
+
     def after(self, stepped: Any, loss: Any) -> Any:
-        """`stepped` or `loss` is the loss. ConfigError if the module has another tensor where it had a merged leaf, of
-        which it would train one for itself, or if the loss is not one number."""
+        """`stepped` or `loss` is the loss. ConfigError if what takes part is not what was announced, or if the loss is
+        not one number."""
         doing, loss = f"Calling {self.step_call}", stepped if loss is None else loss
-        for tensors, name, leaf in self._places:
-            if tensors.get(name) is not leaf:
-                do = "Change the module before isthmus.island(...), and afterwards only the values of its tensors."
-                path = self._model.paths[id(leaf)]
-                raise ConfigError(doing, f"the module's own {path!r}, as it was", "another tensor", do)
+        _refuse(doing, self._announced.after_step())
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
         is_scalar = hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1 and not loss.dtype.is_complex
         if not is_number and not is_scalar:
@@ -73,13 +78,16 @@ class ModuleModel:
         return loss
 
     def stepped(self) -> None:
-        return None
+        self._announced.after_boundary()
+
+    def check_last(self) -> None:
+        _refuse(f"Calling {self.step_call}", self._announced.frozen.change())
 
     def check_end(self) -> None:
         """No-op: a module keeps its tensors."""
 
     def fault_of_kept(self, kept: Sequence[Any]) -> str:
-        return fault_of_kept(kept, self._moments.optimizer)
+        return fault_of_kept(kept, self._moments.groups)
 
     def read_later(self, scalar: Any) -> Any:
         return read_later(scalar)
@@ -92,6 +100,11 @@ class ModuleModel:
 
     def evaluator(self, evaluate: Callable[[Any], Any], *, is_beside: bool) -> Evaluating:
         return LoopEvaluation(self._model, evaluate, settle=self.ranks.settle, is_beside=is_beside)
+
+
+def _refuse(doing: str, change: Change | None) -> None:
+    if change is not None:
+        raise ConfigError(doing, change.expected, change.found, change.do)
 
 
 class _Place(NamedTuple):
@@ -136,12 +149,18 @@ def _checked_model(module: Any, merge: tuple[tuple[str, str], ...], access: Leaf
     if not any(parameter.requires_grad for parameter in module.parameters()):
         do = "Let requires_grad be true for what is to be trained."
         raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
-    return torch_model.Model(module, merge, leaves[0].device, access)
+    model = torch_model.Model(module, merge, leaves[0].device, access, names_take_part=True)
+    if (pair := shared_memory(model.merged)) is not None:
+        do = "Tie weights by one parameter, as in model.head.weight = model.embedding.weight."
+        raise ConfigError(_MAKING, f"{pair[0]!r} in memory of its own", f"in that of {pair[1]!r}", do)
+    return model
 
 
 def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.OptimizerState:
     try:
         return torch_model.OptimizerState(optimizer, model)
     except TypeError as error:
-        do = "Pass the optimizer that the loop steps, made of this module's parameters."
+        do = (
+            "Pass the optimizer that the loop steps, made of this module's parameters; where there are several, a list."
+        )
         raise ConfigError(_MAKING, "an optimizer of this module's parameters", str(error), do) from error

@@ -15,7 +15,8 @@ from typing import Any, Final, final
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.frozen_leaves import Digests, difference
+from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.island.announced import FrozenLeaves
 from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.jax_loop import LoopState, StateEvaluation, StateLearner, read_later
 from isthmus.ops.island.life import LearnerLife
@@ -41,8 +42,7 @@ class StateModel:
             raise ConfigError(_MAKING, "a torch.nn.Module, or a tree of arrays", str(error), do) from error
         if not self._state.names:
             raise ConfigError(_MAKING, "a tree of arrays", "no array", "Pass the state that the loop's step takes.")
-        self._digests = self._state.digests()
-        self._is_first = True
+        self._frozen = FrozenLeaves(self._state.digests)
 
     def host(self, make: Callable[[], Any], *, make_learner: Callable[..., Any], judge: Evaluating | None) -> Any:
         return make()
@@ -59,25 +59,29 @@ class StateModel:
         return state.size_bytes(range(len(state.leaves))) + state.size_bytes(state.merged)
 
     def frozen(self) -> Digests:
-        return self._digests
+        return self._frozen.announced
 
     @property
     def state(self) -> Any:
         return self._state.tree
 
+    def watch(self) -> None:
+        """No-op: what a step changes is in the state that the loop passes."""
+
+    def unwatch(self) -> None:
+        """No-op."""
+
     def after(self, stepped: Any, loss: Any) -> Any:
-        """`stepped` is the state. ConfigError if it has another form, if a first step has changed frozen leaves, or if
-        the loss is not one number."""
+        """`stepped` is the state. ConfigError if it has another form, if frozen leaves have changed, or if the loss is
+        not one number."""
         doing = f"Calling {self.step_call}"
         try:
             self._state.take(stepped)
         except TypeError as error:
             do = "Pass the whole state that the step has returned."
             raise ConfigError(doing, "a state of the form with which the with began", str(error), do) from error
-        if self._is_first and (pair := difference(self._digests, self._state.digests())) is not None:
-            do = "Leave them as they are: pass the optimizer what is trained alone."
-            raise ConfigError(doing, pair[0], pair[1], do)
-        self._is_first = False
+        if (change := self._frozen.after_step()) is not None:
+            raise ConfigError(doing, change.expected, change.found, change.do)
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
         if not is_number and (getattr(loss, "size", 0) != 1 or np.iscomplexobj(loss)):
             do = "Pass the loss of this step, by name: a scalar array, or a number."
@@ -86,6 +90,10 @@ class StateModel:
 
     def stepped(self) -> Any:
         return self._state.tree
+
+    def check_last(self) -> None:
+        if (change := self._frozen.change()) is not None:
+            raise ConfigError(f"Calling {self.step_call}", change.expected, change.found, change.do)
 
     def check_end(self) -> None:
         if (name := self._state.taken_away) is not None:

@@ -84,7 +84,9 @@ def _type(clone: Clone, command: str, here: Path) -> Path:
 
 def _commands(block: Block) -> list[str]:
     if block.language not in ("shell", "bash"):
-        raise UnlikeReadmeError(f"line {block.line}: nothing can be typed of {block.language}, and no mark says why not")
+        raise UnlikeReadmeError(
+            f"line {block.line}: nothing can be typed of {block.language}, and no mark says why not"
+        )
     return block.commands
 
 

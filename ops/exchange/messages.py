@@ -547,7 +547,21 @@ class LearnerEvaluation(TypedDict):
     evaluation: NotRequired[Evaluated]
 
 
-class StepReport(Progress, LearnerEvaluation):
+class LastLeaves(TypedDict):
+    """The digest of each fragment, once the last version of all was adopted, empty before; and the first leaf that has
+    other values than these, '' if none has."""
+
+    digests: list[Count]
+    leaf: str
+
+
+class LoopLeaves(TypedDict):
+    """Of a learner in a user's loop: what its leaves have with the last model."""
+
+    last: NotRequired[LastLeaves]
+
+
+class StepReport(Progress, LearnerEvaluation, LoopLeaves):
     """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
     `stepping` is the time since its first step began, but for what it was `away` of it (`runtime.host.busy`), `waited`
@@ -560,7 +574,8 @@ class StepReport(Progress, LearnerEvaluation):
     state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
     so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
     moments; None where nothing of it is lost, or known; `in_model`, in programs that average gradients, are the tokens
-    of each slot in the model that it has: [slot, tokens].
+    of each slot in the model that it has: [slot, tokens]; `not_finite` counts the batches of this life whose loss was
+    not finite.
     """
 
     stepping: Count
@@ -580,6 +595,7 @@ class StepReport(Progress, LearnerEvaluation):
     device_kind: str
     began: Annotated[list[Any], tuple[Literal["copy", "snapshot", "anew", "peer"], Count, Count]] | None
     in_model: Positions
+    not_finite: NotRequired[Count]
 
 
 class Brought(TypedDict):

@@ -19,7 +19,7 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.contract import scalars_of
 from isthmus.ops.island.life import LearnerLife, Tensors
-from isthmus.ops.island.torch_model import Model, OptimizerState, form_of
+from isthmus.ops.island.torch_model import Model, OptimizerState, form_of, own_part
 from isthmus.ops.island.torch_state import PendingScalar, TorchState
 
 
@@ -54,7 +54,7 @@ class LoopLearner(TorchState):
     def keep(self, kept: Sequence[Any]) -> None:
         """Keep with the local leaves what has `state_dict` and `load_state_dict`; give it what a former life kept.
 
-        The settings of the optimizer's groups, its rates among them, go with it: schedulers count on them. ValueError
+        The settings of the optimizers' groups, their rates among them, go with it: schedulers count on them. ValueError
         if the former life kept something else.
         """
         found, self._kept = self._found, tuple(kept)
@@ -64,13 +64,13 @@ class LoopLearner(TorchState):
             raise ValueError(f"{len(found.states)} were kept before")
         for each, state in zip(kept, found.states, strict=True):
             each.load_state_dict(state)
-        for group, settings in zip(self._moments.optimizer.param_groups, found.groups, strict=True):
+        for group, settings in zip(self._moments.groups, found.groups, strict=True):
             group.update(settings)
 
     def local(self) -> Iterable[np.ndarray[Any, Any]]:
         """The local leaves, and then uint8[n]: what else is kept."""
         yield from super().local()
-        yield KeptStates.of(self._kept, self._moments.optimizer).array()
+        yield KeptStates.of(self._kept, self._moments.groups).array()
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         if not leaves or leaves[-1].dtype != np.uint8 or leaves[-1].ndim != 1 or not super().take_local(leaves[:-1]):
@@ -131,7 +131,7 @@ class LoopEvaluation:
     @contextmanager
     def _kept(self) -> Iterator[None]:
         """Keep what this process has of the module, and of torch's random numbers."""
-        leaves = [_own_part(leaf) for leaf in (*self._model.merged.values(), *self._model.local.values())]
+        leaves = [own_part(leaf) for leaf in (*self._model.merged.values(), *self._model.local.values())]
         values = [leaf.clone() for leaf in leaves]
         modes = [(part, part.training) for part in self._model.module.modules()]
         numbers = torch.get_rng_state()
@@ -152,23 +152,17 @@ class LoopEvaluation:
         return Assembled(fragments, values, {path: form_of(leaf) for path, leaf in self._model.merged.items()})
 
 
-def _own_part(leaf: torch.Tensor) -> Any:
-    """The values of a leaf in this process, where they lie."""
-    values: Any = leaf.detach()
-    return values.to_local() if hasattr(values, "to_local") else values
-
-
 class KeptStates(NamedTuple):
-    """The states of what a loop keeps, and the settings of each group of its optimizer."""
+    """The states of what a loop keeps, and the settings of each group of its optimizers."""
 
     states: list[Any]
     groups: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, kept: Sequence[Any], optimizer: Any) -> KeptStates:
-        """Those of the present moment; nothing, where nothing is kept."""
-        groups = [{name: each[name] for name in each if name != "params"} for each in optimizer.param_groups]
-        return cls([each.state_dict() for each in kept], groups if kept else [])
+    def of(cls, kept: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> KeptStates:
+        """Those of the present moment, of the optimizers' groups; nothing, where nothing is kept."""
+        settings = [{name: each[name] for name in each if name != "params"} for each in groups]
+        return cls([each.state_dict() for each in kept], settings if kept else [])
 
     @classmethod
     def read(cls, array: Any) -> KeptStates:
@@ -182,13 +176,13 @@ class KeptStates(NamedTuple):
         return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
+def fault_of_kept(kept: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> str:
     """Why this cannot be kept; empty if it can."""
     for each in kept:
         if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
             return f"a {type(each).__name__}, which lacks them"
         try:
-            KeptStates.read(KeptStates.of([each], optimizer).array())
+            KeptStates.read(KeptStates.of([each], groups).array())
         except Exception as error:  # Of the user's classes, or of what torch reads without running code.
             return f"a {type(each).__name__}, of which this cannot be read back: {str(error).splitlines()[0]}"
     return ""

@@ -2,8 +2,9 @@
 
 A leaf is a parameter or a buffer. Its path is its name with `/` for `.`, without the segments that `torch.compile`
 adds; a tied weight is one leaf, under its first name. A parameter has the kind that the task's rules say; one that
-needs no gradient is frozen, unless it is local. A buffer that is saved with the module and is floating-point is a
-`mean`, unless a rule says that it is local or frozen; all other buffers are local.
+needs no gradient is frozen, unless it is local, or, in a loop of the user's own, a rule names it: then it takes part
+also while it needs none (`is_named`). A buffer that is saved with the module and is floating-point is a `mean`, unless
+a rule says that it is local or frozen; all other buffers are local.
 
 Where a leaf's values lie is not known here: `LeafAccess` reads and writes them, in this process or in several.
 
@@ -24,7 +25,7 @@ import torch
 
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL, MEAN, is_merged
-from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches
+from isthmus.ops.exchange.parameter_trees import EVERYTHING, Rules, first_match, matches
 
 _COMPILED: Final = "_orig_mod"
 """The name under which a compiled module has the module that it was made of."""
@@ -129,13 +130,22 @@ def mix(values: torch.Tensor, new: torch.Tensor, alpha: float) -> None:
 class Model:
     """A module with its leaves by path, in the module's order: `merged`, `local` and `frozen` ones."""
 
-    def __init__(self, module: Any, rules: Rules[Any], device: torch.device, access: LeafAccess = SOLE) -> None:
-        """The leaves of a module, all of which lie on a device."""
+    def __init__(
+        self,
+        module: Any,
+        rules: Rules[Any],
+        device: torch.device,
+        access: LeafAccess = SOLE,
+        *,
+        names_take_part: bool = False,
+    ) -> None:
+        """The leaves of a module, all of which lie on a device; with `names_take_part` those that a rule names."""
         self.module: Any = module
         self.device = device
         self.access = access
-        kinds = dict(_kinds(_bare(module), rules))
-        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(_bare(module))}
+        self.rules, self._names_take_part = rules, names_take_part
+        kinds = self.kinds_now()
+        self.leaves: dict[str, Any] = self.leaves_now()
         self.kinds: dict[str, str | None] = kinds
         self.merged = {path: tensor for path, tensor in self.leaves.items() if is_merged(kinds[path])}
         self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
@@ -157,14 +167,24 @@ class Model:
             raise TypeError(f"build() returns a torch.nn.Module, not a {type(module).__name__}")
         return cls(module.to(device), task.rules, device)
 
-    def places(self) -> list[tuple[dict[str, Any], str, str]]:
-        """Where the module has each merged leaf: a dict of one of its parts, the key in that, and the leaf's path."""
-        found = list[tuple[dict[str, Any], str, str]]()
-        for part in self.module.modules():
-            for tensors in (part._parameters, part._buffers):
-                named = ((name, self.paths.get(id(tensor))) for name, tensor in tensors.items())
-                found += [(tensors, name, path) for name, path in named if path in self.merged]
-        return found
+    def may_need_gradient(self, path: str) -> bool:
+        """Whether a leaf is a parameter that is trained, now or later."""
+        leaf = self.leaves[path]
+        return bool(leaf.requires_grad) or (path in self.merged and isinstance(leaf, torch.nn.Parameter))
+
+    def leaves_now(self) -> dict[str, Any]:
+        """The leaves that the module has now, by path: `leaves`, unless the module was changed since."""
+        return {path: tensor for path, tensor, _ in _named(_bare(self.module))}
+
+    def kinds_now(self) -> dict[str, str | None]:
+        """The kinds of these, by path."""
+        return dict(_kinds(_bare(self.module), self.rules, names_take_part=self._names_take_part))
+
+    def follow(self, path: str, tensor: Any) -> None:
+        """Go on with another tensor as a local leaf, of the same form."""
+        del self.paths[id(self.leaves[path])]
+        self.leaves[path] = self.local[path] = tensor
+        self.paths[id(tensor)] = path
 
     def digests(self) -> Digests:
         """The digests of the frozen leaves."""
@@ -200,13 +220,19 @@ def _path(name: str) -> str:
     return "/".join(part for part in name.split(".") if part != _COMPILED)
 
 
-def _kinds(module: Any, rules: Rules[Any]) -> Iterator[tuple[str, str | None]]:
+def is_named(rules: Rules[Any], path: str) -> bool:
+    """Whether the rule of a path is another one than that of everything else."""
+    return next((pattern for pattern, _ in rules if matches(pattern, path)), EVERYTHING) != EVERYTHING
+
+
+def _kinds(module: Any, rules: Rules[Any], *, names_take_part: bool) -> Iterator[tuple[str, str | None]]:
     """(path, kind) of every leaf."""
     saved = {_path(name) for name in module.state_dict()}
     for path, tensor, is_parameter in _named(module):
         if is_parameter:
             kind = first_match(rules, path)
-            yield path, kind if tensor.requires_grad or kind == LOCAL else FROZEN
+            takes_part = tensor.requires_grad or kind == LOCAL or (names_take_part and is_named(rules, path))
+            yield path, kind if takes_part else FROZEN
         elif path in saved and tensor.dtype.is_floating_point:
             ruled = (kind for pattern, kind in rules if kind in (MEAN.name, LOCAL, FROZEN) and matches(pattern, path))
             yield path, next(ruled, MEAN.name)
@@ -263,6 +289,12 @@ class _Writeable:
         self.__array_interface__ = {**described, "data": (described["data"][0], False)}
 
 
+def own_part(leaf: torch.Tensor) -> Any:
+    """The values of a leaf in this process, where they lie."""
+    values: Any = leaf.detach()
+    return values.to_local() if hasattr(values, "to_local") else values
+
+
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, in a NumPy array of its own."""
     copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -296,69 +328,98 @@ def with_scalars(loss: Callable[[Any, Any], Any], module: Any, batch: Any) -> tu
     return value, {"loss": value, **scalars}
 
 
+class _StateRow(NamedTuple):
+    """A parameter, and by key the forms of what an optimizer keeps for it."""
+
+    parameter: Any
+    forms: Mapping[str, Any]
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, in the order of its groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
 @final
 class OptimizerState:
-    """The state of an optimizer as arrays.
+    """The state of one optimizer, or of several, as arrays.
 
     Optimizers make their state in the step that first needs it. So its form is found by a step along zeros, at a rate
-    of 0, which leaves no trace: `optimizer` has then made no step. Of each parameter it is told whether it has a state
+    of 0, which leaves no trace: an optimizer has then made no step. Of each parameter it is told whether it has a state
     yet, because that is not zeros in every optimizer (NAdam's begins with ones).
     """
 
     def __init__(self, optimizer: Any, model: Model) -> None:
-        """TypeError for something else than an optimizer over parameters of the module, or for one that keeps what is
-        neither a tensor nor a number."""
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
-        if any(id(each) not in model.paths for group in optimizer.param_groups for each in group["params"]):
-            raise TypeError("an optimizer of other parameters than the module's")
-        self.optimizer: Any = optimizer
+        """`optimizer` is one, or a list of them. TypeError for something else than optimizers over parameters of the
+        module, or for one that keeps what is neither a tensor nor a number."""
+        several = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        for each in several:
+            if not isinstance(each, torch.optim.Optimizer):
+                raise TypeError(f"a {type(each).__name__}, which is no torch.optim.Optimizer")
+            if any(id(parameter) not in model.paths for parameter in _parameters_of(each)):
+                raise TypeError("an optimizer of other parameters than the module's")
+        if not several or len(several) > len({id(each) for each in several}):
+            raise TypeError("one optimizer twice" if several else "no optimizer")
+        self.optimizers: tuple[Any, ...] = several
         self._model = model
-        self._forms = self._forms_kept()
+        self._forms = [self._forms_kept(each) for each in several]
+
+    @property
+    def optimizer(self) -> Any:
+        """The first optimizer: of a task the only one."""
+        return self.optimizers[0]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters of all optimizers, with their settings."""
+        return [group for each in self.optimizers for group in each.param_groups]
 
     def begin(self, optimizer: Any = None) -> None:
-        """Forget what the optimizer has kept; go on with another one of its kind, if it is given."""
-        self.optimizer = self.optimizer if optimizer is None else optimizer
-        self.optimizer.state.clear()
+        """Forget what the optimizers have kept; go on with another one of its kind, if it is given."""
+        self.optimizers = self.optimizers if optimizer is None else (optimizer,)
+        for each in self.optimizers:
+            each.state.clear()
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the state in this process, once it is made."""
-        tensors = [each for form in self._forms.values() for each in form.values() if isinstance(each, torch.Tensor)]
+        forms = [form for forms in self._forms for form in forms.values()]
+        tensors = [each for form in forms for each in form.values() if isinstance(each, torch.Tensor)]
         return sum(map(self._model.access.size_bytes, tensors))
 
     def arrays(self, *, of_merged: bool = False) -> Iterator[np.ndarray[Any, Any]]:
-        """For each parameter 1 where it has a state, uint8[n]; then the states, in NumPy arrays of their own.
+        """For each parameter 1 where it has a state, uint8[n]; then the states, in NumPy arrays of their own. So of
+        each optimizer, one after the other.
 
-        None at all where the optimizer keeps nothing. `of_merged`: of merged parameters only.
+        None at all of an optimizer that keeps nothing. `of_merged`: of merged parameters only.
         """
-        parameters = self._parameters(of_merged=of_merged)
-        if not parameters:
-            return
-        yield np.array([bool(self.optimizer.state.get(each)) for _, each in parameters], np.uint8)
-        for path, parameter in parameters:
-            state = self.optimizer.state.get(parameter) or {}
-            for key, form in self._forms[path].items():
-                value = state.get(key, form)
-                yield self._model.array(value) if isinstance(value, torch.Tensor) else np.array(value)
+        for optimizer, rows in self._rows(of_merged=of_merged):
+            yield np.array([bool(optimizer.state.get(row.parameter)) for row in rows], np.uint8)
+            for row in rows:
+                state = optimizer.state.get(row.parameter) or {}
+                for key, form in row.forms.items():
+                    value = state.get(key, form)
+                    yield self._model.array(value) if isinstance(value, torch.Tensor) else np.array(value)
 
     def forms(self, *, of_merged: bool = False) -> list[ArrayForm]:
         """Shapes and dtypes of `arrays`."""
-        parameters = self._parameters(of_merged=of_merged)
-        forms = [form_of(each) for path, _ in parameters for each in self._forms[path].values()]
-        return [ArrayForm((len(parameters),), np.dtype(np.uint8)), *forms] if parameters else []
+        forms: list[ArrayForm] = []
+        for _, rows in self._rows(of_merged=of_merged):
+            forms.append(ArrayForm((len(rows),), np.dtype(np.uint8)))
+            forms += [form_of(each) for row in rows for each in row.forms.values()]
+        return forms
 
     def take(self, arrays: list[Any], *, of_merged: bool = False) -> None:
         """Replace the states by such arrays, which have these forms."""
         left = iter(arrays)
-        parameters = self._parameters(of_merged=of_merged)
-        flags = self._model.access.share(next(left)) if parameters else ()
-        for (path, parameter), has_state in zip(parameters, flags, strict=True):
-            taken = {key: next(left) for key in self._forms[path]}
-            self.optimizer.state.pop(parameter, None)
-            if has_state:
-                state = {key: self._value(form, taken[key]) for key, form in self._forms[path].items()}
-                self.optimizer.state[parameter] = state
+        for optimizer, rows in self._rows(of_merged=of_merged):
+            flags = self._model.access.share(next(left))
+            for row, has_state in zip(rows, flags, strict=True):
+                taken = {key: next(left) for key in row.forms}
+                optimizer.state.pop(row.parameter, None)
+                if has_state:
+                    state = {key: self._value(form, taken[key]) for key, form in row.forms.items()}
+                    optimizer.state[row.parameter] = state
 
     def _value(self, form: Any, array: Any) -> Any:
         """A value of the state of this form, from an array, in memory of its own."""
@@ -369,19 +430,22 @@ class OptimizerState:
         access.store(value, tensor_of(array).reshape(form.shape))
         return value
 
-    def _parameters(self, *, of_merged: bool) -> list[tuple[str, Any]]:
-        """(path, parameter) of those with a state, in the order of the optimizer's groups."""
-        every = [each for group in self.optimizer.param_groups for each in group["params"]]
-        named = [(self._model.paths[id(each)], each) for each in every]
-        return [(path, each) for path, each in named if self._forms[path] and not (of_merged and self._is_local(path))]
+    def _rows(self, *, of_merged: bool) -> Iterator[tuple[Any, list[_StateRow]]]:
+        """Each optimizer that keeps something, and for which parameters, in the order of its groups."""
+        for optimizer, forms in zip(self.optimizers, self._forms, strict=True):
+            named = [(self._model.paths[id(each)], each) for each in _parameters_of(optimizer)]
+            rows = [
+                _StateRow(parameter, forms[path])
+                for path, parameter in named
+                if forms[path] and not (of_merged and path in self._model.local)
+            ]
+            if rows:
+                yield optimizer, rows
 
-    def _is_local(self, path: str) -> bool:
-        return path in self._model.local
-
-    def _forms_kept(self) -> dict[str, dict[str, Any]]:
-        """By path and key what the optimizer keeps: zeros of the form of a tensor, or a number."""
-        optimizer, forms = self.optimizer, dict[str, dict[str, Any]]()
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    def _forms_kept(self, optimizer: Any) -> dict[str, dict[str, Any]]:
+        """By path and key what an optimizer keeps: zeros of the form of a tensor, or a number."""
+        forms = dict[str, dict[str, Any]]()
+        parameters = _parameters_of(optimizer)
         kept, gradients = dict(optimizer.state), [each.grad for each in parameters]
         settings = [dict(group) for group in optimizer.param_groups]
         optimizer.state.clear()
@@ -389,7 +453,8 @@ class OptimizerState:
             for group in optimizer.param_groups:
                 group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
             for parameter in parameters:
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+                is_trained = self._model.may_need_gradient(self._model.paths[id(parameter)])
+                parameter.grad = torch.zeros_like(parameter) if is_trained else None
             optimizer.step()
             for parameter in parameters:
                 state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}

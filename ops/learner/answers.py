@@ -264,10 +264,14 @@ FIRST_LOSSES: Final = 4
 
 
 class StepMetrics:
-    """The scalars since the last report, as sums by name; and the first losses of all."""
+    """The scalars since the last report, as sums by name; and the first losses of all.
+
+    `not_finite` counts the steps, of those whose scalars were read, with a loss that is not finite.
+    """
 
     def __init__(self) -> None:
         self.first_losses: list[float] = []
+        self.not_finite = 0
         self._waiting: list[Mapping[str, Any]] = []
         self._sums: dict[str, float] = {}
         self._count = 0
@@ -295,12 +299,17 @@ class StepMetrics:
         self.first_losses += losses[: FIRST_LOSSES - len(self.first_losses)]
         if math.isfinite(sum(losses)):
             return None
+        self._count_losses(losses)
         first = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), count - 1)
         return len(self._waiting) + count - 1 - first
 
     def forget(self) -> None:
-        """Drop the scalars that wait."""
+        """Drop the scalars that wait, but for the count of losses that are not finite."""
+        self._count_losses([float(np.asarray(metrics["loss"])) for metrics in self._waiting])
         self._waiting.clear()
+
+    def _count_losses(self, losses: Sequence[float]) -> None:
+        self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
     def means(self) -> dict[str, float]:
         """The means of the scalars read since the previous call, by name; empty if none was."""

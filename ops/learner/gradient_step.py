@@ -51,7 +51,7 @@ class Reporter:
     def __init__(self, context: Any, device_kind: str) -> None:
         self._context, self._device_kind = context, device_kind
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self.step = self.tokens = 0
+        self.step = self.tokens = self._not_finite = 0
         self._times = StepTimes(context.now, context.away)
         self._stepping = self._reported_at = 0
         self._phase: Phase | None = None
@@ -68,6 +68,7 @@ class Reporter:
         """Record the end of a step; `scalars` are those of its batch."""
         self.step += 1
         self.tokens += tokens
+        self._not_finite += not math.isfinite(scalars["loss"])
         self._scalars.append(scalars)
 
     def report(self, phase: Phase) -> list[tuple[str, StepReport]]:
@@ -107,6 +108,7 @@ class Reporter:
             device_kind=self._device_kind,
             began=None,
             in_model=self.in_model,
+            not_finite=self._not_finite,
         )
         return [("progress", report)]
 

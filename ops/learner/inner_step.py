@@ -30,6 +30,7 @@ from isthmus.ops.exchange.messages import (
     Control,
     LearnerEvaluation,
     Loan,
+    LoopLeaves,
     Own,
     Progress,
     Restored,
@@ -57,6 +58,7 @@ from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragmen
 from isthmus.ops.learner.first_version import begun_from
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.fragment_send import outer_gradient
+from isthmus.ops.learner.last_model import LastModel
 from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.ops.learner.recovery import Inheritance, Lending
 from isthmus.ops.learner.step_times import StepTimes
@@ -142,6 +144,7 @@ class InnerStep:
         self._sole: SoleLearning | None = None
         self._loop: LoopLearning | None = None
         self._evaluation: OwnEvaluation | None = None
+        self._last_model: LastModel | None = None
 
     def prepare(self) -> None:
         """Do what needs no device: trace every function, or import the task's framework."""
@@ -167,6 +170,7 @@ class InnerStep:
             self._emit_every = 0
         self._learner = self._learner_of(context)
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
+        self._last_model = None if self._loop is None else LastModel(self._learner, self._fragments, self._held)
         if self._fragments and (judge := own_judge_of(self._task)) is not None:
             self._evaluation = OwnEvaluation(judge, self._fragments, tokens=self._budget)
         self._answers = Answers(
@@ -316,11 +320,6 @@ class InnerStep:
         after those that are merged."""
         return self._feed.reached
 
-    def last_versions(self) -> list[Vector]:
-        """The version of each own fragment that this learner has adopted last, float32[n]; in its final phase, the
-        last of the run."""
-        return [held.anchor for held in self._held if held is not None]
-
     def will_make(self, p: int) -> int:
         """The count of the version to which the next answer about a fragment contributes; 0 where none is held."""
         held = self._held[p]
@@ -329,6 +328,11 @@ class InnerStep:
     def own(self, overlap: int) -> Own | None:
         """The state that only this learner has, when it has answered; None if a later life could not use it."""
         return None if self._sick else self._inheritance.own(overlap, self._totals)
+
+    def write_last_model(self) -> str:
+        """Write the run's last model, if it is there, over what a user's loop has made of it since; returns the first
+        leaf that has other values nevertheless, '' if none has."""
+        return "" if self._last_model is None else self._last_model.write()
 
     def give(self, restored: Restored) -> None:
         """Store the saved state of this slot: the first step waits for it."""
@@ -375,8 +379,10 @@ class InnerStep:
         if update["kind"] not in AGAIN or not self._inheritance.is_whole:
             self._totals.raise_to(update["totals"])
         held = self._held[p]
-        # No share of the zeros before a first version may survive, nor of values that are not finite.
-        adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
+        # No share of the zeros before a first version may survive, nor of values that are not finite; and with the last
+        # version all learners have one model.
+        is_last = update["kind"] == "final"
+        adopt = self._learner.replace if held is None or self._sick or is_last else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
             self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
@@ -395,6 +401,8 @@ class InnerStep:
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions, held.sent = update["positions"], None
         adopt(p, update["values"])
+        if self._last_model is not None:
+            self._last_model.adopted(p, is_last=is_last)
         self._inheritance.overtaken(p)
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
@@ -602,6 +610,7 @@ class InnerStep:
         report: StepReport = {
             **progress,
             **self._evaluated(),
+            **self._leaves(),
             "stepping": self._stepping,
             "away": self._times.away,
             "loss": means.pop("loss", math.nan),
@@ -619,6 +628,7 @@ class InnerStep:
             "device_kind": self._learner.device_kind,
             "began": self._inheritance.began,
             "in_model": [],
+            "not_finite": self._metrics.not_finite,
         }
         self._watched_at = self._reported_at
         return report
@@ -629,6 +639,10 @@ class InnerStep:
             return own
         said = dict(zip(self._numbers, own, strict=True))
         return [said.get(number, nothing) for number in range(len(self._parts))]
+
+    def _leaves(self) -> LoopLeaves:
+        """What the leaves of a user's loop have, in each report until the next, because a report may be overtaken."""
+        return {} if self._last_model is None else LoopLeaves(last=self._last_model.leaves())
 
     def _evaluated(self) -> LearnerEvaluation:
         """The last evaluation of this learner: in all reports until the next one, because a report may be overtaken."""

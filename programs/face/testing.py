@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.runtime.sim.faults import (
+    Away,
     Blackout,
     BreakDisk,
     Clog,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from isthmus.runtime.channels import conformance as channel_conformance
 
 __all__ = [
+    "Away",
     "Blackout",
     "BreakDisk",
     "Clog",

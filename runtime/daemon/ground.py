@@ -124,6 +124,10 @@ class Ground(ABC):
     def flush(self) -> None:
         """Keep what the tapes have got since the last call."""
 
+    def full(self) -> tuple[str, ...]:
+        """The disks, by where they are mounted, that have no room for what this process writes."""
+        return ()
+
     @abstractmethod
     def close(self) -> None:
         """Release everything; the hosts go on."""
@@ -172,6 +176,9 @@ class LocalGround(Ground):
 
     def is_gone(self) -> bool:
         return identity(self.folder) != self._identity
+
+    def full(self) -> tuple[str, ...]:
+        return DISK.full.now()
 
     def flush(self) -> None:
         for files, tape in self._tapes:

@@ -211,6 +211,10 @@ class Daemon:
         figures = {str(member.replica): shown["figures"].get("relayed", []) for member, shown in self._shown.items()}
         return {name: list(others) for name, others in sorted(figures.items()) if others}
 
+    def full(self) -> list[str]:
+        """The disks of this machine, by where they are mounted, that have no room for what is written."""
+        return self._site.full()
+
     def dismiss(self) -> None:
         """Release the other machines."""
         for machine in self.home.fleet.machines:
@@ -245,10 +249,10 @@ class Daemon:
         refused = self._site.endpoint_of_hosts.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
         unfinished = {str(each): msgspec.to_builtins(ended) for each, ended in self.home.unfinished.items()}
-        return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
+        return {"run": str(self.folder.absolute()), "outcome": self.outcome, "error": error, "daemon": self.name,
                 "term": self.home.term, "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
                 "awaited": [str(each) for each in self.home.awaited], "scripts_unfinished": unfinished,
-                "refused": dict(refused)}  # fmt: skip
+                "refused": dict(refused), "full": self.full()}  # fmt: skip
 
     def close(self) -> None:
         """Release everything; the hosts, if any are left, go on."""

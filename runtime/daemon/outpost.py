@@ -165,6 +165,10 @@ class Outpost:
         """Host here -> the hosts that a porter relays to it."""
         return self._site.relayed()
 
+    def full(self) -> list[str]:
+        """The disks here, by where they are mounted, that have no room for what is written."""
+        return self._site.full()
+
     def status(self) -> dict[str, Any]:
         """The hosts here, with their figures, and what is not known at home alone."""
         hosts = [

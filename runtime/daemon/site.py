@@ -110,6 +110,11 @@ class Site:
         figures = {str(member.replica): shown["figures"].get("relayed", []) for member, shown in self.shown.items()}
         return {name: list(others) for name, others in sorted(figures.items()) if others}
 
+    def full(self) -> list[str]:
+        """The disks here, by where they are mounted, that have no room for what hosts or this daemon write."""
+        of_hosts = (place for shown in self.shown.values() for place in shown["figures"].get("full", ()))
+        return sorted({*self._ground.full(), *of_hosts})
+
     def beat(self) -> bool:
         """Count a beat, every BEAT_SECONDS; returns whether the ledger had been deleted."""
         was_removed = self._ground.restore_ledger()

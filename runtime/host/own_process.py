@@ -34,8 +34,17 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import LEARNER, ONE_MACHINE, RECORDER, MachineOwner, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import PLACES_MAX, Starved
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, NOBODY, Directory, Form, Formed
+from isthmus.runtime.supervision.messages import (
+    FULL_MAX,
+    HEARTBEAT_SECONDS,
+    MISSING_MAX,
+    NOBODY,
+    Directory,
+    Form,
+    Formed,
+)
 from isthmus.runtime.system import processes
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.memory import ProportionalMemory
@@ -508,10 +517,12 @@ class HostProcess:
             if not self._host.leave_requested:
                 self._host.request_leave()
 
-    def fail(self, node: str, error: BaseException) -> None:
-        """End this host because of an exception of the code that lends it a thread; from any thread."""
+    def fail(self, node: str, error: BaseException, *, is_refusal: bool = False) -> None:
+        """End this host because of an exception of the code that lends it a thread; from any thread. `is_refusal`: as
+        in Raised."""
         with self._loop.turn:
-            self._host.raised = self._host.raised or raised(node, error)
+            told = msgspec.structs.replace(raised(node, error), is_refusal=is_refusal)
+            self._host.raised = self._host.raised or told
             self._failed(self._host, node, story(error))
 
     def _begin(self) -> None:
@@ -562,6 +573,7 @@ class HostProcess:
             memory_bytes=self._memory.peak_bytes,
             places=self._places_of_user(),
             starved=None if starved is None else msgspec.to_builtins(starved),
+            full=DISK.full.now()[:FULL_MAX],
         )
         phase = self._phase(self._host.published)
         said = {"type": kind, "run": self._run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}

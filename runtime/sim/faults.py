@@ -72,6 +72,16 @@ class Hang(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class Away(_Moment):
+    """The user's code keeps a learner from its next step for `seconds`: it works, or does nothing (`is_idle`)."""
+
+    kind: ClassVar[str] = "away"
+    host: str
+    seconds: float = 60.0
+    is_idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stick(_Moment):
     """The next firing of a node takes `seconds` longer, while its host still sends heartbeats."""
 
@@ -380,7 +390,7 @@ TalkFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports
 """Faults by which a daemon sends nothing, too little or too much."""
 DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts | Lie
 """Faults of the daemon of one machine."""
-HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
+HostFault: TypeAlias = Kill | Pause | Hang | Away | Stick | Crash | Slow | Skew | Forge
 """Faults of one live host."""
 LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | Lie | DieAll
 """Faults that lurk until they strike."""

@@ -118,6 +118,8 @@ class LifeTape:
         self.tape.renew()
 
 
+STEPPING: Final = "inner-step"
+"""The node in which a learner steps, and may be away."""
 EXIT_SECONDS: Final = 0.05
 """The time that a host takes to exit on request."""
 FORMING_NS: Final = 1_000_000_000
@@ -177,7 +179,8 @@ class UniverseSetting:
 class Life:
     """A host that runs as `member` on the machine at `address`, with its disk as `mount` and its tape on disk `tapes`.
 
-    `factor` multiplies the time of its firings, `stuck` has the seconds by which the next firing of a node is longer.
+    `factor` multiplies the time of its firings, `stuck` has the seconds by which the next firing of a node is longer;
+    `away` are those for which the user's code keeps it from its next step.
     """
 
     def __init__(
@@ -200,6 +203,8 @@ class Life:
         self.mount = mount
         self.factor = 1.0
         self.stuck: dict[str, float] = {}
+        self.away: float | None = None
+        self._has_been_away = False
         self._names = {node.index: node.name for node in self.plan.nodes}
         self.endpoints: tuple[str, str] | None = None
         self.formed = Formed()
@@ -377,7 +382,12 @@ class Life:
             self.say()
 
     def _duration(self, node: int, took: Duration) -> Duration:
-        stuck = self.stuck.pop(self._names[node], 0.0)
+        name = self._names[node]
+        stuck = self.stuck.pop(name, 0.0)
+        if name == STEPPING and self.away and not self._has_been_away:  # Once for each fault.
+            self.host.busy.left(name, self.clock.now())
+            stuck += self.away
+        self._has_been_away = bool(self.away) and (name == STEPPING or self._has_been_away)
         return Duration(round(took * self.factor + stuck * 1e9))
 
     def _connected(self, peer: Member) -> None:

@@ -251,6 +251,13 @@ class Acts:
                 process = self._universe.machines[life.machine].processes[life.pid]
                 process.is_stopped = isinstance(fault, faults.Pause)
                 self._last(fault.seconds, partial(self._resume, life, process))
+            case faults.Away():
+                if life.away is not None:
+                    return False
+                life.away = fault.seconds
+                process = self._universe.machines[life.machine].processes[life.pid]
+                process.idle_since = self._universe.clock.now() if fault.is_idle else None
+                self._last(fault.seconds, partial(self._come_back, life, process))
             case faults.Stick():
                 if fault.node in life.stuck:
                     return False
@@ -266,6 +273,9 @@ class Acts:
             case faults.Forge():
                 self.forgeries.setdefault(life.member.replica, []).append(fault)
         return True
+
+    def _come_back(self, life: Life, process: SimulatedProcess) -> None:
+        life.away = process.idle_since = None
 
     def _resume(self, life: Life, process: SimulatedProcess) -> None:
         process.is_stopped = False

@@ -118,7 +118,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
     """An exception of type `exception` ('' where there was none) in a node, at a line of a file.
 
     `message` is one line, '' where its text is `kept` elsewhere; `file` and `line` are '' and 0 where the place is not
-    known.
+    known. `is_refusal`: a loop of the user's own did what is refused, and the next life would do it again.
     """
 
     node: Name
@@ -127,6 +127,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
     file: Text
     line: Count
     kept: TextPlace | None = None
+    is_refusal: bool = False
 
     @property
     def mistake(self) -> tuple[str, ...]:
@@ -207,6 +208,20 @@ class MachineTaken(Finding, frozen=True, tag="machine-taken"):
 End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 
 
+class Departed(Finding, frozen=True, tag="departed"):
+    """It left in order, because its `machine` was told to leave ('' for the home); `exited` is how its process ended.
+
+    Homes write it in place of an `Exited`; no station reports it.
+    """
+
+    machine: Name
+    exited: Exited
+
+
+NotedEnd: TypeAlias = End | Departed
+"""An end as the home records it."""
+
+
 # -- incidents ---------------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +267,7 @@ class Condemned(Finding, frozen=True, tag="condemned"):
 class Ended(Finding, frozen=True, tag="ended"):
     """This life is over: why it was killed, if it was, and the error that it reported, if any."""
 
-    end: End
+    end: NotedEnd
     verdict: Verdict | None = None
     error: Raised | None = None
 
@@ -378,6 +393,17 @@ class HomeSetAside(Finding, frozen=True, tag="home-set-aside"):
     """The home of the run was told to leave, by a signal: its hosts end, and the next daemon goes on."""
 
 
+class WentOn(Finding, frozen=True, tag="went-on"):
+    """The run goes on after nothing of it had lived for `paused_ns`, which are no time of it: its clock stood still.
+
+    Before this line the times of the run counted from the instant `was_ns`, from it on they count from `zero_ns`.
+    """
+
+    paused_ns: Count
+    was_ns: int
+    zero_ns: int
+
+
 class Superseded(Finding, frozen=True, tag="superseded"):
     """The run has another home, in a later `term` than `was_term`, in which this was its home: the hosts here end."""
 
@@ -406,7 +432,7 @@ HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
-HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
+HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | WentOn | Superseded | ReportRefused
 Incident: TypeAlias = HostIncident | LifeIncident | ScriptIncident | IslandIncident | HomeIncident
 
 
@@ -446,6 +472,20 @@ class ProgramFailed(Finding, frozen=True, tag="program-failed"):
     lives: int
 
 
+class LoopRefused(Finding, frozen=True, tag="loop-refused"):
+    """The user's loop in `host` did what is refused, as to train what it had not announced: it would do it again."""
+
+    host: str
+    error: Raised
+
+
+class ModelsDiffer(Finding, frozen=True, tag="models-differ"):
+    """With the last versions of all fragments the leaves of `host` have other values than they: `leaf` is the first."""
+
+    host: str
+    leaf: Text
+
+
 class NoMachineLeft(Finding, frozen=True, tag="no-machine-left"):
     """No machine is left for a replica."""
 
@@ -480,7 +520,9 @@ class Ordered(Finding, frozen=True, tag="ordered"):
 
 ReplicaFailure: TypeAlias = RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved
 """Failures for one required replica, `host`."""
-Failure: TypeAlias = ReplicaFailure | RecorderFailed | ProgramFailed | SupersededHome | Ordered
+LoopFailure: TypeAlias = LoopRefused | ModelsDiffer
+"""Failures because of what a loop of the user's own has done."""
+Failure: TypeAlias = ReplicaFailure | LoopFailure | RecorderFailed | ProgramFailed | SupersededHome | Ordered
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------

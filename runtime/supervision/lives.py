@@ -17,7 +17,7 @@ from typing import Final
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
-from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents, user_code, watch
 from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.flows import as_used
@@ -120,9 +120,9 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
     ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
-    run.reasons[replica] = ended
+    run.reasons[replica] = noted = _departed(run, machine, ended, replica) or ended
     if not run.is_ending:
-        run.write(member, ended)  # Before incidents that follow from it.
+        run.write(member, noted)  # Before incidents that follow from it.
     elif user_code.script_ended(run, replica, life, ended):
         _follow_script(run, member, ended, None if life is None else life.served_at)
     if replica in run.unfinished:
@@ -146,8 +146,26 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
 
     if not run.is_ending and (repeated := run.repeats.common(learners, is_believed)) is not None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
+    error = gang_end.ended.error
+    if not run.is_ending and error is not None and error.is_refusal and machine.name == run.fleet.home:
+        watch.end_run(run, "failed", incidents.LoopRefused(str(first.replica), error))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
         _follow(run, first, gang_end)
+
+
+def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, replica: Replica) -> incidents.Ended | None:
+    """The end of a life that left in order with its machine, or with the home that is set aside; None of any other.
+
+    Learners and the recorder are asked to leave, and exit; what is left then is killed by their daemon, unasked.
+    """
+    is_home = machine.name == run.fleet.home
+    end, is_asked = ended.end, leader(replica).role in (LEARNER, RECORDER)
+    is_to_leave = machine.is_leaving or (is_home and run.is_set_aside)
+    if not is_to_leave or ended != incidents.Ended(end) or not isinstance(end, incidents.Exited):
+        return None
+    if end.status != 0 and (is_asked or end.signal != KILLED):
+        return None
+    return incidents.Ended(incidents.Departed("" if is_home else machine.name, end))
 
 
 def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, gone: Gone) -> bool:

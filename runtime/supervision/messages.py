@@ -148,16 +148,23 @@ class Heartbeat(Part, frozen=True):
 
 
 class Over(Part, frozen=True):
-    """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end."""
+    """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end.
+
+    `unlike`: the slots of learners whose leaves are not the last model, and the first such leaf of each, '' where that
+    is not known.
+    """
 
     error: Text | None = None
     is_stopped: bool = False
+    unlike: Annotated[tuple[tuple[Count, Text], ...], Meta(max_length=LIVES_MAX)] = ()
 
     @classmethod
     def of(cls, shown: Mapping[str, Any]) -> Over:
         """The Over in the status of a recorder."""
         error = shown.get("error")
-        return cls(None if error is None else str(error)[:TEXT_LENGTH_MAX], shown.get("stop_reason") is not None)
+        unlike = tuple((int(slot), str(leaf)[:TEXT_LENGTH_MAX]) for slot, leaf in shown.get("unlike", ())[:LIVES_MAX])
+        text = None if error is None else str(error)[:TEXT_LENGTH_MAX]
+        return cls(text, shown.get("stop_reason") is not None, unlike)
 
 
 class Seen(Part, frozen=True):
@@ -191,11 +198,16 @@ Published: TypeAlias = dict[Name, dict[Name, Scalar | list[Scalar] | dict[Name |
 """The figures that the bodies of a host publish, by node."""
 
 
+FULL_MAX: Final = 16
+"""Disks that a host writes to: a run folder and a store, and those that links in them lead to."""
+
+
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
 
     `refused` counts what it refused; `relayed` are the hosts that a porter relays to it; `outside_ns` is for how long
-    the user's own code has kept it from its next step, and `places` are where that is.
+    the user's own code has kept it from its next step, and `places` are where that is; `full` are the disks of its
+    machine, by where they are mounted, that have no room for what it writes.
     """
 
     cpu_seconds: Seconds | UnsetType = UNSET
@@ -215,6 +227,7 @@ class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     relayed: Annotated[tuple[Name, ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] | UnsetType = UNSET
+    full: Annotated[tuple[Text, ...], Meta(max_length=FULL_MAX)] | UnsetType = UNSET
     formed: Formed | UnsetType = UNSET
     flows: Flows | UnsetType = UNSET
 

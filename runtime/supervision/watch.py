@@ -15,7 +15,7 @@ from typing import Final
 
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, gang_number, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, gang_number, leader
 from isthmus.runtime.supervision import incidents, user_code
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
@@ -23,7 +23,7 @@ from isthmus.runtime.supervision.home_events import DAEMON, FinishRun, Outcome
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.incidents import Failure
 from isthmus.runtime.supervision.liveness import Findings
-from isthmus.runtime.supervision.messages import Formed, ItemRefusal, ReportFault, Seen
+from isthmus.runtime.supervision.messages import Formed, ItemRefusal, Over, ReportFault, Seen
 
 ABANDON: Final = seconds(5)
 """The time that other machines have to report the end of their hosts, once all are to be killed."""
@@ -129,9 +129,19 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
     if seen.over is not None and replica.role == RECORDER and not run.is_ending:
         is_stopped = run.is_stopping or seen.over.is_stopped
         failure: Failure | None = None if is_stopped else _never_healthy(run)
+        failure = failure or _unlike_model(run, seen.over)
         if seen.over.error is not None:
             failure = incidents.RecorderFailed(seen.over.error)
         settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
+
+
+def _unlike_model(run: RunState, over: Over) -> incidents.ModelsDiffer | None:
+    """The first learner whose leaves are not the last model, where its machine is believed in that."""
+    found = [(Replica(LEARNER, slot), leaf) for slot, leaf in over.unlike]
+    name = run.fleet.name
+    if not run.fleet.is_believed((name(each) for each, _ in found), map(name, run.fleet.learners)):
+        return None  # An admitted machine that says so of its own learner: its script knows it, too.
+    return incidents.ModelsDiffer(str(found[0][0]), found[0][1])
 
 
 def _compare_data(run: RunState, seen: Seen) -> None:

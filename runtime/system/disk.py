@@ -6,11 +6,14 @@ like its clock, so that a simulation can pass one that fills up, fails, or loses
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, final
 
 _MASK: Final = os.umask(0o077)
 """The umask with which this process started."""
@@ -72,12 +75,80 @@ class Disk(Protocol):
         """Return when the names in a folder would survive a power failure."""
 
 
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that is full, or of which this user has had its share."""
+REFUSED_SECONDS: Final = 60.0
+"""How long a refusal counts that nothing has followed. What is refused is tried again within a minute, or is lost."""
+
+
+class _Refusal(NamedTuple):
+    """A write that failed: when, for want of how many bytes, and whether more room would do (or a larger quota)."""
+
+    at: float
+    size: int
+    is_quota: bool
+
+
+@final
+class FullDisks:
+    """The disks that had no room for what this process wrote last, each named by where it is mounted; from any thread.
+
+    A disk is no longer full once a write into the same folder succeeds, or there is room for what was refused.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[str, _Refusal] = {}
+
+    def refused(self, folder: Path, error: OSError, size: int = 0) -> None:
+        """A write of so many bytes into a folder failed."""
+        if error.errno in NO_ROOM:
+            self._refused[str(folder)] = _Refusal(time.monotonic(), size, error.errno == errno.EDQUOT)
+
+    def took(self, folder: Path) -> None:
+        """A write into a folder succeeded."""
+        if self._refused:  # This is after every write.
+            self._refused.pop(str(folder), None)
+
+    def now(self) -> tuple[str, ...]:
+        """Those that are full now, sorted."""
+        if not self._refused:
+            return ()
+        since, places = time.monotonic() - REFUSED_SECONDS, set[str]()
+        for folder, refusal in self._refused.copy().items():
+            with suppress(OSError):
+                if refusal.at >= since and (refusal.is_quota or not _has_room(folder, refusal.size)):
+                    places.add(mount_point(folder))
+        return tuple(sorted(places))
+
+
+def _has_room(folder: str, size: int) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize > size and (found.f_favail > 0 or not found.f_files)
+
+
+def mount_point(folder: str) -> str:
+    """Where the file system of a folder is mounted; OSError if the folder is gone."""
+    path = Path(folder).resolve()
+    device = path.stat().st_dev
+    for parent in path.parents:
+        if parent.stat().st_dev != device:
+            return str(path)
+        path = parent
+    return str(path)
+
+
 @final
 class KernelFile:
-    """A file of this machine, by its descriptor."""
+    """A file of this machine, by its descriptor. Its errors name it, and are noted in `full`."""
 
-    def __init__(self, path: Path, flags: int) -> None:
-        self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, flags: int, full: FullDisks) -> None:
+        self._path, self._full = path, full
+        self._is_whole, self._written = bool(flags & os.O_TRUNC), 0
+        try:
+            self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            full.refused(path.parent, error)
+            raise
         if (mode := _repaired(os.fstat(self._descriptor).st_mode, 0o600, 0o666)) is not None:
             os.fchmod(self._descriptor, mode)
 
@@ -91,11 +162,30 @@ class KernelFile:
         return os.pread(self._descriptor, 1, size - 1) if size else b""
 
     def write(self, data: bytes) -> int:
-        return os.write(self._descriptor, data)
+        try:
+            count = os.write(self._descriptor, data)
+        except OSError as error:
+            self._note(error, len(data))
+            raise
+        if count == len(data):
+            self._full.took(self._path.parent)
+        self._written += count
+        return count
 
     def sync(self) -> None:
         """Return when the disk reports that it has all of it."""
-        os.fsync(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: OSError, size: int = 0) -> None:
+        """A write of so many bytes failed: the error names the file, and the disk is full if it says so."""
+        # What is written whole is removed when a part of it is refused, and gives its room back.
+        self._full.refused(self._path.parent, error, size + self._written if self._is_whole else size)
+        if error.errno is not None:
+            error.filename = str(self._path)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -103,15 +193,18 @@ class KernelFile:
 
 @final
 class KernelDisk:
-    """The files of this machine."""
+    """The files of this machine; `full` are the disks that have no room."""
+
+    def __init__(self) -> None:
+        self.full = FullDisks()
 
     def append(self, path: Path) -> File:
         self._make_folder(path.parent)
-        return KernelFile(path, os.O_RDWR | os.O_APPEND)
+        return KernelFile(path, os.O_RDWR | os.O_APPEND, self.full)
 
     def create(self, path: Path) -> File:
         self._make_folder(path.parent)
-        return KernelFile(path, os.O_RDWR | os.O_TRUNC)
+        return KernelFile(path, os.O_RDWR | os.O_TRUNC, self.full)
 
     def rename(self, path: Path, target: Path) -> None:
         path.replace(target)
@@ -149,3 +242,40 @@ class KernelDisk:
 
 
 DISK: Final = KernelDisk()
+
+
+TOLD_SECONDS: Final = 60.0
+"""Between two words of one full disk."""
+AGAIN_SECONDS: Final = 5.0
+"""Without a refusal, until a disk is said to take writes again: some lines may find room where a snapshot does not."""
+
+_Place = TypeVar("_Place")
+
+
+class FullNews(NamedTuple, Generic[_Place]):
+    """The places of full disks to tell of now, and those that take writes again."""
+
+    full: list[_Place]
+    again: list[_Place]
+
+
+@final
+class FullNotes(Generic[_Place]):
+    """When to tell of full disks, each by a place: at once, and once a minute as long as it stays full."""
+
+    def __init__(self) -> None:
+        self._told: dict[_Place, float] = {}
+        self._seen: dict[_Place, float] = {}
+
+    def update(self, full: Iterable[_Place], now: float) -> FullNews[_Place]:
+        """What to tell, where these are full at `now` (seconds)."""
+        self._seen |= dict.fromkeys(full, now)
+        due = [place for place, seen in self._seen.items() if seen == now and self._is_due(place, now)]
+        self._told |= dict.fromkeys(due, now)
+        again = [place for place, seen in self._seen.items() if now - seen >= AGAIN_SECONDS]
+        for place in again:
+            del self._seen[place]
+        return FullNews(due, again)
+
+    def _is_due(self, place: _Place, now: float) -> bool:
+        return place not in self._told or now - self._told[place] >= TOLD_SECONDS

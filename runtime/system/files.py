@@ -189,9 +189,11 @@ def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
         finally:
             file.close()
         disk.rename(beside, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             disk.remove(beside)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = str(path)  # Of two names the one that means something to its reader.
         raise
     disk.sync_folder(path.parent)
 

@@ -2,8 +2,8 @@
 
 A fenced block has the language that it names; without one it is the output of the block before it. An indented block is
 shell. What stands in an HTML comment right before the block is its mark: `not run: REASON`, of an output `not compared:
-REASON`, or the path of a file whose contents the block shows. `run by make readme: REASON` is what only a reader with an
-environment of his own can type: it installs, or needs what was installed.
+REASON`, or the path of a file whose contents the block shows. `run by make readme: REASON` is what only a reader with
+an environment of his own can type: it installs, or needs what was installed.
 
 An output on a page is compared word by word. `...` stands for anything. Where a program measures something, a number
 with its unit stands for any other; what a program says of its progress appears when the clock says so, and is left out.

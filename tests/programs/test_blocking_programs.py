@@ -82,6 +82,13 @@ def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResu
         assert summary["tokens_overlapped"] == 0
 
 
+@pytest.mark.parametrize("name", BLOCKING)
+def test_losses_that_are_not_finite_are_counted_in_every_program(runs: dict[str, WorldResult], name: str) -> None:
+    summary = runs[name].summary
+    assert summary["losses_not_finite"] == 0
+    assert {row["losses_not_finite"] for row in summary["per_learner"]} == {0}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult], name: str) -> None:

@@ -38,6 +38,7 @@ APART = {
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
     "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
+    "docs/how-to/join-with-a-loop.md": "a second machine: tests/torch_tasks/test_joining_loops.py",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
     "docs/how-to/through-a-bucket.md": "a store: tests/programs/engine/machine/test_bucket*.py",
     "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",

@@ -210,7 +210,7 @@ WRONG = {
         ),
         "'base' in a function that jax traces",
     ),
-    "what is frozen": (GOOD.replace("**state,", "**state, 'base': state['base'] + 1,"), "frozen leaf 'base'"),
+    "what is frozen": (GOOD.replace("**state,", "**state, 'base': state['base'] + 1,"), "'base' with"),
     "no loss": (LOOP.replace("ARGUMENTS", "state, tokens=8"), "None"),
     "a loss of two": (LOOP.replace("ARGUMENTS", "state, loss=state['base'], tokens=8"), "Array([1., 1.]"),
     "a complex loss": (LOOP.replace("ARGUMENTS", "state, loss=loss * 1j, tokens=8"), "Array("),
@@ -260,6 +260,23 @@ def test_a_loop_that_goes_on_behind_its_last_step_is_told_so() -> None:
     state["w"].delete()
     with pytest.raises(ConfigError, match="'w' donated since"):
         model.check_end()
+
+
+def test_frozen_leaves_are_compared_at_powers_of_four_and_at_the_last_step() -> None:
+    state = {"w": jnp.ones(4), "base": jnp.ones(2)}
+    model = StateModel(state, (("base", "frozen"), ("**", "rda")))
+    changed = {**state, "base": jnp.zeros(2)}
+    for number in range(1, 17):
+        if number == 16:  # The first step with a change that looks.
+            with pytest.raises(ConfigError, match="'base'"):
+                model.after(changed, 1.0)
+        else:
+            model.after(state if number in (1, 4) else changed, 1.0)
+    model.after(state, 1.0)
+    model.check_last()
+    model.after(changed, 1.0)
+    with pytest.raises(ConfigError, match="'base'"):
+        model.check_last()
 
 
 class Later:

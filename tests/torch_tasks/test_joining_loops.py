@@ -64,8 +64,8 @@ def train():
             island.step(loss, tokens=64)
             if how == "leaves" and island.position == begun + 40:
                 break
-            if how == "raises" and island.position == begun + 40:
-                raise ValueError("a mistake of mine")
+            if how == "freezes" and island.position == begun + 40:
+                model[0].requires_grad_(False)
         return island.is_over
 
 for _ in range(2 if how == "leaves" else 1):
@@ -209,9 +209,9 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     assert position > 0
     assert moments == 6
     assert epochs > 0
-    home.loop("delta", "raises")
+    home.loop("delta", "freezes")  # What is refused of it ends no run of others.
     assert home.loops["delta"].wait(PATIENCE) == 1
-    assert "ValueError: a mistake of mine" in home.text_of("delta").read_text()
+    assert "ConfigError: " in home.text_of("delta").read_text()
     home.says("home", "machine delta leaves")
     home.wait_for_vote(0)
     home.wait_for_vote(2)
@@ -226,7 +226,8 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     assert summary["outcome"] == "stopped"
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
     assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 6
-    assert any(isinstance(each, BodyRaised) for each in incidents_in(home.folder / "run", ""))
+    raised = [each.error for each in incidents_in(home.folder / "run", "") if isinstance(each, BodyRaised)]
+    assert [(each.exception, each.is_refusal) for each in raised if each.exception] == [("ConfigError", False)]
     ends = [each.end for each in incidents_in(home.folder / "run", "") if isinstance(each, Ended)]
     assert len(ends) >= 2
     assert not any(isinstance(each, NotStarted) for each in ends)  # No next life was asked for.

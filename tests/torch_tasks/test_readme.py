@@ -1,4 +1,4 @@
-"""What the README says is typed once PyTorch is installed, in the environment that is there: `make readme` installs it."""
+"""What README says is typed once PyTorch is installed, in the environment that is there: `make readme` installs it."""
 
 from __future__ import annotations
 

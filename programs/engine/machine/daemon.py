@@ -23,6 +23,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.bucket import Bucket
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
 from isthmus.programs.engine.machine.link_trials import MEASURE, OPEN_TRIAL, LinkTrials
 from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
@@ -48,12 +49,14 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
-from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
+from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
+from isthmus.programs.engine.snapshots.snapshots import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import INTERRUPTED
+from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
@@ -183,6 +186,7 @@ class MachineDaemon:
         )
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
+        self._full = FullNotes[str]()
         self.neighbours = Neighbours(
             loop,
             name,
@@ -254,10 +258,11 @@ class MachineDaemon:
         if not (folder / spec.SPEC).exists():
             return
         try:
-            spec.rebase_clock_after_reboot(folder)
-            run_spec, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
+            sites, are_here = Sites.load(folder), has_hosts(folder)
+            stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
+            run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
-            is_alive = has_hosts(folder) or bool(sites.others)
+            is_alive = are_here or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, run_spec, sites, is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:
@@ -594,6 +599,7 @@ class MachineDaemon:
             self.tell(f"ends, because its runs are over: {self.neighbours.followed.words}")
             self.request_end()
         self._tell_relayed()
+        self._tell_full()
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
@@ -620,6 +626,14 @@ class MachineDaemon:
             if host not in relayed:
                 self.tell(f"{host}: relayed no more")
         self._relayed = relayed
+
+    def _tell_full(self) -> None:
+        """Print which disks here have no room, once a minute as long as they are full."""
+        news = self._full.update({place for each in self._parts() for place in each.full()}, time.monotonic())
+        for place in news.full:
+            self.tell(f"the disk at {place} is full: what is written there waits, or is lost")
+        for place in news.again:
+            self.tell(f"the disk at {place} has room again")
 
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]

@@ -21,10 +21,12 @@ from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.run.resume import check_cut_off, check_whole, spec_of, tell_faults
+from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import LEARNER, REGION, Replica, leader
 from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import append_bytes, write_json
@@ -44,6 +46,36 @@ class TakeoverState:
     sites: Sites
     term: int
     machines: tuple[str, ...]
+
+
+REGION_SECONDS: Final = 30 * 86_400
+"""So long a region that is cut off goes on alone: it merges at its own syncer, and stops at its share of the budget."""
+
+
+def lonely_seconds(run: spec.Spec) -> float:
+    """The seconds for which the hosts of a run go on without a word of its home."""
+    return REGION_SECONDS if REGION in run.roles else run.settings.home_away_seconds
+
+
+LATE: Final = 1.5
+"""Beats of a busy daemon come late, and so does the end of hosts that count them."""
+
+
+def alone_ns(folder: Path) -> int:
+    """For how many nanoseconds learners elsewhere may have lived without the home in a folder; 0 where none was.
+
+    Which machines had any is what its journal says, or else its first placement.
+    """
+    sites, run_spec, journal = Sites.load(folder), spec.load(folder), home_daemon.journal_of(folder)
+    where, retired, away = {str(replica): name for replica, name in sites.placement.items()}, set[str](), set[str]()
+    if journal is not None:
+        where |= dict(journal.machines)
+        retired, away = {replica for replica, _ in journal.retired}, set(journal.away)
+    is_elsewhere = any(
+        leader(Replica.parse(replica)).role == LEARNER and name not in (sites.home, *away) and replica not in retired
+        for replica, name in where.items()
+    )
+    return round(LATE * lonely_seconds(run_spec) * 1e9) if is_elsewhere else 0
 
 
 def read(folder: Path, doing: str) -> TakeoverState:
@@ -73,13 +105,17 @@ def read(folder: Path, doing: str) -> TakeoverState:
     return TakeoverState(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
 
 
-def write(takeover: TakeoverState, sites: Sites, secret: Path | None, former: Path | None) -> None:
-    """Turn the folder into that of the new home in `sites`; `former` is the folder that its hosts of this run know.
+def write(
+    takeover: TakeoverState, sites: Sites, secret: Path | None, former: Path | None, *, elsewhere_ns: int = FOR_EVER
+) -> None:
+    """Turn the folder into that of the new home in `sites`; `former` is the folder that its hosts of this run know,
+    which live; elsewhere hosts may have lived for `elsewhere_ns` since the files of the folder were written.
 
     OSError or sqlite3.Error on failure. The new home is written last: after an interruption the next try finds the run
     as it was left.
     """
     folder = takeover.folder
+    stand_still(folder, elsewhere_ns=elsewhere_ns if former is None else FOR_EVER)
     fields: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
     Sites.archive(folder, spec.archive(folder))
     home_daemon.move(folder, former)

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.machine import failover
@@ -22,6 +22,7 @@ from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources
 from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.resume import aside
+from isthmus.programs.engine.run.standstill import FOR_EVER
 from isthmus.programs.engine.snapshots.keeping import begin_term
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.wire.control_messages import Message
@@ -32,6 +33,15 @@ class RunTakeover(Protocol):
     """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
 
     def __call__(self, folder: Path, run_spec: Spec, sites: Sites) -> None: ...
+
+
+class _Standing(NamedTuple):
+    """The next term of a run, the machines that cannot be reached, with reasons, and for how many nanoseconds hosts may
+    have lived on others since the files of the run were written."""
+
+    term: int
+    missing: dict[str, str]
+    elsewhere_ns: int
 
 
 @final
@@ -61,28 +71,28 @@ class NextHome:
     async def resume(self, message: Message) -> Message:
         """Resume from a folder on this machine; ConfigError if that is impossible."""
         takeover = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
-        term, missing = await self._next_term(takeover, message)
-        return self._succeed(failover.read(takeover.folder, self._doing), message, term, missing)
+        standing = await self._next_term(takeover, message)
+        return self._succeed(failover.read(takeover.folder, self._doing), message, standing)
 
     async def restore(self, message: Message) -> Message:
         """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
         store = failover.place(str(message["url"]), self._doing)
         with aside(self._root.folder, self._doing) as fresh:
             snapshot = await fetched_into(store, fresh, self._doing)
-            term, missing = await self._next_term(failover.read(fresh, self._doing), message)
+            standing = await self._next_term(failover.read(fresh, self._doing), message)
             name, run = str(message["run"]), snapshot.head.run
             home = self._root.folder / name
             await asyncio.to_thread(begin_term, store, snapshot, fresh, home, DISK, self._doing)
             failover.check_nowhere(run, {self._name: self._runs()}, self._doing)  # As in `_next_term`.
             folder = failover.settled(snapshot, fresh, self._root, name)
         try:
-            return self._succeed(failover.read(folder, self._doing), message, term, missing)
+            return self._succeed(failover.read(folder, self._doing), message, standing)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    async def _next_term(self, takeover: TakeoverState, message: Message) -> tuple[int, dict[str, str]]:
-        """The next term of a run whose home was lost, and the machines that cannot be reached, with reasons.
+    async def _next_term(self, takeover: TakeoverState, message: Message) -> _Standing:
+        """What the other machines say of a run whose home was lost.
 
         ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
         """
@@ -99,15 +109,20 @@ class NextHome:
         own = name, lambda: self._neighbours.outposts.standing(run, name)
         views, missing = await standings(self._neighbours.links, requests, self._keys, own)
         failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
-        return failover.next_term(takeover, views, self._doing), missing
+        # What cannot be reached may live, as long as it does without its home.
+        elsewhere_ns = round(failover.LATE * failover.lonely_seconds(takeover.run_spec) * 1e9) if missing else 0
+        is_held = any(view.home for view in views.values())
+        term = failover.next_term(takeover, views, self._doing)
+        return _Standing(term, missing, FOR_EVER if is_held else elsewhere_ns)
 
-    def _succeed(self, takeover: TakeoverState, message: Message, term: int, missing: dict[str, str]) -> Message:
-        """Become the home of a run in this term, with its hosts on this machine; ConfigError on failure."""
+    def _succeed(self, takeover: TakeoverState, message: Message, standing: _Standing) -> Message:
+        """Become the home of a run, with its hosts on this machine; ConfigError on failure."""
         run, folder, outposts = takeover.run_spec.run, takeover.folder, self._neighbours.outposts
+        term = standing.term
         former = outposts.release(run)
         moved = takeover.sites.moved(self._name, _sites(message), term)
         try:
-            failover.write(takeover, moved, self._secret, former)
+            failover.write(takeover, moved, self._secret, former, elsewhere_ns=standing.elsewhere_ns)
             if former is not None:
                 inherit(folder, former)
             self._hold(folder, told_of(folder, self._doing), moved)
@@ -119,7 +134,7 @@ class NextHome:
             raise unable(self._doing, error) from error
         if former is not None:
             (former / NOTE).unlink(missing_ok=True)
-        return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": missing}
+        return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": standing.missing}
 
 
 def _sites(message: Message) -> list[MachineSite]:

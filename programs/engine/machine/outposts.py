@@ -28,7 +28,7 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.failover import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.link_trials import MEASURE
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
@@ -40,7 +40,6 @@ from isthmus.programs.loop_task import OPEN_NAME, unlike
 from isthmus.runtime.daemon.ground import HostLaunching, LocalGround
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
-from isthmus.runtime.ids import REGION
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire import account_files
@@ -63,19 +62,12 @@ FILES: Final = re.compile(
 )
 """Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
-REGION_SECONDS: Final = 30 * 86_400
-"""So long a region that is cut off goes on alone: it merges at its own syncer, and stops at its share of the budget."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
 def is_log(name: str) -> bool:
     """Whether a file of a run is a log, which has what its processes print."""
     return name.startswith(f"{LOGS}/")
-
-
-def lonely_seconds(run: spec.Spec) -> float:
-    """The seconds for which the hosts of a run go on without a word of its home."""
-    return REGION_SECONDS if REGION in run.roles else run.settings.home_away_seconds
 
 
 def host_of(log: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
@@ -69,7 +70,7 @@ class OwnRun:
             machine.know(str(folder), outcome)
             return
         try:
-            again(folder, f"Going on with {folder}")
+            again(folder, f"Going on with {folder}", alone_ns(folder))
         except ConfigError as error:
             machine.fail(error)
             return

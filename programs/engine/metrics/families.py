@@ -78,7 +78,7 @@ _UP: Final = Family("learner_up", "1 while its host is heard of; else 0.", LEARN
 _GIVEN_UP: Final = Family("learner_given_up", "1 once it is not started again; else 0.", LEARNER)
 _TIME: Final = Family("machine_time_seconds", "The time of day of the machine, since 1970.", MACHINE)
 _RUNS: Final = Family("machine_runs", "Runs that have hosts on the machine, or their home.", MACHINE)
-_HEARD: Final = frozenset({"alive", "slow"})
+_HEARD: Final = frozenset({"alive", "slow", "away"})
 
 
 def families(machine: str, runs: Iterable[RunStatus]) -> list[Metric]:

@@ -219,8 +219,8 @@ _LEARNER_FIELDS: Final = (
     *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
     *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
 )
-_OF_ANSWERS: Final = ("payload_bytes_sent", "answers", "away")
-"""Those that not all report."""
+_WHERE_TOLD: Final = ("payload_bytes_sent", "answers", "not_finite", "away")
+"""Those of programs that merge, and what a body of the user's own need not count."""
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
 _NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
@@ -242,6 +242,7 @@ class BooksMemory(msgspec.Struct):
     `went_on_at` are the tokens of the last evaluation before a run that was over went on, or those that counted then,
     if these are more: an evaluation of before is not its last.
     `undone` has [slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed.
+    `final_digests` has [epoch, count, digest] of the last version of each fragment that is written.
     """
 
     incarnation: int = 0
@@ -261,6 +262,7 @@ class BooksMemory(msgspec.Struct):
     early: list[tuple[int, Line]] = []
     went_on_at: int = -1
     undone: list[list[int]] = []
+    final_digests: dict[int, list[int]] = {}
 
     def undo(self, undone: Iterable[Sequence[int]]) -> None:
         """Note what of some lives is undone; of one that was undone before, the larger part is."""
@@ -356,6 +358,22 @@ class Books(BooksMemory, kw_only=True):
         if not self.has_regions:
             self.shards.claimed(enumerate(report["versions"]))
         return True
+
+    def unlike(self) -> list[tuple[int, str]]:
+        """The slots whose leaves are not the last model that is written, and the first leaf of each, '' where it is not
+        known. Only of learners that have adopted all of it: others have left, or are gone."""
+        found = list[tuple[int, str]]()
+        for slot, report in sorted(self.reports.items()):
+            last, versions = report.get("last"), report["versions"]
+            if not last or not last["digests"]:
+                continue
+            own = {p: [*versions[p], digest] for p, digest in enumerate(last["digests"])}
+            has_last = [each[:2] for each in own.values()] == [
+                each[:2] for _, each in sorted(self.final_digests.items())
+            ]
+            if has_last and (own != self.final_digests or last["leaf"]):
+                found.append((slot, last["leaf"]))
+        return found
 
     def note_live(self, lives: Set[Life], now: int) -> None:
         """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
@@ -488,6 +506,7 @@ class Books(BooksMemory, kw_only=True):
             **status,
             "tokens": self.counted,
             "tokens_undone": self.undone_tokens,
+            "losses_not_finite": sum(life.get("not_finite") or 0 for life in lives),
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
             "merged_share": merged_share(fragment_accounts(life_tokens, len(self.sizes)), self.sizes),
@@ -548,7 +567,7 @@ class Books(BooksMemory, kw_only=True):
 
 def _learner(report: Report) -> dict[str, Any]:
     shown: Report = {name: report[name] for name in _LEARNER_FIELDS}
-    shown |= {name: report[name] for name in _OF_ANSWERS if name in report}
+    shown |= {name: report[name] for name in _WHERE_TOLD if name in report}
     shown |= {name: report[name] for name in ("began", "in_model") if report.get(name)}
     shown["metrics"] = dict(report["metrics"])
     shown |= {name: report[name] for name in _NOTED_FIELDS if name in report}
@@ -616,6 +635,7 @@ def go_on(folder: Path, disk: Disk, counted: int) -> None:
     tokens = [each.tokens for each in known.evaluations if each.kind == "final"]
     if memory.final or tokens:
         memory.final, memory.final_at, memory.went_on_at = set(), None, max([counted, *tokens])
+        memory.final_digests = {}
         write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from isthmus.ops.exchange import last_digests
 from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, FinalFragment, Held, Merging, StepReport
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.programs.engine.recorder.accounts import share_of
@@ -436,8 +437,10 @@ class Recorder:
                 write_tensors(
                     where / f"fragment-{fragment}.safetensors", self._unsaved[fragment]["tensors"], self._disk
                 )
-                del self._unsaved[fragment]
+                item = self._unsaved.pop(fragment)
                 self._books.final.add(fragment)
+                digest = last_digests.digest_of(item["tensors"].values())
+                self._books.final_digests[fragment] = [*item["version"], digest]
                 self._books.final_at = now
         except OSError as error:
             self._save_tries += 1
@@ -529,7 +532,10 @@ class Recorder:
         if not self._is_evaluation_there() and not self._is_unevaluated(now, final_at):
             return False
         settled = all(
-            report["phase"] == "final" and not any(account[4] for account in report["accounts"]) for report in reports
+            report["phase"] == "final"
+            and not any(account[4] for account in report["accounts"])
+            and not last_digests.is_awaited(report)
+            for report in reports
         )
         return settled or now - final_at >= SETTLE_NS
 
@@ -569,6 +575,7 @@ class Recorder:
             "tokens_budget": self._budget,
             "error": self._error,
             "stop_reason": self._stop_reason,
+            "unlike": [list(each) for each in self._books.unlike()] if self.is_finished else [],
             "files": self._lines.counts(),
             "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
             "snapshots": {"faults": self._books.snapshot_faults, **self._snapshots},

@@ -121,6 +121,7 @@ class LearnerSummary(TypedDict):
     bytes_received: int | None
     payload_bytes_sent: int | None
     answers: int | None
+    losses_not_finite: int | None
     restarts: int
     away_seconds: float | None
     device_kind: str | None
@@ -182,8 +183,10 @@ class Summary(TypedDict):
     eval_tokens_last: int | None
     metrics: dict[str, float]
     eval_metrics: dict[str, float]
+    losses_not_finite: int | None
     start_seconds: float
     wall_seconds: float
+    paused_seconds: float
     goodput: float | None
     uptime: float | None
     bytes_sent_total: int | None
@@ -221,10 +224,11 @@ def summarise(
     flows: RunFlows,
     merges_recorded: int | None = None,
     step_tokens: StepTokens = (),
+    paused_ns: int = 0,
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
     counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown; `graph` is None where it cannot
-    be built any more.
+    be built any more. The run's clock has stood still for `paused_ns`.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -248,6 +252,19 @@ def summarise(
     if share_good is not None:
         share_good *= 1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens
     share_up = uptime(spans, zero, ended if zero is None else zero + round(wall * 1e9))
+    rows = [
+        _learner(
+            [life for life in lives if life["slot"] == slot],
+            by_slot.get(slot, 0),
+            [entry for entry in life_tokens if entry.learner == slot],
+            fragment_sizes,
+            in_model,
+            None if graph is None else _of_reporting(graph, flows, slot),
+            status.get("stepping_until", 0),
+            status.get("paths"),
+        )
+        for slot in sorted(reports)
+    ]
     return {
         "program": program,
         "outcome": outcome,
@@ -269,8 +286,10 @@ def summarise(
         "eval_tokens_last": status.get("eval_tokens"),
         "metrics": status.get("metrics", {}),
         "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
+        "losses_not_finite": _sum(row["losses_not_finite"] for row in rows) if rows else None,
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
+        "paused_seconds": round(paused_ns / 1e9, 3),
         "goodput": None if share_good is None else round(share_good, 6),
         "uptime": None if share_up is None else round(share_up, 6),
         **_moved(graph, flows),
@@ -281,19 +300,7 @@ def summarise(
         "changes": status.get("changes", {}).get("count", 0),
         "fragment_accounts": accounts,
         "books": books(status, life_tokens, merges_recorded, checked_tokens),
-        "per_learner": [
-            _learner(
-                [life for life in lives if life["slot"] == slot],
-                by_slot.get(slot, 0),
-                [entry for entry in life_tokens if entry.learner == slot],
-                fragment_sizes,
-                in_model,
-                None if graph is None else _of_reporting(graph, flows, slot),
-                status.get("stepping_until", 0),
-                status.get("paths"),
-            )
-            for slot in sorted(reports)
-        ],
+        "per_learner": rows,
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},
@@ -415,7 +422,7 @@ def _learner(
     if sizes:
         weights = sum(sizes[fragment] for fragment in {entry.fragment for entry in life_tokens})
         tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / weights if weights else 0.0
-    names = ("step", "bytes_sent", "bytes_received", "payload_bytes_sent", "answers", "waited")
+    names = ("step", "bytes_sent", "bytes_received", "payload_bytes_sent", "answers", "not_finite", "waited")
     total = {name: _sum(life.get(name) for life in lives) for name in names}
     total["away"] = _sum(away_ns(life, stepping_until) for life in lives)
     if total["waited"] is None and reporting is not None:
@@ -431,6 +438,7 @@ def _learner(
         "bytes_received": total["bytes_received"],
         "payload_bytes_sent": total["payload_bytes_sent"],
         "answers": total["answers"],
+        "losses_not_finite": total["not_finite"],
         "restarts": lives[-1]["incarnation"] - 1,
         "away_seconds": None if total["away"] is None else round(total["away"] / 1e9, 6),
         "device_kind": lives[-1]["device_kind"],

@@ -46,9 +46,12 @@ from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
 from isthmus.programs.engine.results.words import (
+    UNKNOWN,
     book_lines,
     decimal,
+    evaluated_at,
     not_evaluated,
+    not_finite,
     percent,
     say,
     scaled,
@@ -96,6 +99,7 @@ def header(record: RunRecord) -> Header:
     outcome = record.text("outcome")
     problems = list(record.problems)
     problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
+    problems += [f"{losses}." for losses in [_not_finite(record)] if losses]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
     return Header(
@@ -108,6 +112,13 @@ def header(record: RunRecord) -> Header:
     )
 
 
+def _not_finite(record: RunRecord) -> str:
+    """How many losses were not finite, and whose; '' without any."""
+    name = "losses_not_finite"
+    rows = [{"learner": row["learner"], name: as_number(row.get(name))} for row in record.per_learner]
+    return not_finite({name: record.number(name), "per_learner": rows})
+
+
 def tiles(record: RunRecord) -> Iterator[Tile]:
     """The row of figures."""
 
@@ -115,8 +126,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
-    meaning = not_evaluated({**record.summary}) or "global model on held-out data, first → final"
-    yield Tile("Evaluation loss", losses, [meaning])
+    yield Tile("Evaluation loss", losses, [_evaluated(record)])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
@@ -134,9 +144,20 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     total, wall = record.number("tokens_total"), record.number("wall_seconds")
     speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
     cpu = figure("cpu_seconds_total", seconds)
-    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
+    paused = figure("paused_seconds", seconds) if record.number("paused_seconds") else None
+    stood = () if paused is None else ("; beside it the run stood still for ", paused)
+    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *stood))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
+
+
+def _evaluated(record: RunRecord) -> str:
+    """What was evaluated, and at which of the tokens."""
+    at, missing = evaluated_at({**record.summary}), not_evaluated({**record.summary})
+    if missing:
+        last = decimal(record.number("eval_loss_last"))
+        return f"{missing}; the last evaluation was {last} {at}".rstrip() if at and last != UNKNOWN else missing
+    return f"global model on held-out data, first → final{f', {at}' if at else ''}"
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:
@@ -354,7 +375,7 @@ def accounts(record: RunRecord) -> PagePart:
 def learners(record: RunRecord) -> PagePart:
     """A row per learner."""
     losses = {report.learner: report.loss for report in record.reports if report.loss is not None}
-    names = ("steps", "tokens", "stall_seconds", "bytes_sent", "bytes_received", "restarts")
+    names = ("steps", "tokens", "stall_seconds", "away_seconds", "bytes_sent", "bytes_received", "restarts")
     rows = []
     for row in record.per_learner:
         slot = int(as_number(row.get("learner")) or 0)
@@ -437,11 +458,13 @@ _HALF: Final = 530.0
 _HEADINGS: Final[dict[Topic, str]] = {
     "items": "Items were refused, and went no further:",
     "machines": "Machines came or went, which is no failure:",
+    "pause": "The run stood still, which is no failure:",
     "pace": "Learners were slow, which is no failure:",
     "data": "Data were slower than the steps that they are for, which is no failure:",
     "given up": "Hosts were given up, and the run went on without them:",
     "ledger": "The daemon lost its ledger, which is no failure:",
     "island": "Islands lost processes, and went on with the rest:",
+    "script": "What the scripts of learners did:",
 }
 
 
@@ -482,7 +505,8 @@ def failures(record: RunRecord) -> PagePart:
 
 
 def _remarks(record: RunRecord, topic: Topic) -> list[str]:
-    return [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
+    remarks = [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
+    return [*remarks[:_ROWS_MAX], *([f"and {len(remarks) - _ROWS_MAX} more"] if len(remarks) > _ROWS_MAX else [])]
 
 
 def _picture(record: RunRecord, window: TimeWindow, absences: Sequence[Absence]) -> Picture:

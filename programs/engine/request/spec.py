@@ -111,6 +111,7 @@ class Spec:
     - `transport`: hosts are processes ("zmq") or all in one ("inproc").
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
       together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
+    - `paused_ns`: for how long its clock has stood still, between its ends and what went on with it (`standstill`).
     """
 
     run: str
@@ -128,6 +129,7 @@ class Spec:
     transport: str = "zmq"
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    paused_ns: int = 0
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
@@ -279,6 +281,13 @@ def rebase_clock(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
     fields = json.loads((folder / SPEC).read_text())
     write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields, least_ns)})
+
+
+def with_clock_of(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as data, with the clock of the one in a run folder."""
+    present = json.loads((folder / SPEC).read_text())
+    here = {**fields["here"], **{name: present["here"][name] for name in ("boot", "wall_ns")}}
+    return {**fields, "zero_ns": present["zero_ns"], "paused_ns": present.get("paused_ns", 0), "here": here}
 
 
 def archive(folder: Path) -> int:

@@ -8,11 +8,13 @@ the graph of the run. Times are seconds, from the zero of the caller that feeds 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from isthmus.programs.engine.results.lines import records
 from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
@@ -22,8 +24,10 @@ from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
+    Departed,
     Ended,
     GivenUp,
+    HomeSetAside,
     Incident,
     Joined,
     Lingers,
@@ -33,10 +37,12 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     ScriptGoesOn,
     Unseen,
+    WentOn,
     of_line,
 )
 
 DAEMON: Final = "daemon"
+_WENT_ON: Final = WentOn.__struct_config__.tag.encode()  # type: ignore[union-attr]
 
 Kind: TypeAlias = Literal["gone", "silent", "replaced"]
 """gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts continued without it."""
@@ -97,6 +103,11 @@ class Absence:
         return self.host.partition("/")[0]
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether nothing failed: a daemon was told to leave, and the next one has taken over."""
+        return isinstance(self.cause, HomeSetAside)
+
+    @property
     def error(self) -> Raised | None:
         """The error of a body of the host, if that is the cause."""
         return self.cause.error if isinstance(self.cause, BodyRaised | Ended) else None
@@ -112,8 +123,8 @@ class Absences:
 
     An absence begins when a host ends or falls silent, and ends when it *works* again: that is no incident of the
     daemon's, so readers add it (`Works`) from the host's activity. A life that ends before it worked belongs to the
-    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine is
-    not away (`remark`).
+    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine,
+    or with the home, is not away (`remark`).
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -122,6 +133,10 @@ class Absences:
         self._causes: dict[tuple[str, int], Incident] = {}
         self._ended: dict[str, int] = {}
         """Host -> its newest life that has ended."""
+        self._set_aside: HomeSetAside | None = None
+        """That the home was told to leave, until its next daemon has begun a life, or adopted one."""
+        self._taken_over: tuple[float, HomeSetAside] | None = None
+        """When the next daemon after such a one was first seen to act."""
         for fact in facts:
             self.add(fact)
 
@@ -132,7 +147,12 @@ class Absences:
     def add(self, fact: Fact) -> Absence | None:
         """Take in the next fact; returns the absence that began, ended or changed by it."""
         what = fact.what
+        if isinstance(what, Restarted | Adopted) and self._set_aside is not None:
+            self._taken_over, self._set_aside = (fact.at, self._set_aside), None
         match what:
+            case HomeSetAside():
+                self._set_aside = what
+                return None
             case Suspected() | Excused():
                 return self._fall_silent(fact, what)
             case HeardAgain():
@@ -152,7 +172,8 @@ class Absences:
                 return self._work(fact)
             case RunCut():
                 for host, life in what.lives:
-                    self._cut(Fact(fact.at, host, life, Ended(Unseen())))
+                    if life > self._ended.get(host, 0):
+                        self._cut(Fact(fact.at, host, life, Ended(Unseen())))
                 return None
             case _:
                 return None
@@ -169,6 +190,9 @@ class Absences:
         if isinstance(what.end, MachineTaken) or fact.life <= self._ended.get(fact.host, 0):
             return None  # In the other case a daemon tells again what the one before it has told.
         self._ended[fact.host] = fact.life
+        if isinstance(what.end, Departed):  # What it was silent for is over: it has heard that it was to leave.
+            silence = self.open_of(fact.host)
+            return self._change(fact, ended=fact.at) if silence is not None and silence.kind == "silent" else None
         cause = self._causes.pop((fact.host, fact.life), what)
         absence = self.open_of(fact.host)
         if absence is None:
@@ -194,7 +218,10 @@ class Absences:
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None
         life = 1 if last is None else last.life + 1
-        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, life + 1)
+        taken = self._taken_over
+        is_its = taken is not None and fact.at - taken[0] <= _ADOPTION_SECONDS_MAX
+        cause = taken[1] if taken is not None and is_its else what
+        absence = Absence(DAEMON, life, "replaced", fact.at, cause, fact.at, life + 1)
         self.all.append(absence)
         return absence
 
@@ -219,13 +246,28 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
     return Fact((entry.at - zero_ns) / 1e9, str(entry.member.replica), entry.member.incarnation, entry.incident)
 
 
-def facts_in(data: bytes, zero_ns: int) -> Iterator[Fact | None]:
-    """The fact of each line of events.jsonl, None for one that is none."""
-    for line in records(data, dict[str, Any]):
+def facts_in(data: bytes, submitted_ns: int, start_ns: int = 0) -> list[Fact | None]:
+    """The fact of each line of events.jsonl, None for one that is none, in seconds of the run since `start_ns`.
+
+    `submitted_ns` is the instant from which the times of the run count now; before it went on they had another one. A
+    resume that failed may have left a line that never came true.
+    """
+    facts, zero_ns = list[Fact | None](), submitted_ns
+    for line in reversed(list(records(data, dict[str, Any]))):
         fact = None
         with suppress(ValueError, OverflowError):
-            fact = None if line is None else fact_of(line, zero_ns)
-        yield fact
+            fact = None if line is None else fact_of(line, zero_ns + start_ns)
+            if fact is not None and isinstance(what := fact.what, WentOn):
+                is_true = what.zero_ns == zero_ns
+                fact = fact if is_true else fact._replace(what=msgspec.structs.replace(what, paused_ns=0))
+                zero_ns = what.was_ns if is_true else zero_ns
+        facts.append(fact)
+    return facts[::-1]
+
+
+def has_gone_on(data: bytes) -> bool:
+    """Whether a run went on in these lines of events.jsonl, by which its times may count from another instant."""
+    return _WENT_ON in data
 
 
 TAKEOVER_SECONDS: Final = 2.0
@@ -251,7 +293,8 @@ class CutFinder:
         self._held.append(fact)
         unseen = [each for each in self._held if _is_unseen(each)]
         if self._living.keys() <= {each.host for each in unseen}:
-            cut = Fact(fact.at, DAEMON, 1, RunCut(tuple((each.host, each.life) for each in unseen)))
+            lives = tuple((each.host, each.life) for each in unseen if each.host in self._living)
+            cut = Fact(fact.at, DAEMON, 1, RunCut(lives))
             return [*decided, cut, *self._release(without=unseen)]
         return [*decided, *(self._release() if isinstance(fact.what, Adopted) else [])]
 
@@ -396,13 +439,18 @@ def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -
     `is_known`: the host's error was shown before, for this host or another, and is not repeated.
     """
     if absence.kind == "replaced":
-        return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+        return f"{replaced(absence)}; a new one has taken over its hosts, which went on meanwhile"
     meanwhile = others_meanwhile(absence, waiting)
     lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
     if absence.kind == "silent":
         return f"{named(absence.host)} {cause(absence)}{meanwhile}"
     why = "failed in the same way" if is_known else cause(absence)
     return f"{named(absence.host)} {why}{lives}{meanwhile}"
+
+
+def replaced(absence: Absence) -> str:
+    """What happened to a daemon that another has replaced: a sentence without its full stop."""
+    return "the daemon had left, as a signal told it to" if absence.is_in_order else "the daemon died"
 
 
 def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
@@ -462,7 +510,7 @@ def cost(absence: Absence) -> str:
     }.get(absence.role, "what it held")
 
 
-Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island", "script"]
+Topic: TypeAlias = Literal["machines", "pause", "pace", "data", "given up", "ledger", "items", "island", "script"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 
@@ -479,6 +527,7 @@ class Remark(NamedTuple):
 _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "joined": ("machines", "good", "{host} {predicate}"),
     "machine-taken": ("machines", "odd", "{host} {predicate}; the others go on"),
+    "departed": ("machines", "odd", "{host} {predicate}; the others go on"),
     "slow": ("pace", "odd", "{host} {predicate}[; {waits} for it]"),
     "same-data": ("data", "odd", "{host} {predicate}"),
     "starved": ("data", "odd", "{itself} ({host})"),
@@ -493,6 +542,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),
+    "went-on": ("pause", "odd", "{itself}"),
     "superseded": ("machines", "odd", "{itself}"),
     "report-refused": ("machines", "odd", "{itself}"),
     "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),
@@ -511,7 +561,10 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     if not isinstance(what, Finding):
         return None
     kind = kind_of(what.end if isinstance(what, Ended) else what)
-    if kind not in _REMARKS:
+    is_of_home = isinstance(what, Ended) and isinstance(what.end, Departed) and not what.end.machine
+    if kind not in _REMARKS or is_of_home:  # That the home leaves is a remark of its own, and tells of all its hosts.
+        return None
+    if isinstance(what, WentOn) and not what.paused_ns:  # Only the clock of the machine is another one.
         return None
     topic, tone, text = _REMARKS[kind]
     waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"

@@ -157,7 +157,7 @@ def load(run: Path) -> RunRecord:
     is_apart = (folder / "events.jsonl").exists()
     facts = _facts(folder, start or 0.0, problems) if is_apart else []
     graph = _read(folder / "graph.json", problems, _object, nothing)
-    waiting = waiting_in(graph)
+    waiting, absences = waiting_in(graph), _absences(facts, summary, reports, evaluations, merges)
     return RunRecord(
         folder=folder,
         summary=summary,
@@ -171,7 +171,7 @@ def load(run: Path) -> RunRecord:
         parameters=_parameters(folder / "snapshots" / "final"),
         begun_at=_begun_at(folder),
         problems=problems,
-        absences=_absences(facts, summary, reports, evaluations, merges),
+        absences=tuple(absence for absence in absences if not absence.is_in_order),
         remarks=tuple(filter(None, (remark(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),
@@ -226,8 +226,8 @@ def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact
     submitted = submitted_ns(folder, problems)
     if submitted is None:
         return []
-    zero = submitted + round(start_seconds * 1e9)
-    facts = _sound(folder / "events.jsonl", lambda data: facts_in(data, zero), problems)
+    start = round(start_seconds * 1e9)
+    facts = _sound(folder / "events.jsonl", lambda data: facts_in(data, submitted, start), problems)
     return with_cuts(facts, hosts_of(folder))
 
 

@@ -122,7 +122,8 @@ def broken_off(folder: Path) -> frozenset[tuple[str, int]]:
 
 def _broken(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int]]:
     for event in events:
-        is_orderly = event.get("kind") == "ended" and (event.get("end") or {}).get("status") == 0
+        end = event.get("end") or {}
+        is_orderly = event.get("kind") == "ended" and (end.get("exited") or end).get("status") == 0
         if event.get("kind") in ("ended", "condemned") and not is_orderly:
             yield str(event.get("host")), int(event.get("incarnation") or 0)
 

@@ -131,6 +131,36 @@ def untrained(summary: Mapping[str, Any]) -> str:
     return f"{percent(total / budget)} of the budget: the rest was due to learners that ended in the last rounds"
 
 
+def not_finite(summary: Mapping[str, Any]) -> str:
+    """How many batches of a run, and of which learners, had a loss that is not finite; '' where none had, or where it
+    was not measured."""
+    if not (count := summary.get("losses_not_finite")):
+        return ""
+    rows = [(row["learner"], row["losses_not_finite"]) for row in summary["per_learner"]]
+    by_learner = ", ".join(f"learner {slot} {whole(own)}" for slot, own in rows if own)
+    return f"{counted(count, 'loss')} not finite: {by_learner}"
+
+
+def evaluated_at(figures: Mapping[str, Any]) -> str:
+    """Of which tokens the last evaluation of a status or a summary is: 'at 95.8 % of the tokens trained so far', of
+    those that count for the budget; '' where that is unknown.
+
+    That is how many of them had been trained, by what the fragments of the evaluated model were told. A model that has
+    more than there are now is one that a resume has undone.
+    """
+    is_over = "tokens_total" in figures
+    at, trained = figures.get("eval_tokens_last" if is_over else "eval_tokens"), figures.get("tokens")
+    undone = figures.get("tokens_undone") or 0
+    if is_over:
+        trained = (figures["tokens_total"] or 0) - undone
+    if at is None or not trained:
+        return ""
+    if at > trained and undone:
+        return "before the resume, which has undone it"
+    so_far = "" if figures.get("outcome") == "done" else " so far"
+    return f"at {percent(min(1.0, at / trained))} of the tokens trained{so_far}"
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
@@ -138,11 +168,7 @@ def not_evaluated(summary: Mapping[str, Any]) -> str:
         return ""
     if last is None and summary.get("eval_loss_initial") is None:  # Of a task that has no evaluation.
         return ""
-    if last is None:
-        return "the last loss was not finite"
-    total = summary.get("tokens_total")
-    share = percent(at / total) if total else UNKNOWN
-    return f"the final model was not evaluated; the last evaluation was {decimal(last)}, at {share} of the tokens"
+    return "the last loss was not finite" if last is None else "the final model was not evaluated"
 
 
 def snapshot_lines(faults: Sequence[str]) -> list[str]:
@@ -168,7 +194,7 @@ def _difference(difference: Mapping[str, Any]) -> str:
 
 _TOKEN: Final = re.compile(r"\{([\w.]+)(?: (\w+))?(?::([^}]+))?\}(\.?)")
 _BRACKETS: Final = re.compile(r"\[([^][]*)\]")
-_PLURALS: Final = {"life": "lives"}
+_PLURALS: Final = {"life": "lives", "loss": "losses"}
 
 
 def dotted(version: Sequence[int]) -> str:
@@ -337,6 +363,7 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "failing": lambda record: record.status or None,
     "silent_ns": lambda record: record.silence_ns or None,
     "repeated": lambda record: record.again or None,
+    "stood": lambda record: seconds(record.paused_ns / 1e9) if record.paused_ns else None,
     "refused": lambda record: _REFUSALS[record.refusal],
     "lingered": lambda record: "has done nothing" if record.setting == IDLE_SETTING else "has been away",
     "lost_tokens": lambda record: record.tokens or None,
@@ -410,6 +437,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "ended with its machine {machine}, which [has not been heard of for {silent_ns}|does not answer]"
     ),
     "machine-taken": Wording("{how} with its machine {machine}", "[{is_expelled}was ]{itself}"),
+    "departed": Wording("left in order with [its machine {machine}|its home], which was told to leave"),
     # Incidents
     "suspected": Wording(
         "[{silence}|silent: nothing excuses it any more]",
@@ -489,6 +517,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "the home was told to leave by a signal: its hosts end, and its next daemon goes on",
         "was told to leave by a signal: the hosts of the home end, and its next daemon goes on",
     ),
+    "went-on": Wording(
+        "the run goes on[, after {stood} in which nothing of it lived: they are no time of it]",
+        "goes on with the run[, after {stood} in which nothing of it lived: they are no time of it]",
+    ),
     "superseded": Wording("{superseding}", "ended its hosts: {superseding}"),
     "report-refused": Wording(
         "a report of the machine {machine} was dropped: {fault}", "dropped a report of the machine {machine}: {fault}"
@@ -504,6 +536,12 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "{last}.[ Look at {log}.]"
     ),
     "program-failed": Wording("{everywhere}."),
+    "loop-refused": Wording("the loop of {host}: {error}."),
+    "models-differ": Wording(
+        "the model of {host} is not the one that the run has trained: [{leaf:quoted}|one of its leaves] has other "
+        "values after it adopted the last version of every fragment. Look for tensors that share memory, or for code "
+        "beside the loop that writes into them. The run's model is in snapshots/final."
+    ),
     "no-machine-left": Wording("{host} has no machine any more: {last}."),
     "unserved": Wording("{host} did not serve the run for {lasted_ns}[: {why}]."),
     "superseded-home": Wording("{superseding}."),

@@ -43,11 +43,14 @@ from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system import phases
+from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.system.processes import began_ns, cpu_seconds, name_process, unblock
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
 """The exit status where the run has another daemon."""
+FULL_SECONDS: Final = 1.0
+"""Between two looks whether a disk is full."""
 LINGER_SECONDS: Final = 2.0
 """How long a detached daemon still answers after the end."""
 
@@ -150,6 +153,18 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
             presses += 1
             run.daemon.request_stop() if presses == 1 else run.daemon.end(SECOND)
 
+    full = FullNotes[str]()
+
+    def tell_full() -> None:
+        """Write into the log which disks have no room, once a minute, if that has any."""
+        loop.call_later(FULL_SECONDS, tell_full)
+        for place in full.update(run.daemon.full(), time.monotonic()).full:
+            with suppress(OSError):
+                sys.stderr.write(
+                    f"isthmus daemon: the disk at {place} is full: what is written there waits, or is lost\n"
+                )
+                sys.stderr.flush()
+
     run_spec = spec.load(folder)
     run = HeldRun(
         loop,
@@ -166,6 +181,7 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
         loop.add_reader(0, on_command)
     run.daemon.start()
     phases.note(folder, "daemon", "serving")
+    tell_full()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, run.set_aside, grace)
     loop.add_signal_handler(signal.SIGINT, on_interrupt)

@@ -36,6 +36,7 @@ from isthmus.runtime.host.contract import IslandDevices, Trace
 from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.supervision.flows import RunFlows
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import cpu_seconds
 
@@ -142,7 +143,7 @@ def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupt
         if watch is not None:
             status = dict(run.status())
             pacing = {name: values for name, values in status.items() if name.endswith("/pacer")}
-            watch.update({**status.get(RECORD, {}), "pacing": pacing})
+            watch.update({**status.get(RECORD, {}), "pacing": pacing, "full": list(DISK.full.now())})
     return is_stopping
 
 

@@ -127,22 +127,25 @@ class LoopHost:
         """Give what is left to give, and end; where the run is over, wait for its last model. A loop that has gone on
         since it had that has it again."""
         if self._has_ended:
-            self._restore_last_model()
+            self._write_last_model()
             return
         self._host.back(self._node.name)
         if self._is_there and not self._host.is_run_over:
             self._host.request_leave()
         self._is_there = False
         self._finish()
+        self._write_last_model()
 
     def request_leave(self) -> None:
         """Have the loop leave at its next boundary; from a handler of a signal, too."""
         threading.Thread(target=self._host.request_leave, daemon=True).start()  # The turn may be this very thread's.
 
     def fail(self, error: BaseException) -> None:
-        """End because of an exception of the loop's."""
+        """End because of an exception of the loop's. What is refused of a script that the run has started fails the
+        run; a process that its user has started is no more than gone."""
         if self._served.is_alive():
-            self._host.fail(self._node.name, error)
+            is_refusal = isinstance(error, ConfigError) and not self._is_guest
+            self._host.fail(self._node.name, error, is_refusal=is_refusal)
         self._is_there = False
         self._served.join(END_SECONDS)
 
@@ -193,16 +196,15 @@ class LoopHost:
         body = self._host.bodies[self._node.index] if self._learner is not None else None
         return isinstance(body, InnerStep) and body.phase == "final"
 
-    def _restore_last_model(self) -> None:
-        """Have the loop's model be the last one once more: what it did after the end is no part of it."""
+    def _write_last_model(self) -> None:
+        """Have the loop's model be the last one once more: what it did after the end is no part of it. RunError if its
+        leaves do not take it."""
         if self._make is None or self._host.leave_requested or not self._host.is_run_over:
             return
         if not self._has_last_model():
             self._take_last_model()
-            return
-        assert self._learner is not None
-        for index, vector in enumerate(self._body().last_versions()):
-            self._learner.replace(index, vector)
+        elif leaf := self._body().write_last_model():
+            raise RunError(f"the leaves of this island are not the run's last model: first {leaf!r} has other values")
 
     def _take_last_model(self) -> None:
         """Have the loop's model be the last one of the run, from its folder; RunError if that is not here."""

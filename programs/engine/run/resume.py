@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,9 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
+from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
@@ -184,14 +186,15 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
-        books.undo(folder, DISK, read["undone"])
-        # Before the spec has the new budget, with which a run that was done would look done if this command is killed.
-        _end_no_more(folder, read["total"], counted)
-        if files:
-            spec.archive(folder)
-            _change(folder, files)
-        spec.rebase_clock_after_reboot(folder)
-        _reopen(folder)
+        with _writing(folder, doing):
+            stand_still(folder)  # Before the files of its end are removed, which say when that was.
+            books.undo(folder, DISK, read["undone"])
+            # Before the spec has the new budget, with which a run that was done would look done if this is killed.
+            _end_no_more(folder, read["total"], counted)
+            if files:
+                spec.archive(folder)
+                _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
+            _reopen(folder)
     except BaseException:
         lock.close()
         raise
@@ -263,18 +266,30 @@ def _set_final_aside(folder: Path) -> None:
         final.rename(final.with_name(f"final-{number}"))
 
 
-def again(folder: Path, doing: str) -> None:
+def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
-    was; ConfigError, with nothing changed, if it cannot."""
+    was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
     _check_spec(folder, doing)
     _check_startable(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
     total = spec.load(folder).job.tokens
     _check_total(total, total, counted, outcome, doing)
     kill_all(folder)
-    with locked(folder, doing):
+    with locked(folder, doing), _writing(folder, doing):
+        stand_still(folder, elsewhere_ns=elsewhere_ns)
         reopen(folder, lambda replica: False)
         _end_no_more(folder, total, counted)
+
+
+@contextmanager
+def _writing(folder: Path, doing: str) -> Iterator[None]:
+    """While the files of a run are made ready to go on: ConfigError if the disk refuses; the next try starts over."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        do = "Make room there, and type it again."
+        raise ConfigError(doing, f"a disk that takes what is written into {folder}", found, do) from None
 
 
 def _end_no_more(folder: Path, total: int, counted: int) -> None:
@@ -330,6 +345,7 @@ def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
     """Set a run's count of lives and its time to continue from the snapshot."""
     head = snapshot.head
     spec.rebase_clock(folder, head.at)
+    stand_still(folder, least_ns=head.at)
     with closing(Ledger(folder)) as ledger:
         ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
     _reopen(folder)
@@ -511,7 +527,7 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, 
     if store is not None:
         here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}
     run = {**spec_fields["settings"], "argv": list(run_spec.settings.argv)}
-    wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here}
+    wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here, "paused_ns": run_spec.paused_ns}
     if spec.read(json.loads(json.dumps(wanted))) == run_spec and store is None:
         return {}
     placement = {node.name: platform.node() for node in today.graph.nodes}
@@ -560,11 +576,6 @@ def _check_folder(folder: Path, doing: str) -> None:
         )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
     _check_startable(folder, doing)
-
-
-def has_snapshot(folder: Path) -> bool:
-    """Whether the folder has a snapshot to continue from."""
-    return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
 
 
 def check_cut_off(folder: Path, doing: str) -> None:

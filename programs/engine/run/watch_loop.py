@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.results.words import counted
+from isthmus.programs.engine.run.going_on import going_on
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
 from isthmus.runtime.errors import InterruptedRunError, RunError, UnfinishedScriptsError
-from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 
 STATUS_SECONDS: Final = 0.25
@@ -143,9 +143,8 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
             _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
-    if summary["outcome"] == INTERRUPTED:
-        how = "type the same command with --resume-or-start"
-        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it {how}")
+    if (way := going_on(folder, summary["outcome"])) is not None:
+        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it: {way.words()}")
     if unfinished := summary.get("scripts_unfinished_why"):
         why = "; ".join(f"{name}: {reason}" for name, reason in unfinished.items())
         how = f"`isthmus train --resume {folder}` starts them again with it"
@@ -179,5 +178,6 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
     hosts = status["hosts"]
     pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
+    own = {"daemon": status.get("daemon", ""), "full": status.get("full", [])}
     pacing = {name: values for name, values in pacing.items() if values}
-    return {**status["training"], "hosts": hosts, "pacing": pacing, "awaited": status.get("awaited", [])}
+    return {**status["training"], **own, "hosts": hosts, "pacing": pacing, "awaited": status.get("awaited", [])}

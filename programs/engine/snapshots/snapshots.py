@@ -58,6 +58,11 @@ VALUES: Final = "values"
 _NONE: Final[Mapping[int, WholeState]] = {}
 
 
+def has_snapshot(run: Path) -> bool:
+    """Whether a run folder has a snapshot to go on from, whole or not."""
+    return any((run / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
+
+
 class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fragment of a snapshot: the fields of its `ShardState`, and the `file` that has its `values` and `tensors` by
     name, float32: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""

@@ -188,7 +188,8 @@ def _losses(known: Mapping[str, Any], *, is_over: bool) -> tuple[str, str]:
     first = as_number(known.get("eval_loss_initial"))
     if newest is None:
         return "", ""
-    return words.decimal(newest), "" if first is None else f"{words.decimal(first)} at the start"
+    began = "" if first is None else f"{words.decimal(first)} at the start"
+    return words.decimal(newest), "; ".join(filter(None, [words.evaluated_at(known), began]))
 
 
 def _waits(look: Look) -> Iterator[_Waits]:

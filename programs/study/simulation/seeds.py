@@ -29,6 +29,7 @@ from isthmus.programs.study.simulation.universe import (
 )
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.sim.faults import (
+    Away,
     Blackout,
     BreakDisk,
     Clog,
@@ -145,7 +146,7 @@ DAEMON_KINDS: Final = ("daemon kill", "lost ledger", "daemon pause", "lost repor
 STANDING_KINDS: Final = ("hang", "stick", "crash loop")
 DISK_KINDS: Final = ("blackout", "full disk", "broken disk")
 STORM_KINDS: Final = ("fork", "orphan", "wipe")
-OTHER_KINDS: Final = ("mute", "slow start", "lie")
+OTHER_KINDS: Final = ("mute", "slow start", "lie", "away")
 END_SHARE: Final = 0.06
 """Share of runs that a user ends at once, at any moment; and once more, while learners step or at the end, so that it
 happens often enough in each phase."""
@@ -187,6 +188,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     faults += _forgeries(random.Random(f"isthmus {seed} forgeries"), hosts, steps, step_ms)
     faults += _lies(random.Random(f"isthmus {seed} lies"), hosts, steps, step_ms)
     faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
+    faults += _absences(random.Random(f"isthmus {seed} absences"), hosts, steps, step_ms)
     setting = random.Random(f"isthmus {seed} setting")
     return Shape(
         seed=seed,
@@ -263,6 +265,17 @@ def lie(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) ->
 
 def _lies(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
     return (lie(rng, hosts, moment_of(rng, steps, step_ms)),) if rng.random() < LIES_SHARE else ()
+
+
+AWAY_SHARE: Final = 0.125
+"""Share of runs in which the user's code keeps a learner from its steps, beside all other faults."""
+
+
+def _absences(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    if rng.random() >= AWAY_SHARE:
+        return ()
+    learner = rng.choice([host for host in hosts if host.role == LEARNER])
+    return (Away(str(learner), rng.choice((3.0, 12.0, 25.0)), rng.random() < 0.5, **moment_of(rng, steps, step_ms)),)
 
 
 def _spared(fault: Fault, trial: Trial) -> Fault | None:

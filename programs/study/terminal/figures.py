@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 from rich.cells import cell_len
@@ -32,6 +32,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
 from isthmus.runtime.errors import printable
+from isthmus.runtime.supervision.incidents import Departed
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -156,19 +157,20 @@ class FigureWords:
         return self._speed.of(status, self.budget)
 
     def evaluation(self, status: Mapping[str, Any]) -> str:
-        """'eval loss 5.545 -> 1.812', or '' before the first evaluation."""
-        losses = eval_losses(status)
+        """'eval loss 5.545 -> 1.812 at 96.1 % of the tokens trained so far', or '' before the first evaluation."""
+        losses = evaluated(status)
         return f"eval loss {losses}" if losses else ""
 
     def merging(self, status: Mapping[str, Any]) -> str:
-        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed."""
+        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed. That a
+        disk is full is a notice of its own, once a minute."""
         shown = dict(self.shown(status))
         if "contributors" not in shown:
             return ""
         learners = "" if status.get("has_regions") else " learners"
         parts = [f"{shown['outer steps']} outer steps by {shown['contributors']}{learners}"]
         parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
-        return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
+        return ", ".join([*parts, *self.pacing(status)])
 
     def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
         """Settings that the pacers have changed: 'interval raised to 31 steps'."""
@@ -254,6 +256,14 @@ def eval_losses(status: Mapping[str, Any]) -> str:
     return begun + words.decimal(newest)
 
 
+def evaluated(figures: Mapping[str, Any]) -> str:
+    """'5.545 -> 1.812 at 96.1 % of the tokens trained so far', of a status or a summary; '' without an evaluation."""
+    names = ("eval_loss_final", "eval_loss_last") if "tokens_total" in figures else ("eval_loss",)
+    newest = next((figures[name] for name in names if figures.get(name) is not None), None)
+    losses = eval_losses({**figures, "eval_loss": newest})
+    return f"{losses} {words.evaluated_at(figures)}".rstrip() if losses else ""
+
+
 def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
@@ -262,7 +272,7 @@ def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
     """The figures of a run of so many learners: name and value."""
-    if losses := eval_losses(status):
+    if losses := evaluated(status):
         yield "eval loss", losses
     yield from eval_metrics(status)
     yield from merge_figures(status, learners)
@@ -278,6 +288,8 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
         yield "outer steps", words.whole(status["outer_steps"])
         if "merged_share" in status:
             yield "merged", words.percent(status["merged_share"])
+    if status.get("losses_not_finite"):
+        yield "not finite", counted(status["losses_not_finite"], "loss")
     if status.get("goodput"):
         yield "goodput", words.percent(status["goodput"])
     store = status.get("snapshots", {}).get("store")
@@ -302,8 +314,51 @@ def relayed(hosts: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{', '.join(names)} to {', '.join(peers)}" for peers, names in by_peers.items())
 
 
+class FullDisk(NamedTuple):
+    """A full disk, by where it is mounted; `machine` is '' for that of the daemon which answers."""
+
+    place: str
+    machine: str = ""
+
+    def __str__(self) -> str:
+        return self.place + (f" of {self.machine}" if self.machine else "")
+
+
+def full_disks(status: Mapping[str, Any]) -> list[FullDisk]:
+    """The full disks of a status: those that its daemon has found, and of each other machine what its hosts say."""
+    found = {FullDisk(str(place)) for place in status.get("full", ())}
+    here = status.get("daemon", "")
+    for host in status.get("hosts", ()):
+        if host.get("full") and host.get("machine", "") not in ("", here):
+            found |= {FullDisk(str(place), str(host["machine"])) for place in host["full"]}
+    return sorted(found)
+
+
 def disk(status: Mapping[str, Any]) -> str:
-    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing."""
+    """'the disk at /data is full: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing.
+
+    Of an error of another kind its words stand in place of the disk.
+    """
+    missing = _missing(status)
+    if full := full_disks(status):
+        return no_room(", ".join(map(str, full)), status)
+    return f"{missing.error}: {missing.text}" if missing.text and missing.error else ""
+
+
+def no_room(where: object, status: Mapping[str, Any]) -> str:
+    """That a disk is full, and what the recorder waits with."""
+    missing = _missing(status).text
+    return f"the disk at {where} is full{f': {missing}' if missing else ''}"
+
+
+class _Missing(NamedTuple):
+    """What the recorder's disk has not taken, and its error."""
+
+    text: str
+    error: str | None
+
+
+def _missing(status: Mapping[str, Any]) -> _Missing:
     files = status.get("files", {}).values()
     waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
     unsaved, snapshot = status.get("unsaved") or {}, status.get("snapshots", {}).get("error")
@@ -315,15 +370,16 @@ def disk(status: Mapping[str, Any]) -> str:
         snapshot and "the next snapshot waits",
     ]
     error = next(filter(None, [*(count["error"] for count in files), unsaved_error, snapshot]), None)
-    return f"{error}: {', '.join(filter(None, parts))}" if any(parts) and error else ""
+    return _Missing(", ".join(map(str, filter(None, parts))), error)
 
 
 _OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
+_PAUSED: Final = "{paused_seconds:seconds} between an end and what went on with it: no time of the run"
 _MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} {by} each"
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
 _AWAY: Final = "{away:seconds} in all the learners were in their scripts between two steps; no figure above counts it"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
-_DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
+_DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost in {folder}: {disk_error}"
 _KEPT: Final = "{kept_bytes:size} to go on from; run.keep_to_go_on = false drops them"
 _SENT: Final = "{bytes_sent_total:size}; for evaluation and records {bytes_home_total:size}"
 
@@ -333,7 +389,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     learners = summary["per_learner"]
     restarts = sum(each.get("restarts", 0) for each in learners)
     lost = [each.get("tokens_lost", 0.0) for each in learners]
-    has_losses = (summary["eval_loss_initial"], summary["eval_loss_final"]) != (None, None)
+    losses = evaluated(summary)
+    why_none = words.not_evaluated(summary)
 
     def text_of(template: str, when: object = True, **parts: object) -> str:
         return words.say(template, summary, **parts) if when else ""
@@ -341,9 +398,10 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [
         ("error", text_of("[{error}]")),
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
-        ("eval loss", text_of("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
+        ("paused", text_of(_PAUSED, summary.get("paused_seconds"))),
+        ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),
-        ("eval loss", words.not_evaluated(summary)),
+        ("batches", words.not_finite(summary)),
         *eval_metrics(summary),
         ("merged", text_of(_MERGED, summary["outer_steps"], by="regions" if summary.get("regions") else "learners")),
     ]
@@ -360,7 +418,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("away", text_of(_AWAY, away, away=away)),
         ("restarts", text_of(_RESTARTS, restarts, restarts=restarts, died=died)),
         *(("books", line) for line in book_lines(summary.get("books", {}))),
-        ("disk", text_of(_DISK, summary.get("lines_lost"))),
+        ("disk", text_of(_DISK, summary.get("lines_lost"), folder=folder)),
         *(("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))),
         ("snapshot", store_line(summary.get("snapshot_store"))),
         ("kept", text_of(_KEPT, summary.get("kept_bytes"))),
@@ -491,12 +549,18 @@ def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
     if host["state"] in RETIRED:
         return Text(host["state"], style="red" if host["state"] == "given up" else "dim")
     if phase == "gone":
-        return Text(phase, style="red")
+        return Text("left", style="dim") if _has_departed(host) else Text(phase, style="red")
     if host["state"] in SILENT or host["state"] == "slow":
         return Text(host["state"], style="yellow")
     if host["incarnation"] > 1 and phase in ("starting", "compiling", "recovering"):
         return Text("restarting" if phase == "starting" else phase, style="yellow")
     return Text(phase)
+
+
+def _has_departed(host: Mapping[str, Any]) -> bool:
+    """Whether the last life of a host left in order, because its machine was told to leave."""
+    end = (host.get("reason") or {}).get("end") or {}
+    return end.get("kind") == Departed.__struct_config__.tag
 
 
 def life(host: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ from isthmus.programs.engine.results.absences import (
     back,
     cut_words,
     facts_in,
+    has_gone_on,
     hosts_of,
     is_urgent,
     remark,
@@ -50,19 +51,23 @@ from isthmus.programs.engine.results.absences import (
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
-from isthmus.programs.engine.results.words import snapshot_lines, store_line
+from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
+    FullDisk,
     Screen,
-    eval_losses,
+    evaluated,
+    full_disks,
     in_lines,
     is_starting,
     learners_table,
+    no_room,
     resumption_words,
 )
 from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
+from isthmus.runtime.system.disk import FullNotes
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -97,11 +102,17 @@ _BEGUN: Final = {
 class NoticeFeed:
     """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well.
 
-    Of a run that is resumed now (`is_resumed`) what happened before is no news.
+    Of a run that is resumed now (`is_resumed`) what happened before is no news. It `tells_disks` that are full, unless
+    its viewer shows them otherwise.
     """
 
     def __init__(
-        self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns, *, is_resumed: bool = False
+        self,
+        folder: Path,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        is_resumed: bool = False,
+        tells_disks: bool = True,
     ) -> None:
         self.absences = Absences()
         self.notices: list[Notice] = []
@@ -114,6 +125,8 @@ class NoticeFeed:
         self._told_errors = set[tuple[str, ...]]()
         self._told = set[tuple[Any, ...]]()
         self._is_store_away = False
+        self._tells_disks, self._full = tells_disks, FullNotes[FullDisk]()
+        self._full_shown: dict[FullDisk, Notice] = {}
         self._cuts = CutFinder(hosts_of(folder))
         self._news_from = self._now() if is_resumed else None
 
@@ -128,6 +141,7 @@ class NoticeFeed:
             new = [notice._replace(at=None, is_earlier=True) for notice in new]
         self._has_looked = True
         new += self._changed(status)
+        new += self._without_room(status) if self._tells_disks else ()
         for fact in facts:
             if isinstance(fact.what, RunCut):
                 self.absences.add(fact)
@@ -135,6 +149,7 @@ class NoticeFeed:
                 new.append(self._cut(fact, fact.what))
                 continue
             self._waiting = self._waiting or waiting_of(self._folder)
+            changed = self.absences.add(fact)  # Also what is remarked on: a home that leaves has a next one.
             remarked = remark(fact, self._waiting)
             if remarked is not None and remarked.topic == "data" and self._is_data_shown:
                 continue  # They all have the same batch().
@@ -143,7 +158,6 @@ class NoticeFeed:
                 notice = Notice(self._since(fact.at), remarked.text, remarked.tone, is_urgent=is_urgent(fact))
                 (new if self._is_news(fact) else past).append(notice)
                 continue
-            changed = self.absences.add(fact)
             # Hosts that end with the run are silent, because they are writing their files.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
@@ -170,6 +184,8 @@ class NoticeFeed:
         if changed.ended is not None and (returned := back(changed)):
             return returned
         if isinstance(fact.what, Restarted) and changed.ended is None:
+            return ""
+        if changed.error is not None and changed.error.is_refusal:  # The run fails by it, which is told at its end.
             return ""
         return away(changed, self._waiting, is_known=_is_known(changed, self._told_errors))
 
@@ -220,6 +236,20 @@ class NoticeFeed:
             yield Notice(status.get("time"), f"snapshots reach {store['url']} again", "good")
         self._is_store_away = bool(line) if store else self._is_store_away
 
+    def _without_room(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """Notices of full disks, once a minute each, of which the newest stays; and of those that take writes again."""
+        news = self._full.update(full_disks(status), self._now_ns() / 1e9)
+        for place in (*news.full, *news.again):
+            is_full = place in news.full
+            text = no_room(place, status) if is_full else f"the disk at {place} has room again"
+            before = self._full_shown.pop(place, None)
+            if before is not None and is_full:
+                self.notices = [notice for notice in self.notices if notice is not before]
+            notice = Notice(status.get("time"), text, "bad" if is_full else "good")
+            if is_full:
+                self._full_shown[place] = notice
+            yield notice
+
     def _since(self, at: float) -> float | None:
         """A time of the run as one since the first inner step; None before it."""
         return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
@@ -248,7 +278,9 @@ class NoticeFeed:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        yield from filter(None, facts_in(whole, submitted))
+        if has_gone_on(whole):  # Perhaps while this feed looked.
+            self._submitted_ns = submitted_ns(self._folder, [])
+        yield from filter(None, facts_in(whole, self._submitted() or submitted))
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
         """The hosts that are seen to work."""
@@ -332,6 +364,10 @@ class View(ABC):
     @abstractmethod
     def close(self, summary: dict[str, Any]) -> None:
         """Show how the run ended."""
+
+    def _ending(self, summary: dict[str, Any]) -> list[tuple[str, str]]:
+        """The rows about that, but for the reason of a failure: the command's last line is about it."""
+        return [row for row in self._figures.ending(summary) if row[0] != "error"]
 
     def end(self) -> None:  # noqa: B027 (most hold none)
         """Restore the terminal, whatever happened. Idempotent."""
@@ -426,7 +462,7 @@ class LiveTable(View):
     def close(self, summary: dict[str, Any]) -> None:
         """Keep the last table, and write the end of the run below it."""
         self.end()
-        self._console.print(facts(self._figures.ending(summary)))
+        self._console.print(facts(self._ending(summary)))
 
     def end(self) -> None:
         """Give the terminal back."""
@@ -507,7 +543,7 @@ class LineView(View):
         _write(self._console, ", ".join(filter(None, words)))
 
     def close(self, summary: dict[str, Any]) -> None:
-        for word, text in self._figures.ending(summary):
+        for word, text in self._ending(summary):
             _write(self._console, f"{word:<10} {text}")
 
 
@@ -527,9 +563,9 @@ class LastLine(View):
                 sys.stderr.flush()
 
     def close(self, summary: dict[str, Any]) -> None:
-        losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
-        evaluated = f"eval loss {losses}, " if losses else ""
-        _write(self._console, f"{self._figures.program} {summary['outcome']}, {evaluated}{self._figures.folder}")
+        losses = evaluated(summary)
+        found = [f"eval loss {losses}" if losses else "", not_finite(summary), self._figures.folder]
+        _write(self._console, ", ".join([f"{self._figures.program} {summary['outcome']}", *filter(None, found)]))
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +25,11 @@ from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.files import read
 from isthmus.runtime.wire.control_client import ask
@@ -118,7 +120,9 @@ def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
 
 
 def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+    way = going_on(folder, summary["outcome"])
+    over = {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+    return {**over, "go_on": None if way is None else asdict(way)}
 
 
 def request_stop(folder: Path, home: DaemonClient | None = None) -> bool:
@@ -212,7 +216,7 @@ _DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent"
 def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: DaemonClient | None = None) -> None:
     """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
     folders = all_folders() if every else [folder_of(run) if home is None or run is None else run]
-    news = {folder: NoticeFeed(folder) for folder in folders}
+    news = {folder: NoticeFeed(folder, tells_disks=False) for folder in folders}
     if as_json:
         _show_json(news, home, every=every, watch=watch)
         return
@@ -220,6 +224,8 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
     if not watch:
         for status in _statuses(news, home, must_answer=not every):
             console.print(table(status, _notices(status, news), console.width))
+            if line := way_on(status):  # Whole, however long it is: it is to be copied.
+                console.print(Text(printable(line)), soft_wrap=True)
         return
     with Live(console=console, auto_refresh=False) as shown:
         while True:
@@ -227,8 +233,16 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
             tables = [table(status, _notices(status, news), console.width) for status in statuses]
             shown.update(Group(*tables), refresh=True)
             if not any(map(_goes_on, statuses)):
-                return
+                break
             time.sleep(WATCH_SECONDS)
+    for line in filter(None, map(way_on, statuses)):
+        console.print(Text(printable(line)), soft_wrap=True)
+
+
+def way_on(status: Mapping[str, Any]) -> str:
+    """How a run that was interrupted goes on; '' for any other."""
+    way = status.get("go_on")
+    return f"to go on: {GoingOn(**way).words()}" if way else ""
 
 
 def _show_json(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, every: bool, watch: bool) -> None:
@@ -254,7 +268,7 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         parts: list[RenderableType] = [head, facts(figures.ending(status["summary"], _short(status)))]
     else:
         training = status.get("training") or {}
-        training = {**training, "hosts": _hosts(status)}
+        training = {**training, **_own(status), "hosts": _hosts(status)}
         shown = figures.shown(training, len(training.get("learners", {})))
         progress = ("progress", _progress(training))
         waits = [("waiting", figures.awaiting(status))] if status.get("awaited") else []
@@ -288,7 +302,7 @@ def _statuses(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, mus
     for folder, follower in news.items():
         with suppress(*(() if must_answer else (ConfigError,))):
             status = status_of(folder) if home is None else status_of(folder, home)
-            training = {**(status.get("training") or {}), "hosts": status["hosts"]}
+            training = {**(status.get("training") or {}), **_own(status), "hosts": status["hosts"]}
             if "summary" not in status:
                 follower.update(training)
             statuses.append(with_daemon(status, daemons(follower.absences.all)))
@@ -333,6 +347,11 @@ def _in_scripts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
                 (str(host["name"]), f"away for {numbers.seconds(lasted / 1e9)}{f', at {places}' if places else ''}")
             )
     return rows
+
+
+def _own(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a daemon says of itself, for views."""
+    return {"daemon": status.get("daemon", ""), "full": status.get("full", [])}
 
 
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

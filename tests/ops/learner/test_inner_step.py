@@ -135,7 +135,9 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
     assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged"}
-    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links", "unmerged", "evaluates", "evaluation"}
+    assert told["report"].keys() == StepReport.__annotations__.keys() - {
+        *("links", "unmerged", "evaluates", "evaluation", "last")
+    }
 
 
 class Judge:
@@ -696,3 +698,31 @@ def test_where_the_user_has_made_no_step_none_is_counted() -> None:
     assert body.position == 0
     drive(body)
     assert body.phase == "leaving"
+
+
+def test_losses_that_are_not_finite_are_counted_those_that_healing_drops_too() -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    drive(body, batch=batch(task, 0))
+    for _ in range(3):
+        drive(body, batch=bad)
+    assert context.published[-1]["sick"]
+    told = [drive(body, update={("syncer/0", part.index): update(part, 1, 0.5)})[1] for part in parts]
+    told += [drive(body, batch=batch(task, position))[1] for position in range(1, 5)]
+    found = [report["not_finite"] for each in told for report in reports(each)]
+    assert found[-1] == 3
+    assert not body._sick
+
+
+def test_a_last_version_is_adopted_whole() -> None:
+    task = SmallTask()
+    body, parts, _ = opened(task, alpha=0.5)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    drive(body, batch=batch(task, 0))
+    drive(
+        body, update={("syncer/0", part.index): update(part, 1, 2.0, clock=[(0, 1, 8)], kind="final") for part in parts}
+    )
+    for part in parts:
+        np.testing.assert_array_equal(np.asarray(body._learner.extract(part.index)), np.full(part.size, 2.0))

@@ -27,10 +27,13 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Delayed,
+    Departed,
     Ended,
+    Exited,
     HomeSetAside,
     Hurried,
     MachineLost,
+    ModelsDiffer,
     NeverHealthy,
     Ordered,
     RecorderFailed,
@@ -42,6 +45,7 @@ from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from tests.runtime.supervision.supervision_stories import (
     AT_HOME,
     BOOM,
+    CRASHED,
     KILLED,
     ON_BETA,
     SUSPECT,
@@ -63,6 +67,7 @@ AT_HOME_KILLED: Final = "learner/0! recorder/0!"
 ON_BETA_KILLED: Final = "learner/1! syncer/0!"
 HERE_CAST: Final = RunRoles(roles={"learner": 1, "recorder": 1})
 HERE: Final = Places(home="alpha")
+HERE_MORE: Final = RunRoles(roles={"learner": 4, "syncer": 1, "watcher": 1, "recorder": 1}, least={"learner": 1})
 WHY: Final = Ordered("enough")
 OVER: Final = seen("recorder/0", 9, "final", over=Over())
 
@@ -218,6 +223,20 @@ def test_a_recorder_may_fail() -> None:
         story.orders(roster=ALL, is_ending=True),
     ]
     assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_loop_at_home_whose_leaves_are_not_the_last_model_fails_the_run(*, is_stopped: bool) -> None:
+    story = serving()
+    unlike = ((0, "head"), (1, "body"))
+    story.hears(3, "alpha", seen("recorder/0", 9, "final", over=Over(is_stopped=is_stopped, unlike=unlike)))
+    assert (story.core.outcome, story.core.failure) == ("failed", ModelsDiffer("learner/0", "head"))
+
+
+def test_an_admitted_machine_fails_no_run_by_what_its_own_learner_says_of_its_leaves() -> None:
+    story = serving()
+    story.hears(3, "alpha", seen("recorder/0", 9, "final", over=Over(unlike=((1, "body"),))))
+    assert (story.core.outcome, story.core.failure) == ("done", None)
 
 
 def test_a_program_may_stop_its_own_run() -> None:
@@ -406,6 +425,34 @@ def test_a_home_that_is_set_aside_is_over_once_its_own_lives_are_and_the_run_is_
     assert FinishRun() in story.hears(3, "alpha", gone("recorder/0"))
     assert (story.core.outcome, story.core.is_set_aside) == ("running", True)
     assert story.noted[-1].incarnation == 1
+
+
+def departed(text: str, machine: str, end: Exited) -> WriteIncident:
+    """A life that left in order is written down."""
+    return written(text, Ended(Departed(machine, end)))
+
+
+def test_hosts_that_end_because_their_home_is_set_aside_leave_in_order_and_no_other_does() -> None:
+    story = HomeStory(HERE_MORE, HERE)
+    story.serve(1)
+    assert ended("learner/1", CRASHED) in story.hears(2, "alpha", gone("learner/1", CRASHED))
+    story.at(2, SetAside())
+    assert departed("learner/0", "", Exited(0)) in story.hears(3, "alpha", gone("learner/0", Exited(0)))
+    assert ended("learner/2") in story.hears(3, "alpha", gone("learner/2", KILLED))  # It was asked, and did not leave.
+    assert ended("learner/3", Exited(0), error=BOOM) in story.hears(3, "alpha", gone("learner/3", Exited(0), BOOM))
+    assert departed("recorder/0", "", Exited(0)) in story.hears(4, "alpha", gone("recorder/0", Exited(0)))
+    assert departed("syncer/0", "", KILLED) in story.hears(4, "alpha", gone("syncer/0", KILLED))
+    assert ended("watcher/0", CRASHED) in story.hears(4, "alpha", gone("watcher/0", CRASHED))
+
+
+def test_hosts_of_a_machine_that_leaves_do_so_in_order_and_those_elsewhere_do_not() -> None:
+    story = serving()
+    report = Report((), (gone("learner/1", Exited(0)), gone("syncer/0", KILLED)), is_leaving=True)
+    commands = story.at(2, ReportCame("beta", report))
+    assert [departed("learner/1", "beta", Exited(0)), departed("syncer/0", "beta", KILLED)] == [
+        each for each in commands if isinstance(each, WriteIncident)
+    ]
+    assert ended("learner/0", Exited(0)) in story.hears(3, "alpha", gone("learner/0", Exited(0)))
 
 
 def test_one_that_is_set_aside_fails_for_nobody_and_admits_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
@@ -16,6 +17,7 @@ from isthmus.runtime.supervision.incidents import (
     Exited,
     GivenUp,
     LoopLeft,
+    LoopRefused,
     NoFirstHeartbeat,
     NotStarted,
     ProgramFailed,
@@ -182,6 +184,29 @@ def test_the_same_error_in_every_learner_ends_the_run_at_its_second_time() -> No
         story.orders("recorder/0!", "learner/1#2! syncer/0!", is_ending=True),
     ]
     assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+REFUSED: Final = msgspec.structs.replace(BOOM, is_refusal=True)
+
+
+def test_what_is_refused_of_a_loop_at_home_ends_the_run_at_its_first_time() -> None:
+    story = HomeStory()
+    story.hears(1, "alpha", seen("learner/0", 1, "stepping", error=REFUSED))
+    assert story.core.outcome == "running"  # Its script has time for its own end.
+    failure = LoopRefused("learner/0", REFUSED)
+    assert story.hears(2, "alpha", gone("learner/0", CRASHED, REFUSED)) == [
+        journal(used=used(learner=0.0), outcome="failed", failure=failure),
+        ended("learner/0", CRASHED, error=REFUSED),
+        story.orders("recorder/0!", "learner/1! syncer/0!", is_ending=True),
+    ]
+    assert (story.core.outcome, story.core.failure) == ("failed", failure)
+
+
+def test_an_admitted_machine_ends_no_run_by_that() -> None:
+    story = HomeStory()
+    story.hears(1, "beta", gone("learner/1", CRASHED, REFUSED))
+    assert story.core.outcome == "running"
+    assert story.noted[-1] == life("learner/1#2")
 
 
 def test_an_error_of_one_learner_alone_leaves_the_run_going() -> None:

@@ -48,6 +48,7 @@ ENDS: Final = (
     incidents.NotStarted("no memory"),
     incidents.MachineLost("beta", 20_000_000_000),
     incidents.MachineTaken("beta", "expelled"),
+    incidents.Departed("beta", Exited(0)),
 )
 BOOM: Final = incidents.Raised("data", "ValueError", "'ä'", "/home/mine.py", 12)
 LAST: Final = Ended(Exited(3), incidents.Hurried(), BOOM)
@@ -88,6 +89,7 @@ INCIDENTS: Final = (
     incidents.LedgerRemoved(),
     incidents.HomeTaken("beta", 2, "alpha"),
     incidents.HomeSetAside(),
+    incidents.WentOn(7, -3, 4),
     incidents.Superseded("beta", 2, 1),
 )
 FAILURES: Final = (
@@ -95,6 +97,8 @@ FAILURES: Final = (
     incidents.RestartsExhausted("learner/1", 6, LAST),
     incidents.NeverHealthy("watcher/0", 2, LAST),
     incidents.ProgramFailed(BOOM, 2),
+    incidents.LoopRefused("learner/1", msgspec.structs.replace(BOOM, is_refusal=True)),
+    incidents.ModelsDiffer("learner/1", "head/weight"),
     incidents.NoMachineLeft("syncer/0", LAST),
     incidents.Unserved("recorder/0", seconds(60), LAST),
     incidents.SupersededHome("beta", 2, 1),
@@ -122,7 +126,7 @@ def test_every_member_of_every_union_is_tried_here_and_has_a_kind_of_its_own() -
     for union, tried in (
         (incidents.Incident, INCIDENTS),
         (incidents.Verdict, VERDICTS),
-        (incidents.End, ENDS),
+        (incidents.NotedEnd, ENDS),
         (incidents.Failure, FAILURES),
     ):
         assert {type(each) for each in tried} == set(get_args(union))
@@ -130,7 +134,7 @@ def test_every_member_of_every_union_is_tried_here_and_has_a_kind_of_its_own() -
     everything = [
         *kinds(incidents.Incident),
         *kinds(incidents.Verdict),
-        *kinds(incidents.End),
+        *kinds(incidents.NotedEnd),
         *kinds(incidents.Failure),
     ]
     assert len(set(everything)) == len(everything)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from isthmus.programs.engine.cluster.handover import RunRoot
@@ -15,7 +17,10 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
 from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
+from isthmus.runtime.daemon import home_daemon
+from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.supervision.home_events import Journal
 from isthmus.runtime.system.disk import DISK
 
 HOUR = 3600 * 10**9
@@ -83,3 +88,27 @@ def test_no_request_names_a_folder_of_the_machine(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a"):
         failover.place(url, "Trying")
     assert failover.place("memory://bucket/run", "Trying").text == "memory://bucket/run"
+
+
+@pytest.mark.parametrize(
+    ("placement", "journal", "may_live"),
+    [
+        ({}, None, False),
+        ({"learner/0": "alpha", "syncer/0": "beta"}, None, False),
+        ({"learner/0": "beta"}, None, True),
+        ({"learner/0": "beta"}, Journal(retired=(("learner/0", "left"),)), False),
+        ({"learner/0": "beta"}, Journal(away=("beta",)), False),
+        ({"learner/0": "alpha"}, Journal(machines=(("learner/1", "gamma"),)), True),
+        ({"learner/0": "alpha"}, Journal(machines=(("learner.1/0", "gamma"),)), True),
+    ],
+)
+def test_learners_on_other_machines_may_live_for_as_long_as_they_do_without_their_home(
+    tmp_path: Path, placement: dict[str, str], journal: Journal | None, may_live: bool
+) -> None:
+    (tmp_path / spec.SPEC).write_text(json.dumps({**told(), "settings": {**RUN, "home_away_seconds": 30.0}}))
+    (tmp_path / spec.CLUSTER).write_text(json.dumps({**CLUSTER, "placement": placement}))
+    if journal is not None:
+        with closing(Ledger(tmp_path)) as ledger:
+            ledger.note(home_daemon.JOURNAL, msgspec.msgpack.encode(journal))
+    alone = failover.alone_ns(tmp_path) / 1e9
+    assert alone == (failover.LATE * 30.0 if may_live else 0.0)

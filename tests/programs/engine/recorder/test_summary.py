@@ -73,6 +73,18 @@ def test_a_row_says_what_died_with_a_learner_and_when_the_run_began() -> None:
     assert [row["restarts"] for row in summary["per_learner"]] == [1, 0]
 
 
+def test_losses_that_are_not_finite_are_counted_over_all_lives_where_all_of_them_count() -> None:
+    counted = [{**each, "not_finite": count} for each, count in ((PRESENT[0], 2), (PRESENT[1], 0))]
+    status = {"learners": dict(enumerate(counted)), "former": [{**FORMER, "not_finite": 5}]}
+    summary = figures(status)
+    assert [row["losses_not_finite"] for row in summary["per_learner"]] == [7, 0]
+    assert summary["losses_not_finite"] == 7
+    summary = figures({**status, "former": [FORMER]})  # Of a folder from before they were counted.
+    assert [row["losses_not_finite"] for row in summary["per_learner"]] == [None, 0]
+    assert summary["losses_not_finite"] is None
+    assert figures({"learners": {}})["losses_not_finite"] is None
+
+
 def figures(status: dict[str, Any]) -> dict[str, Any]:
     """The summary of a run of two learners."""
     return summarise(
@@ -288,6 +300,7 @@ def test_of_a_final_model_that_was_not_evaluated_there_is_no_loss_and_a_line_tha
     assert (given_up["eval_loss_initial"], given_up["eval_loss_final"], given_up["eval_metrics"]) == (5.5, None, {})
     assert (given_up["eval_loss_last"], given_up["eval_tokens_last"]) == (4.5, 60)
     assert "not evaluated" in words.not_evaluated(given_up)
+    assert words.evaluated_at(given_up) == f"at {words.percent(60 / given_up['tokens_total'])} of the tokens trained"
     books.accept(EvaluationLine(kind="final", eval_loss=2.5, tokens=400), 0)
     evaluated = figures({**books.figures(2), **lives})
     assert (evaluated["eval_loss_final"], words.not_evaluated(evaluated)) == (2.5, "")

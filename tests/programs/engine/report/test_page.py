@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from configparser import ConfigParser
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -21,7 +22,7 @@ from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_timeline import choose_window, longest_pause, visible_rounds
 from isthmus.programs.engine.report.page import load, timeline_svg, write_report
-from isthmus.programs.engine.report.sections import data_parallel_bytes
+from isthmus.programs.engine.report.sections import data_parallel_bytes, header
 from isthmus.programs.engine.results.words import decimal, whole
 from tests.programs.engine.results.made_up_run import SHAPES, build, write_json, write_lines
 
@@ -189,6 +190,13 @@ def test_the_bytes_of_data_parallel_follow_the_formula_and_are_marked(folder: Pa
     assert data_parallel_bytes(load(folder)) == pytest.approx(2 * 3 / 4 * parameters * 4 * steps, rel=1e-12)
     assert "(computed)" in reader.page
     assert "Not measured: what data-parallel training would have sent" in reader.page
+
+
+def test_losses_that_are_not_finite_are_told_at_the_top(folder: Path) -> None:
+    record = load(folder)
+    rows = [{**row, "losses_not_finite": 3 * (row["learner"] == 1)} for row in record.per_learner]
+    named = replace(record, summary={**record.summary, "losses_not_finite": 3, "per_learner": rows})
+    assert header(named).problems == [*header(record).problems, "3 losses not finite: learner 1 3."]
 
 
 def test_every_merge_is_told(folder: Path, reader: Reader) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from isthmus.programs.engine.results.absences import (
     Absence,
     Absences,
     Fact,
+    RunCut,
     Waiting,
     Works,
     away,
@@ -16,6 +19,10 @@ from isthmus.programs.engine.results.absences import (
     cost,
     daemons,
     fact_of,
+    facts_in,
+    has_gone_on,
+    remark,
+    with_cuts,
 )
 from isthmus.runtime.cores.membership_messages import (
     Excused,
@@ -33,6 +40,7 @@ from isthmus.runtime.supervision.incidents import (
     BodyRaised,
     Condemned,
     Delayed,
+    Departed,
     Ended,
     Exited,
     GivenUp,
@@ -49,8 +57,9 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     Superseded,
     Unseen,
+    WentOn,
 )
-from tests.programs.engine.results.event_lines import KILLED, silent
+from tests.programs.engine.results.event_lines import KILLED, line, silent
 
 SECOND = 1_000_000_000
 SILENT = silent(1.84)
@@ -96,6 +105,75 @@ def test_an_end_that_a_next_daemon_tells_again_is_one() -> None:
     left, unseen = Ended(Exited(0)), Ended(Unseen())
     (absence,) = fold((10, "learner/2", 1, left), (60, "learner/2", 1, unseen), (64, "learner/2", 2, WORKS))
     assert (absence.begun, absence.cause, absence.lives_lost, absence.life_after) == (10, left, 1, 2)
+
+
+LEFT, KILLED_BY_ITS_DAEMON = Ended(Departed("", Exited(0))), Ended(Departed("", Exited(signal="SIGKILL")))
+
+
+def test_hosts_that_leave_in_order_with_their_home_are_not_away_and_a_crash_before_is() -> None:
+    crash, unseen = Ended(Exited(3)), Ended(Unseen())
+    (absence,) = fold(
+        (8, "learner/1", 1, crash),
+        (10, "daemon/0", 1, HomeSetAside()),
+        (11, "learner/0", 1, LEFT),
+        (12, "recorder/0", 1, LEFT),
+        (12, "syncer/0", 1, KILLED_BY_ITS_DAEMON),
+        (60, "learner/0", 1, unseen),
+        (60, "syncer/0", 1, unseen),
+        (61, "syncer/0", 2, RESTARTED),
+    )
+    assert (absence.host, absence.cause, absence.ended) == ("learner/1", crash, None)
+
+
+def test_a_learner_that_had_to_be_killed_when_it_was_to_leave_is_listed() -> None:
+    facts = [(10.0, "daemon/0", 1, HomeSetAside()), (24.0, "learner/0", 1, KILLED), (24.0, "syncer/0", 1, LEFT)]
+    assert [absence.host for absence in fold(*facts)] == ["learner/0"]
+
+
+def test_a_silence_ends_where_its_host_leaves_in_order() -> None:
+    (absence,) = fold((11.84, "learner/1", 1, SILENT), (13, "learner/1", 1, LEFT))
+    assert (absence.kind, absence.ended) == ("silent", 13)
+
+
+def test_a_daemon_that_left_and_is_followed_by_the_next_did_not_die() -> None:
+    facts: list[tuple[float, str, int, Incident | Works]] = [
+        (10, "daemon/0", 1, HomeSetAside()),
+        (11, "recorder/0", 1, LEFT),
+        (60, "recorder/0", 2, RESTARTED),
+        (63, "learner/1", 1, Adopted()),
+        (64, "learner/2", 1, Adopted()),
+        (90, "recorder/0", 2, Adopted()),
+    ]
+    left, died = fold(*facts)
+    assert [(item.begun, item.is_in_order) for item in (left, died)] == [(63, True), (90, False)]
+    assert [away(item, FREE).partition(";")[0] for item in (left, died)] == [
+        "the daemon had left, as a signal told it to",
+        "the daemon died",
+    ]
+    assert daemons([left, died]) == 3
+
+
+def test_of_a_machine_that_leaves_each_host_is_told_and_of_the_home_only_that_it_does() -> None:
+    of_machine = remark(Fact(1, "learner/1", 1, Ended(Departed("beta", Exited(0)))))
+    assert of_machine is not None
+    assert (of_machine.topic, of_machine.tone) == ("machines", "odd")
+    assert remark(Fact(1, "learner/1", 1, LEFT)) is None
+
+
+def test_hosts_that_left_before_are_no_part_of_a_cut() -> None:
+    """Learner 1, elsewhere, was the only host left, and died, too, before the next daemon looked."""
+    unseen = Ended(Unseen())
+    facts = [
+        Fact(10, "daemon/0", 1, HomeSetAside()),
+        Fact(11, "syncer/0", 1, KILLED_BY_ITS_DAEMON),
+        Fact(60, "syncer/0", 1, unseen),
+        Fact(60, "learner/1", 1, unseen),
+    ]
+    cut = with_cuts(facts, ["syncer/0", "learner/1"])[-1].what
+    assert isinstance(cut, RunCut)
+    assert cut.lives == (("learner/1", 1),)
+    (absence,) = Absences(with_cuts(facts, ["syncer/0", "learner/1"])).all
+    assert (absence.host, absence.is_cut) == ("learner/1", True)
 
 
 def test_a_death_after_the_return_is_another_absence() -> None:
@@ -277,3 +355,36 @@ def test_whether_learners_wait_for_a_syncer_is_said_as_the_graph_has_it() -> Non
     assert away(quiet, ROUNDS).endswith("s; learners wait for it")
     assert away(quiet, FREE).endswith("no heartbeat for 1.84 s")
     assert away(died, None) == f"syncer 0 {SIGNALLED}"
+
+
+def test_lines_from_before_a_run_went_on_have_the_times_that_they_had() -> None:
+    """It was submitted at 100 s of the machine's clock, and went on for the second time after a reboot."""
+    rows = [
+        line(105 * SECOND, "a/0", 1, RESTARTED),
+        line(900 * SECOND, "daemon/0", 1, WentOn(780 * SECOND, 100 * SECOND, 880 * SECOND)),
+        line(905 * SECOND, "a/0", 2, RESTARTED),
+        line(7 * SECOND, "daemon/0", 1, WentOn(0, 880 * SECOND, -33 * SECOND)),
+        line(12 * SECOND, "a/0", 3, RESTARTED),
+    ]
+    data = "".join(f"{json.dumps(row)}\n" for row in [*rows, {}]).encode()
+    facts = facts_in(data, -33 * SECOND)
+    assert [None if fact is None else fact.at for fact in facts] == [5, 20, 25, 40, 45, None]
+    later = facts_in(data, -33 * SECOND, 3 * SECOND)
+    assert [fact.at for fact in later if fact is not None] == [2, 17, 22, 37, 42]
+    assert [has_gone_on(text) for text in data.splitlines()] == [False, True, False, True, False, False]
+    assert [remark(fact) is not None for fact in facts if fact is not None] == [False, True, False, False, False]
+
+
+def test_a_resume_that_failed_has_moved_no_time() -> None:
+    failed = line(800 * SECOND, "daemon/0", 1, WentOn(680 * SECOND, 100 * SECOND, 780 * SECOND))
+    rows = [
+        line(105 * SECOND, "a/0", 1, RESTARTED),
+        failed,
+        line(900 * SECOND, "daemon/0", 1, WentOn(780 * SECOND, 100 * SECOND, 880 * SECOND)),
+        line(905 * SECOND, "a/0", 2, RESTARTED),
+    ]
+    facts = facts_in("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 880 * SECOND)
+    assert [fact.at for fact in facts if fact is not None and fact.host == "a/0"] == [5, 25]
+    assert [remark(fact) is not None for fact in facts if fact is not None] == [False, False, True, False]
+    alone = facts_in(f"{json.dumps(rows[0])}\n{json.dumps(failed)}\n".encode(), 100 * SECOND)
+    assert [fact.at for fact in alone if fact is not None and fact.host == "a/0"] == [5]

@@ -29,6 +29,7 @@ from isthmus.runtime.supervision.incidents import (
     Condemned,
     CutOff,
     Delayed,
+    Departed,
     Ended,
     Exited,
     GivenUp,
@@ -37,8 +38,10 @@ from isthmus.runtime.supervision.incidents import (
     Hurried,
     LedgerRemoved,
     LoopLeft,
+    LoopRefused,
     MachineLost,
     MachineTaken,
+    ModelsDiffer,
     NeverHealthy,
     NoFirstHeartbeat,
     NoMachineLeft,
@@ -98,8 +101,8 @@ def made(told: Any) -> list[Any]:
         (incidents.Incident, predicate),
         (incidents.Verdict, reason),
         (incidents.Verdict, predicate),
-        (incidents.End, reason),
-        (incidents.End, predicate),
+        (incidents.NotedEnd, reason),
+        (incidents.NotedEnd, predicate),
         (incidents.Failure, failure),
     ],
 )
@@ -114,7 +117,7 @@ def test_every_kind_has_words(kinds: Any, words: Any) -> None:
 
 
 def test_the_catalogue_has_no_kind_that_does_not_exist() -> None:
-    groups = (incidents.Incident, incidents.Verdict, incidents.End, incidents.Failure)
+    groups = (incidents.Incident, incidents.Verdict, incidents.NotedEnd, incidents.Failure)
     kinds = {kind.__struct_config__.tag for group in groups for kind in get_args(group)}
     assert CATALOGUE.keys() == kinds | {Pace.__struct_config__.tag}
 
@@ -124,7 +127,7 @@ def test_the_catalogue_has_no_kind_that_does_not_exist() -> None:
     [
         (incidents.Incident, "run-folder.md"),
         (incidents.Verdict, "run-folder.md"),
-        (incidents.End, "run-folder.md"),
+        (incidents.NotedEnd, "run-folder.md"),
         (incidents.Failure, "command-line.md"),
     ],
 )
@@ -235,6 +238,16 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             Ended(MachineTaken("gamma", "expelled")),
             "expelled with its machine gamma",
             "was expelled with its machine gamma",
+        ),
+        (
+            Ended(Departed("beta", Exited(0))),
+            "left in order with its machine beta, which was told to leave",
+            "left in order with its machine beta, which was told to leave",
+        ),
+        (
+            Ended(Departed("", SIGNALLED)),
+            "left in order with its home, which was told to leave",
+            "left in order with its home, which was told to leave",
         ),
         (
             GivenUp(6, CRASHED),
@@ -373,6 +386,25 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             None,
             "ValueError (mine.py:3), in every learner, again after a restart; the text is on machine beta, in its log "
             "of learner/1.",
+        ),
+        (
+            LoopRefused("learner/1", WRONG),
+            None,
+            "the loop of learner/1: ValueError: no (mine.py:3).",
+        ),
+        (
+            ModelsDiffer("learner/1", "head/weight"),
+            None,
+            "the model of learner/1 is not the one that the run has trained: 'head/weight' has other values after it "
+            "adopted the last version of every fragment. Look for tensors that share memory, or for code beside the "
+            "loop that writes into them. The run's model is in snapshots/final.",
+        ),
+        (
+            ModelsDiffer("learner/1", ""),
+            None,
+            "the model of learner/1 is not the one that the run has trained: one of its leaves has other values after "
+            "it adopted the last version of every fragment. Look for tensors that share memory, or for code beside the "
+            "loop that writes into them. The run's model is in snapshots/final.",
         ),
         (
             NoMachineLeft("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),

@@ -29,6 +29,7 @@ def main(folder: Path) -> dict[str, Any]:
         _fill(filler)
         before = run.wait_for(lambda: run.steps() if _files(run, "waiting") else None)
         unkept = run.wait_for(lambda: _snapshots_error(run))
+        full = run.wait_for(lambda: run.status().get("full"))
         kept = _snapshot(run)
         survivor = "learner/1"
         run.wait_for(lambda: run.steps().get(survivor, 0) >= before[survivor] + STEPS_MORE)
@@ -39,6 +40,7 @@ def main(folder: Path) -> dict[str, Any]:
         still = _snapshot(run)
         filler.unlink()
         run.wait_for(lambda: _snapshot(run) > still and not _snapshots_error(run))
+        run.wait_for(lambda: not run.status()["full"])
         back = run.wait_for(lambda: run.host("learner/0").get("incarnation") == 2 and run.steps().get("learner/0"))
         _fill(filler)
         run.command.send_signal(2)
@@ -48,6 +50,7 @@ def main(folder: Path) -> dict[str, Any]:
         lines = {path.stem: path.read_text().splitlines() for path in sorted(run.folder.glob("*.jsonl"))}
         return {
             "refused": refused,
+            "full": full,
             "unkept": unkept,
             "snapshots": [kept, still],
             "back": back,

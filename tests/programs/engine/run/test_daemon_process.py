@@ -36,6 +36,9 @@ class Run:
 
     def set_aside(self, grace: float) -> None: ...
 
+    def full(self) -> list[str]:
+        return []
+
     def close(self) -> None: ...
 
 

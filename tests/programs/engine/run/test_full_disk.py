@@ -43,6 +43,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_time(tmp_path: Path) 
     seen = json.loads(ended.stdout)
     assert "noting learner/0#2: " in seen["refused"]
     assert "daemon.sqlite cannot be written: database or disk is full" in seen["refused"]
+    assert seen["full"] == [str(tmp_path.resolve())]
     assert seen["unkept"] == "No space left on device"
     kept, still = seen["snapshots"]
     assert still == kept > 0

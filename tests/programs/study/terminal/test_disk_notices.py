@@ -19,6 +19,8 @@ from isthmus.programs.engine.run import finish
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal import status as status_view
+from isthmus.programs.study.terminal.figures import FullDisk
+from isthmus.programs.study.terminal.live import NoticeFeed
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.supervision.incidents import Delayed
@@ -42,6 +44,36 @@ def test_a_status_says_what_waits_and_what_is_lost_and_nothing_where_nothing_is(
     assert ("disk", f"{FULL}: 1 line waits") in list(
         figures.merge_figures({"files": {"metrics": counts(waiting=1, error=FULL)}}, 2)
     )
+
+
+def test_a_full_disk_is_named_by_where_it_is_and_on_which_machine() -> None:
+    hosts = [
+        {"name": "learner/0", "machine": "alpha", "full": ["/data"]},
+        {"name": "learner/1", "machine": "beta", "full": ["/scratch"]},
+        {"name": "learner/2", "machine": "beta", "full": ["/scratch"]},
+        {"name": "learner/3", "machine": "gamma"},
+    ]
+    status: dict[str, Any] = {"daemon": "alpha", "full": ["/data"], "hosts": hosts}
+    assert figures.full_disks(status) == [FullDisk("/data"), FullDisk("/scratch", "beta")]
+    assert figures.full_disks({}) == []
+    waiting = {"metrics": counts(waiting=12, error=FULL)}
+    shown = figures.disk({**status, "files": waiting})
+    assert shown == "the disk at /data, /scratch of beta is full: 12 lines wait"
+    assert ("disk", shown) in list(figures.merge_figures({**status, "files": waiting}, 2))
+
+
+def test_it_is_told_once_a_minute_and_that_it_has_room_again(tmp_path: Path) -> None:
+    clock = [0.0]
+    feed = NoticeFeed(tmp_path, lambda: round(clock[0] * 1e9))
+    told: list[tuple[float, str]] = []
+    for second in range(160):
+        clock[0] = float(second)
+        status = {"time": clock[0], "full": ["/data"] if second < 130 else []}
+        told += [(second, notice.tone) for notice in feed.update(status)]
+    assert told == [(0, "bad"), (60, "bad"), (120, "bad"), (134, "good")]
+    assert [notice.at for notice in feed.notices] == [120.0, 134.0]  # A table shows the newest of one disk.
+    quiet = NoticeFeed(tmp_path, lambda: 0, tells_disks=False)
+    assert quiet.update({"time": 1.0, "full": ["/data"]}) == []
 
 
 def test_a_store_that_takes_nothing_is_told_by_status_and_report(tmp_path: Path) -> None:

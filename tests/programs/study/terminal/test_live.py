@@ -6,16 +6,17 @@ import io
 import json
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.results.words import evaluated_at
 from isthmus.programs.engine.run.in_processes import Resumption
-from isthmus.programs.study.terminal import live
-from isthmus.programs.study.terminal.figures import resumption_words
+from isthmus.programs.study.terminal import figures, live
+from isthmus.programs.study.terminal.figures import evaluated, resumption_words
 from tests.programs.engine.results import event_lines
 
 STATUS = {
@@ -216,10 +217,43 @@ def test_the_end_is_told(watched: Request) -> None:
     assert text_of(console) == ENDING
 
 
+AT = "of the tokens trained"
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"tokens": 1000, "eval_tokens": 958}, f"at 95.8 % {AT} so far"),
+        ({"tokens": 1000, "eval_tokens": 0}, f"at 0 % {AT} so far"),
+        ({"tokens": 1000, "eval_tokens": 1020}, f"at 100 % {AT} so far"),  # It heard of them before the recorder.
+        ({"tokens": 1000, "eval_tokens": 1020, "tokens_undone": 400}, "before the resume, which has undone it"),
+        ({"tokens": 0, "eval_tokens": 0}, ""),
+        ({"tokens": 1000}, ""),
+        ({"outcome": "interrupted", "tokens_total": 1400, "tokens_undone": 400, "eval_tokens_last": 958}, "at 95.8 %"),
+        ({"outcome": "stopped", "tokens_total": 1000, "eval_tokens_last": 994}, f"at 99.4 % {AT} so far"),
+        ({"outcome": "done", "tokens_total": 1000, "eval_tokens_last": 994}, f"at 99.4 % {AT}"),
+        ({"outcome": "done", "tokens_total": 1000, "eval_tokens_last": None}, ""),
+    ],
+)
+def test_an_evaluation_says_of_which_tokens_it_is(figures: dict[str, Any], told: str) -> None:
+    assert evaluated_at(figures).startswith(told)
+    name = "eval_loss_last" if "tokens_total" in figures else "eval_loss"
+    shown = evaluated({**figures, name: 2.034, "eval_loss_initial": 5.493})
+    assert shown == f"5.493 -> 2.034 {evaluated_at(figures)}".strip()
+
+
+def test_of_a_run_that_was_interrupted_the_last_loss_is_told_and_that_it_is_not_the_final_models(
+    watched: Request,
+) -> None:
+    ended = {"outcome": "interrupted", "eval_loss_final": None, "eval_loss_last": 2.034, "eval_tokens_last": 958_000}
+    rows = dict(live.FigureWords(watched).ending({**SUMMARY, **ended, "tokens_total": 1_000_000}))
+    assert rows["eval loss"] == f"5.545 -> 2.034 at 95.8 % {AT} so far; the final model was not evaluated"
+
+
 def test_a_run_without_a_syncer_tells_of_no_merges(watched: Request) -> None:
     rows = dict(live.FigureWords(watched).ending({**SUMMARY, "outer_steps": 0, "eval_loss_initial": None}))
     assert "merged" not in rows
-    assert rows["eval loss"] == "- -> 1.625"
+    assert rows["eval loss"] == "1.625"
 
 
 def test_quiet_is_one_line_at_the_end(watched: Request) -> None:
@@ -228,6 +262,35 @@ def test_quiet_is_one_line_at_the_end(watched: Request) -> None:
         view.update(dict(STATUS))
         view.close(dict(SUMMARY))
     assert text_of(console) == "ring done, eval loss 5.545 -> 1.625, runs/a\n"
+
+
+LOSSES: Final = {
+    "losses_not_finite": 12,
+    "per_learner": [
+        {"learner": slot, "stall_seconds": 0.0, "restarts": 0, "tokens_lost": 0.0, "losses_not_finite": count}
+        for slot, count in ((0, 11), (1, 0), (2, 1))
+    ],
+}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_losses_that_are_not_finite_are_told_in_the_last_lines(watched: Request, *, quiet: bool) -> None:
+    unknown: dict[str, Any] = {**SUMMARY, "losses_not_finite": None}
+    for summary, is_told in ((SUMMARY, False), ({**SUMMARY, **LOSSES}, True), (unknown, False)):
+        console = plain()
+        with live.watching(watched, quiet=quiet, console=console) as view:
+            view.close(dict(summary))
+        assert ("12 losses not finite: learner 0 11, learner 2 1" in text_of(console)) == is_told
+    assert ("not finite", "12 losses") in list(figures.shown({"losses_not_finite": 12}, 4))
+    assert not list(figures.shown({"losses_not_finite": 0}, 4))
+
+
+def test_the_reason_of_a_failure_is_left_to_the_commands_last_line(watched: Request) -> None:
+    for kind in (live.LineView, live.LiveTable):
+        console = plain()
+        view = kind(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console)
+        view.close({**SUMMARY, "outcome": "failed", "error": "no learner is left"})
+        assert "no learner is left" not in text_of(console)
 
 
 def test_the_table_has_a_row_for_each_learner(watched: Request) -> None:

@@ -14,9 +14,11 @@ from isthmus.runtime.cores.membership_messages import KeepsUp, Pace, SlowHost
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
+    Departed,
     Ended,
     Exited,
     GivenUp,
+    HomeSetAside,
     Incident,
     Joined,
     MachineTaken,
@@ -25,6 +27,7 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     Starved,
     Unseen,
+    WentOn,
 )
 from tests.programs.engine.results import event_lines
 from tests.programs.engine.results.event_lines import KILLED
@@ -76,6 +79,14 @@ def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
     assert len(watched.news.notices) == 2
 
 
+def test_what_is_refused_of_a_loop_is_left_to_the_end_of_the_run(watched: Watched) -> None:
+    for slot, is_refusal in ((0, True), (1, False)):
+        error = Raised("inner-step", "ConfigError", "expected", "train.py", 7 + slot, is_refusal=is_refusal)
+        watched.write(15, f"learner/{slot}", 1, BodyRaised(error))
+        watched.write(15, f"learner/{slot}", 1, Ended(Exited(1), error=error))
+    assert [line.split(":")[0] for line in watched.told(16)] == ["10.0 bad learner 1 failed"]
+
+
 def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
     watched.write(15, "learner/2", 1, SlowHost(Pace(410e6, 42e6, 3)))
     assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
@@ -97,6 +108,33 @@ def test_machines_that_come_and_go_hosts_that_are_given_up_and_a_lost_ledger_are
     ]
     assert [notice.text.partition("; ")[2] for notice in watched.news.notices[1:3]] == 2 * ["the others go on"]
     assert watched.news.absences.all == []
+
+
+def test_hosts_that_leave_in_order_are_no_news_and_the_daemon_after_a_home_that_left_followed_no_death(
+    watched: Watched,
+) -> None:
+    watched.write(15, "learner/3", 1, Ended(Departed("beta", Exited(0))))
+    watched.write(16, "daemon/0", 1, HomeSetAside())
+    watched.write(17, "learner/0", 1, Ended(Departed("", Exited(0))))
+    watched.write(17, "syncer/0", 1, Ended(Departed("", Exited(signal="SIGKILL"))))
+    assert [text.partition(" ")[0] for text in watched.told(18)] == ["10.0", "11.0"]
+    watched.write(40, "syncer/0", 2, Restarted())
+    watched.write(41, "learner/1", 1, Adopted())
+    assert watched.told(42) == ["36.0 odd the daemon had left, as a signal told it to"]
+    assert [absence.host for absence in watched.news.absences.all] == ["daemon"]
+
+
+def test_times_of_a_run_that_is_resumed_while_somebody_looks_go_on_from_where_they_were(watched: Watched) -> None:
+    watched.write(15, "learner/2", 1, KILLED)
+    assert watched.told(15.5) == ["10.0 bad learner 2 was killed by signal SIGKILL"]
+    moved = SUBMITTED + 3600 * SECOND
+    (watched.folder / "spec.json").write_text(json.dumps({"zero_ns": moved}))
+    watched.write(3620, "daemon/0", 1, WentOn(3600 * SECOND, SUBMITTED, moved))
+    watched.write(3625, "learner/1", 2, KILLED)
+    assert watched.told(3626) == [
+        "15.0 odd the run goes on, after 1 h 00 min in which nothing of it lived: they are no time of it",
+        "20.0 bad learner 1 was killed by signal SIGKILL",
+    ]
 
 
 def test_a_stale_phase_of_the_dead_life_is_no_return(watched: Watched) -> None:
