@@ -16,6 +16,7 @@ FIRST_RUN = ".venv/bin/isthmus train --tokens 100000 --quiet"
 """In place of `make train`: shorter, and without an installation."""
 
 
+@pytest.mark.timeout(1800)  # Six commands, each with its own bound, on cores that may be busy with something else.
 def test_what_needs_pytorch_does_what_the_readme_says(tmp_path: Path) -> None:
     blocks: list[Block] = [block for block in blocks_of((ROOT / "README.md").read_text()) if MARK in block.mark]
     assert "--loop" in "".join(block.text for block in blocks)
