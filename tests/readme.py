@@ -24,6 +24,8 @@ from tests.programs.page_reader import ROOT, Clone, check_shown
 README: Final = "README.md"
 SECONDS_MAX: Final = 1800.0
 """For one command: some install gigabytes, on a machine that is busy."""
+INSTALLS: Final = "it installs"
+"""In the mark of a block: what the environment takes then is told, because the README says it."""
 SHOWN: Final = 4000
 """Characters of what a command printed that failed."""
 
@@ -35,7 +37,7 @@ class UnlikeReadmeError(Exception):
 def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="isthmus-readme-"))
     try:
-        read(folder)
+        read(ROOT, folder)
     except UnlikeReadmeError as error:
         print(f"{error}\nThe clone stays: {folder}", file=sys.stderr)
         return 1
@@ -46,13 +48,13 @@ def main() -> int:
     return 0
 
 
-def read(folder: Path) -> None:
+def read(root: Path, folder: Path) -> None:
     """Clone into a folder, and do what the README says there; UnlikeReadmeError at the first thing that is unlike."""
     clone = Clone(folder / "isthmus")
-    _git("clone", "--quiet", str(ROOT), str(clone.folder))
+    _git("clone", "--quiet", str(root), str(clone.folder))
     commit = _git("-C", str(clone.folder), "rev-parse", "--short", "HEAD")
     print(f"{README} of {commit}, in {clone.folder}", flush=True)
-    if changed := _git("-C", str(ROOT), "status", "--porcelain").splitlines():
+    if changed := _git("-C", str(root), "status", "--porcelain").splitlines():
         print(f"what is not committed is not there: {len(changed)} files", flush=True)
     began, count, here, left_out = time.monotonic(), 0, clone.folder, []
     for block in blocks_of((clone.folder / README).read_text()):
@@ -64,8 +66,9 @@ def read(folder: Path) -> None:
             for command in _commands(block):
                 here = _type(clone, command, here)
                 count += 1
+            if INSTALLS in block.mark:
+                print(f"    .venv has {_gigabytes(clone.folder / '.venv'):.2f} GB", flush=True)
     print(f"{count} commands, all as the README says, in {time.monotonic() - began:.0f} s")
-    print(f".venv has {_gigabytes(clone.folder / '.venv'):.1f} GB")
     print("left out, and why:")
     for line in left_out:
         print(f"  {line}")

@@ -87,12 +87,15 @@ class Clone:
 
 
 def _end(begun: subprocess.Popen[bytes]) -> None:
-    """End what goes on of a command: by Ctrl-C, and then at once."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        if begun.poll() is None:
-            os.killpg(begun.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                begun.wait(_END_SECONDS)
+    """End a command that goes on, by Ctrl-C, and then what it has started: bash hides Ctrl-C from what it begins by &."""
+    if begun.poll() is not None:
+        return
+    os.killpg(begun.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        begun.wait(_END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
 
 
 def clone_with_this_environment(folder: Path) -> Clone:
