@@ -87,7 +87,7 @@ class Clone:
 
 
 def _end(begun: subprocess.Popen[bytes]) -> None:
-    """End a command that goes on, by Ctrl-C, and then what it has started: bash hides Ctrl-C from jobs that it begins."""
+    """End a command that goes on, by Ctrl-C, and then what it has started: bash hides Ctrl-C from what & begins."""
     if begun.poll() is not None:
         return
     os.killpg(begun.pid, signal.SIGINT)
