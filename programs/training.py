@@ -101,12 +101,13 @@ def _train(
         run = {"argv": tuple(sys.argv), **run}
     from isthmus.programs.engine.islands import claims
     from isthmus.programs.engine.islands.sizes import check_in_process
+    from isthmus.programs.engine.request.snapshot_room import with_room
 
     if transport == "inproc":
         claims.take_all()
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
     computes = transport == "inproc" or not claims.would_take()
-    request = prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train()
+    request = with_room(prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train())
     if transport != "inproc" and isinstance(task, AnyTask):
         _check_importable(request)
 

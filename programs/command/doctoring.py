@@ -132,6 +132,7 @@ def _facts(
             memory_bytes=this_machine.memory_bytes(),
             shared_memory_bytes=this_machine.shared_memory_bytes(),
             disk=this_machine.disk(RUNS),
+            store=this_machine.disk(Path(need.store)) if need.store else None,
             need=need,
             peers=_peers(cluster, own) if home is None else (others.inviting(home),),
             island=_island(own),

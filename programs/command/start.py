@@ -61,7 +61,7 @@ def train(options: Options, starting: Starting) -> None:
                 import_module(name)
 
         submitted = submit_ahead(
-            lambda: options.request().to_train().with_store(), starting.begins_from, meanwhile=show
+            lambda: _with_room(options.request().to_train().with_store()), starting.begins_from, meanwhile=show
         )
     from isthmus.programs.study.terminal.live import announce
 
@@ -69,6 +69,13 @@ def train(options: Options, starting: Starting) -> None:
     if submitted.begins and not starting.quiet:
         typer.echo(submitted.begins)
     _run(submitted, starting)
+
+
+def _with_room(request: Request) -> Request:
+    """The request, if there is room for its snapshots; in the process that prepares it."""
+    from isthmus.programs.engine.request.snapshot_room import with_room
+
+    return with_room(request)
 
 
 def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:

@@ -63,7 +63,7 @@ def learner(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One line."""
-    from isthmus.programs.engine.cluster.placing import learner_bytes
+    from isthmus.programs.engine.request.model_sizes import learner_bytes
     from isthmus.programs.engine.request.request import prepare
     from tests.bench.long.bench_gpu import memory as measured
 

@@ -5,8 +5,7 @@ By shapes alone, P being the merged values in float32. On its machine a learner 
 published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the syncer of
 a region besides what it has from the global one, and sends it (5 P); the evaluator
 the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
-batches and buffers come on top. Of a task in jax it runs the optimizer on shapes, any other says its own figure. For
-islands there may be better figures, from a compiler.
+batches and buffers come on top. For islands there may be better figures, from a compiler.
 
 The placement of a request on the machines of a cluster, with the needs of its task.
 
@@ -17,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Final, final
+from typing import final
 
 from isthmus.ops.exchange.adaptive import AUTO, OVERLAP, first_interval
 from isthmus.ops.exchange.formats import FORMATS
@@ -27,14 +25,12 @@ from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
+from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
-from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
 from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION, SYNCER, Replica, leader
-
-FLOAT32_BYTES: Final = 4
 
 
 @final
@@ -64,40 +60,6 @@ Find = Callable[[Machine, int], CompiledNeeds | None]
 
 def not_asked(machine: Machine, slot: int) -> None:
     """A `Find` without a compiler."""
-
-
-def learner_bytes(request: Request) -> int:
-    """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations.
-
-    Where slots train different tasks, of the one that needs most.
-    """
-    return max(_task_bytes(request, task) for task in request.tasks.values())
-
-
-def _task_bytes(request: Request, task: AnyTask) -> int:
-    if isinstance(task, OwnTask):
-        return task.learner_bytes()
-    import jax
-
-    recipe = task.recipe()
-    state = jax.eval_shape(recipe.state_of, recipe.shapes())
-    merged = sum(prod(tensor.shape) * _itemsize(tensor.dtype) for tensor in request.job.layout)
-    return merged + sum(map(_size_bytes, jax.tree.leaves(state)))
-
-
-def parameter_count(request: Request) -> int:
-    """The number of the model's parameters."""
-    return sum(prod(tensor.shape) for tensor in request.job.layout)
-
-
-def _itemsize(dtype: str) -> int:
-    import jax.numpy as jnp
-
-    return int(jnp.dtype(dtype).itemsize)
-
-
-def _size_bytes(array: Any) -> int:
-    return int(array.size) * int(array.dtype.itemsize)
 
 
 def answers_bytes(request: Request) -> int:

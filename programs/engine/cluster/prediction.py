@@ -46,12 +46,11 @@ from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
     Find,
     host_bytes,
-    learner_bytes,
     not_asked,
-    parameter_count,
     placed,
 )
 from isthmus.programs.engine.request import graph_view
+from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.runtime.errors import ConfigError, Fault

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
+
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 
@@ -27,6 +29,16 @@ _WORDS: Final[Mapping[Way, str]] = {
     "daemon": "the next daemon of its home{home}, started as before",
     "begin again": "no snapshot was taken yet; to begin it again: {command}",
 }
+
+
+class _Typed(msgspec.Struct):
+    argv: tuple[str, ...] = ()
+
+
+class _Begun(msgspec.Struct):
+    """What is read of a spec, which may be that of another version: the command by which the run was begun."""
+
+    settings: _Typed = msgspec.field(default_factory=_Typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,10 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     spec, cluster = _object(folder / _SPEC), _object(folder / _CLUSTER)
     if cluster or not spec:
         return GoingOn("daemon", home=str(cluster.get("home", "")))
-    typed = [str(word) for word in spec.get("settings", {}).get("argv", ())][1:]
+    try:
+        typed = msgspec.convert(spec, _Begun).settings.argv[1:]
+    except msgspec.ValidationError:
+        typed = ()
     if OR_START in typed:
         return GoingOn("same command", shlex.join([_PROGRAM, *typed]))
     from isthmus.programs.engine.snapshots.snapshots import has_snapshot

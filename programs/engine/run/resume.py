@@ -33,6 +33,7 @@ from isthmus.programs.engine.request import new_folder, reference, run_settings,
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
+from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
@@ -51,6 +52,8 @@ from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
 
+KEPT: Final = (FOLDER, "local")
+"""The folders of a run that have what it goes on from."""
 _DO: Final = "Leave it as it was, or start a new run."
 
 
@@ -430,6 +433,8 @@ def _read(
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
     more = {} if store is None else {"snapshots": store}
     today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
+    kept = sum(path.stat().st_size for name in KEPT for path in (folder / name).rglob("*") if path.is_file())
+    with_room(replace(today, run_dir=folder), has=kept)
     changed = changes(run_spec, today.job, doing)
     if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])

@@ -30,8 +30,6 @@ SKEW_SECONDS_MAX: Final = 900.0
 """Stores refuse a signed request from a clock that is further off (S3: 15 minutes)."""
 SHARED_MEMORY_BYTES_MIN: Final = 1 << 30
 """For NCCL, between the GPUs of one machine; Docker gives 64 MiB by default."""
-SNAPSHOTS_AT_ONCE: Final = 3
-"""The newest, the one before, and the one that is being written."""
 SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
 """Signals that end a run, or tell of the end of a process."""
 
@@ -94,7 +92,9 @@ class DiskFacts:
 @final
 @dataclass(frozen=True, slots=True)
 class NeedFacts:
-    """What the run needs here: hosts, learners, memory of this machine, a snapshot and its interval (0 for never).
+    """What the run needs here: hosts, learners, memory of this machine, a snapshot and its interval (0 for never), and
+    room on the disk of the run folder, and on that of its `store` of snapshots, if that is a folder: at `least`, or it
+    is refused, and at `most`, with which no snapshot waits.
 
     `refusal` is the reason if the request could not be prepared: in time, or at all if it `is_wrong`.
     """
@@ -105,6 +105,11 @@ class NeedFacts:
     memory_bytes: int = 0
     snapshot_bytes: int = 0
     snapshot_seconds: float = 0.0
+    disk_least: int = 0
+    disk_most: int = 0
+    store: str = ""
+    store_least: int = 0
+    store_most: int = 0
     refusal: str = ""
     is_wrong: bool = False
 
@@ -200,6 +205,7 @@ class Facts:
     shared_memory_bytes: int | None
     disk: DiskFacts
     need: NeedFacts
+    store: DiskFacts | None = None
     peers: tuple[PeerFacts, ...] = ()
     island: IslandFacts | None = None
     misplaced: str = ""
@@ -334,31 +340,35 @@ def _memory(facts: Facts) -> Check:
 
 
 def _disk(facts: Facts) -> Iterator[Check]:
-    disk, need = facts.disk, facts.need
+    need = facts.need
+    yield _room("disk", facts.disk, need, need.disk_least, need.disk_most)
+    if facts.store is not None:
+        yield _room("disk of snapshots", facts.store, need, need.store_least, need.store_most)
+
+
+def _room(name: str, disk: DiskFacts, need: NeedFacts, least: int, most: int) -> Check:
+    """A disk with what snapshots take there; without any, that it can be written to."""
+    other = "--run-dir, or [runs] folder in machine.toml" if name == "disk" else "run.snapshots"
+    do = f"Make room there, or take another folder: {other}."
     if disk.refusal or disk.free_bytes is None:
-        do = "Make room, or take another folder: --run-dir, or [runs] folder in machine.toml."
-        yield Check("disk", FAILS, f"{disk.folder}: {disk.refusal}", "a folder that can be written to", do)
-        return
-    least = SNAPSHOTS_AT_ONCE * need.snapshot_bytes
+        return Check(name, FAILS, f"{disk.folder}: {disk.refusal}", "a folder that can be written to", do)
     found = f"{size(disk.free_bytes)} free in {disk.folder}"
     if disk.bytes_per_second is not None:
         found += f", {size(disk.bytes_per_second)}/s"
-    expected = f"{size(least)} at least, for {SNAPSHOTS_AT_ONCE} snapshots of {size(need.snapshot_bytes)}"
+    expected = f"{size(least)} at least, for one snapshot; {size(most)} for all that may be there at once"
     if not least:
-        yield Check("disk", OK, found, "a folder that can be written to")
-    elif disk.free_bytes < least:
-        yield Check("disk", FAILS, found, expected, "Make room, or take another folder with --run-dir.")
-    elif (
-        disk.bytes_per_second is not None
-        and need.snapshot_seconds
-        and need.snapshot_bytes > disk.bytes_per_second * need.snapshot_seconds
-    ):
-        takes = seconds(need.snapshot_bytes / disk.bytes_per_second)
-        expected = f"a snapshot within its interval, {seconds(need.snapshot_seconds)}; it takes {takes}"
+        return Check(name, OK, found, "a folder that can be written to")
+    if disk.free_bytes < least:
+        return Check(name, FAILS, found, expected, do)
+    if disk.free_bytes < most:
+        return Check(name, NOTE, found, expected, f"{do} A snapshot that does not fit waits.")
+    speed, every = disk.bytes_per_second, need.snapshot_seconds
+    if speed is not None and every and need.snapshot_bytes > speed * every:
+        takes = seconds(need.snapshot_bytes / speed)
+        expected = f"a snapshot within its interval, {seconds(every)}; it takes {takes}"
         do = "Raise run.snapshot_every_seconds, or take a faster disk: more work is undone after a failure."
-        yield Check("disk", NOTE, found, expected, do)
-    else:
-        yield Check("disk", OK, found, expected)
+        return Check(name, NOTE, found, expected, do)
+    return Check(name, OK, found, expected)
 
 
 def _network(facts: Facts) -> Iterator[Check]:

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, learner_bytes, parameter_count, placed
+from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError

@@ -23,6 +23,8 @@ from tests.programs.engine.run.test_standstill import HOUR, pass_time
 pytestmark = pytest.mark.process
 
 HOURS: Final = 3
+END_SECONDS: Final = 30.0
+"""For what a run does behind its last merge, of hours between its lives."""
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +97,15 @@ def test_the_hours_until_it_goes_on_are_no_time_of_it(later: tuple[dict[str, Any
 def test_what_is_written_of_both_lives_is_on_one_axis_without_a_gap(later: tuple[dict[str, Any], Run]) -> None:
     first, copy = later
     times = [json.loads(line)["time"] for line in (copy.folder / "metrics.jsonl").read_text().splitlines()]
-    assert max(times) <= copy.summary()["wall_seconds"]
+    # The run is as long as until its last merge; its hosts have a little to say after that.
+    assert max(times) <= copy.summary()["wall_seconds"] + END_SECONDS
     assert max(after - before for before, after in pairwise(times)) < PATIENCE
     record = load(copy.folder)
     assert [remark.topic for remark in record.remarks].count("pause") == 1
-    assert all(-PATIENCE < remark.at <= record.wall_seconds for remark in record.remarks)
+    assert all(-PATIENCE < remark.at <= record.wall_seconds + END_SECONDS for remark in record.remarks)
     assert record.timeline is not None
     ends = [firing.ended for spans in record.timeline.firings.values() for firing in spans]
-    assert max(ends) <= record.wall_seconds + 1
+    assert max(ends) <= record.wall_seconds + END_SECONDS
     assert min(ends) < first["wall_seconds"]
     assert record.absences == ()
 

@@ -48,8 +48,9 @@ SOUND = Facts(
     memory_bytes=8 << 30,
     shared_memory_bytes=64 << 20,
     disk=DiskFacts("/runs", 1 << 40, 1e8),
-    need=NeedFacts("7 hosts", 7, 4, 1 << 30, 1 << 30, 15.0),
+    need=NeedFacts("7 hosts", 7, 4, 1 << 30, 1 << 30, 15.0, disk_least=2 << 30, disk_most=5 << 30),
 )
+STORED = replace(SOUND.need, store="/mnt", store_least=1 << 30, store_most=3 << 30)
 HOME = PeerFacts("alpha", "tcp://10.0.0.1:7400", way=TriedConnection("tcp://10.0.0.1:7400", 0.01))
 ANSWER = PeerAnswer(
     0.2, 0.01, TriedConnection("tcp://10.0.0.1:4000", 0.01), TriedConnection("tcp://10.0.0.2:4000", 0.02)
@@ -107,8 +108,15 @@ def states(facts: Facts) -> dict[str, str]:
         ({"need": NeedFacts("a run", refusal="not prepared")}, {"request": NOTE}),
         ({"need": NeedFacts("a run", refusal="no such task", is_wrong=True)}, {"request": FAILS}),
         ({"disk": DiskFacts("/runs", refusal="Read-only file system")}, {"disk": FAILS}),
-        ({"disk": DiskFacts("/runs", 3 << 30, 1e8)}, {}),
-        ({"disk": DiskFacts("/runs", (3 << 30) - 1, 1e8)}, {"disk": FAILS}),
+        ({"disk": DiskFacts("/runs", 5 << 30, 1e8)}, {}),
+        ({"disk": DiskFacts("/runs", (5 << 30) - 1, 1e8)}, {"disk": NOTE}),
+        ({"disk": DiskFacts("/runs", 2 << 30, 1e8)}, {"disk": NOTE}),
+        ({"disk": DiskFacts("/runs", (2 << 30) - 1, 1e8)}, {"disk": FAILS}),
+        ({"need": NeedFacts("7 hosts", 7, 4, 1 << 30), "disk": DiskFacts("/runs", 1, 1e8)}, {}),
+        ({"need": STORED, "store": DiskFacts("/mnt", 3 << 30, 1e8)}, {}),
+        ({"need": STORED, "store": DiskFacts("/mnt", 2 << 30, 1e8)}, {"disk of snapshots": NOTE}),
+        ({"need": STORED, "store": DiskFacts("/mnt", 1 << 20, 1e8)}, {"disk of snapshots": FAILS}),
+        ({"need": STORED, "store": DiskFacts("/mnt", refusal="no")}, {"disk of snapshots": FAILS}),
         ({"disk": DiskFacts("/runs", 1 << 40, 7e7)}, {"disk": NOTE}),
         ({"disk": DiskFacts("/runs", 1 << 40, None)}, {}),
         ({"loopback": "127.0.0.1 out of reach"}, {"loopback": FAILS}),
