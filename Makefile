@@ -6,7 +6,7 @@
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
-# make readme: every command of the README, in its order, in a fresh clone with a fresh .venv: half an hour, and some 8 GB for as long.
+# make readme: every command of the README, in its order, in a fresh clone with a fresh .venv: a quarter of an hour, and 7 GB for as long.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make docs: the site of the documents, in .site, with the Python API from docstrings.
 # make versions: the wheel, installed and trained with every Python at hand, and a few tests with the newest.
