@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -46,10 +46,9 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     """How the run in a folder goes on; None if it was not interrupted. Without a spec here its home is elsewhere."""
     if outcome != INTERRUPTED:
         return None
-    spec, cluster = _object(folder / _SPEC), _object(folder / _CLUSTER)
-    if cluster or not spec:
-        return GoingOn("daemon", home=str(cluster.get("home", "")))
-    typed = [str(word) for word in spec.get("settings", {}).get("argv", ())][1:]
+    if not (folder / _SPEC).exists() or (folder / _CLUSTER).exists():
+        return GoingOn("daemon", home=str(_object(folder / _CLUSTER).get("home", "")))
+    typed = _typed(folder)
     if OR_START in typed:
         return GoingOn("same command", shlex.join([_PROGRAM, *typed]))
     from isthmus.programs.engine.snapshots.snapshots import has_snapshot
@@ -58,6 +57,16 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     if not has_snapshot(folder):
         return GoingOn("begin again", shlex.join([_PROGRAM, "train", "--config", str(Path(name, CONFIG))]))
     return GoingOn("resume", shlex.join([_PROGRAM, "train", "--resume", name]))
+
+
+def _typed(folder: Path) -> Sequence[str]:
+    """The words of the command that began a run, without its name; none where its spec cannot be read."""
+    from isthmus.programs.engine.request import spec
+
+    try:
+        return spec.load(folder).settings.argv[1:]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.faults import Fault, Pause, PreemptionNotice
 from isthmus.runtime.sim.universe import HOME, Universe, machine_of
-from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, HomeSetAside, MachineTaken
+from isthmus.runtime.supervision.incidents import Departed, Ended, Exited, Happened, HomeSetAside, MachineTaken
 from tests.effort import soaked
 
 LEARNER = Replica("learner", 0)
@@ -50,14 +50,14 @@ def left(*faults: Fault) -> Left:
 
 def test_a_learner_that_is_told_to_leave_exits_by_itself_and_returns_to_its_slot() -> None:
     seen = left(PreemptionNotice(LEAVES, 14.0, 20.0, at_step=8))
-    assert seen.ends[0] == (f"{LEARNER}#1", Exited(0))
+    assert seen.ends[0] == (f"{LEARNER}#1", Departed(LEAVES, Exited(0)))
     assert not seen.is_set_aside
 
 
 def test_a_home_that_is_told_to_leave_ends_with_its_hosts_and_goes_on_with_the_next_daemon() -> None:
     seen = left(PreemptionNotice(HOME, 14.0, 20.0, at_step=8))
     assert seen.is_set_aside
-    assert ("recorder/0#1", Exited(0)) in seen.ends
+    assert ("recorder/0#1", Departed("", Exited(0))) in seen.ends
     assert not any(isinstance(end, MachineTaken) for _, end in seen.ends)
 
 
