@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
-
-import msgspec
 
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.runtime.supervision.home_events import INTERRUPTED
@@ -29,16 +27,6 @@ _WORDS: Final[Mapping[Way, str]] = {
     "daemon": "the next daemon of its home{home}, started as before",
     "begin again": "no snapshot was taken yet; to begin it again: {command}",
 }
-
-
-class _Typed(msgspec.Struct):
-    argv: tuple[str, ...] = ()
-
-
-class _Begun(msgspec.Struct):
-    """What is read of a spec, which may be that of another version: the command by which the run was begun."""
-
-    settings: _Typed = msgspec.field(default_factory=_Typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +46,9 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     """How the run in a folder goes on; None if it was not interrupted. Without a spec here its home is elsewhere."""
     if outcome != INTERRUPTED:
         return None
-    spec, cluster = _object(folder / _SPEC), _object(folder / _CLUSTER)
-    if cluster or not spec:
-        return GoingOn("daemon", home=str(cluster.get("home", "")))
-    try:
-        typed = msgspec.convert(spec, _Begun).settings.argv[1:]
-    except msgspec.ValidationError:
-        typed = ()
+    if not (folder / _SPEC).exists() or (folder / _CLUSTER).exists():
+        return GoingOn("daemon", home=str(_object(folder / _CLUSTER).get("home", "")))
+    typed = _typed(folder)
     if OR_START in typed:
         return GoingOn("same command", shlex.join([_PROGRAM, *typed]))
     from isthmus.programs.engine.snapshots.snapshots import has_snapshot
@@ -73,6 +57,16 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     if not has_snapshot(folder):
         return GoingOn("begin again", shlex.join([_PROGRAM, "train", "--config", str(Path(name, CONFIG))]))
     return GoingOn("resume", shlex.join([_PROGRAM, "train", "--resume", name]))
+
+
+def _typed(folder: Path) -> Sequence[str]:
+    """The words of the command that began a run, without its name; none where its spec cannot be read."""
+    from isthmus.programs.engine.request import spec
+
+    try:
+        return spec.load(folder).settings.argv[1:]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -348,8 +348,7 @@ def _disk(facts: Facts) -> Iterator[Check]:
 
 def _room(name: str, disk: DiskFacts, need: NeedFacts, least: int, most: int) -> Check:
     """A disk with what snapshots take there; without any, that it can be written to."""
-    other = "--run-dir, or [runs] folder in machine.toml" if name == "disk" else "run.snapshots"
-    do = f"Make room there, or take another folder: {other}."
+    do = "Make room, or take another folder: --run-dir, or [runs] folder in machine.toml; of a store, run.snapshots."
     if disk.refusal or disk.free_bytes is None:
         return Check(name, FAILS, f"{disk.folder}: {disk.refusal}", "a folder that can be written to", do)
     found = f"{size(disk.free_bytes)} free in {disk.folder}"

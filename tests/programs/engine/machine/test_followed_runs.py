@@ -108,7 +108,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 def going_on(name: str) -> Any:
     """A run of a home in which nobody else takes part."""
     fleet = SimpleNamespace(others=[], away=())
-    held = SimpleNamespace(home=SimpleNamespace(fleet=fleet), relayed=dict, folder=Path(name))
+    held = SimpleNamespace(home=SimpleNamespace(fleet=fleet), relayed=dict, full=list, folder=Path(name))
     return SimpleNamespace(name=name, is_running=False, daemon=held, tick=lambda: False)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.run.private_daemon import processes_of
 from isthmus.runtime.supervision.incidents import Ended, HomeSetAside, Joined, MachineTaken
 from tests.patience import PATIENCE
@@ -96,6 +97,7 @@ def test_one_that_joined_leaves_with_a_last_answer_and_returns_to_its_slot(place
     joined = [each for each in incidents_in(folder, "") if isinstance(each, Joined)]
     assert len(joined) == 3
     assert not any(isinstance(each, Ended) and isinstance(each.end, MachineTaken) for each in incidents_in(folder, ""))
+    assert read_absences(folder) == ()
     home.process.send_signal(signal.SIGINT)
     assert home.process.wait(PATIENCE) == 0
     summary = place.summary("run")
@@ -114,6 +116,7 @@ def test_a_home_whose_every_process_is_told_to_leave_goes_on_at_its_next_start(p
     assert not place.hosts()
     assert (place.summary("run")["outcome"], place.summary("run")["tokens_lost"]) == ("interrupted", 0)
     assert HomeSetAside() in incidents_in(folder, "daemon/0#1")
+    assert read_absences(folder) == ()
     assert Home(place, address, "--resume-or-start").process.wait(PATIENCE) == 0
     summary = place.summary("run")
     assert summary["outcome"] == "done"

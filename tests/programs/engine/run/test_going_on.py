@@ -13,7 +13,17 @@ from typer.testing import Result
 from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST
 
+RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
 BEGUN = ["/venv/bin/isthmus", "train", "--tokens", "1e9"]
+
+
+def told() -> dict[str, Any]:
+    """A spec as data, but for section `run.`."""
+    job = {"program": "decoupled-diloco", "task": "", "layout": [], "tokens_per_batch": 1, "settings": {},
+           "tokens_by_slot": [], "has_gradients": False}  # fmt: skip
+    here = {"address": "127.0.0.1", "learners": 1, "wall_ns": 0}
+    return {"run": "run-1", "fingerprint": "", "roles": {}, "most": {}, "least": {}, "computing": [],
+            "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
 
 
 def folder_of(here: Path, *, argv: list[str] | None = None, home: str = "", is_kept: bool = True) -> Path:
@@ -23,7 +33,7 @@ def folder_of(here: Path, *, argv: list[str] | None = None, home: str = "", is_k
     (folder / "config.toml").write_text("[run]\n")
     (folder / "summary.json").write_text(json.dumps({"outcome": "interrupted", "per_learner": []}))
     if argv is not None:
-        (folder / "spec.json").write_text(json.dumps({"settings": {"argv": argv}}))
+        (folder / "spec.json").write_text(json.dumps({**told(), "settings": {**RUN, "argv": argv}}))
     if home:
         (folder / "cluster.json").write_text(json.dumps({"home": home}))
     if is_kept:
