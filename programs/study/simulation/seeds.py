@@ -188,7 +188,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     faults += _forgeries(random.Random(f"isthmus {seed} forgeries"), hosts, steps, step_ms)
     faults += _lies(random.Random(f"isthmus {seed} lies"), hosts, steps, step_ms)
     faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
-    faults += _absences(random.Random(f"isthmus {seed} absences"), hosts, steps, step_ms)
+    faults += _absences(random.Random(f"isthmus {seed} between-steps"), hosts, steps, step_ms)
     setting = random.Random(f"isthmus {seed} setting")
     return Shape(
         seed=seed,
