@@ -300,8 +300,8 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
     """The time of all slots, by the figures of a status; `learners` slots are there from the start.
 
     Those have time from the run's first step on, others from when their first life was seen; all of them to the last
-    report of a step, but for slots that left with their machines. In what a learner was away its user's code has run,
-    and none of it is allocated.
+    report of a step, but for slots that left, with their machines or as their loops ended. In what a learner was away
+    its user's code has run, and none of it is allocated.
     """
     zero: int | None = status.get("zero")
     if zero is None:
@@ -313,7 +313,7 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
     total = 0
     for slot in {*range(learners), *joined}:
         report, until = reports.get(slot, {}), status["stepping_until"]
-        if report.get("is_gone"):
+        if report.get("is_gone") or report.get("phase") == "leaving":
             until = min(until, report.get("gone_at", until))
         total += max(0, until - max(zero, joined.get(slot, zero)) - away[slot])
     return total / 1e9

@@ -55,6 +55,7 @@ def test_a_slot_has_time_from_when_it_joined_to_when_it_left() -> None:
     gone = {"gone_at": 18 * SECOND}
     assert allocated_seconds({**status, "learners": {1: gone}}, 2) == 65.0, "it may come back"
     assert allocated_seconds({**status, "learners": {1: {**gone, "is_gone": True}}}, 2) == 65.0 - 12
+    assert allocated_seconds({**status, "learners": {1: {**gone, "phase": "leaving"}}}, 2) == 65.0 - 12, "it has left"
     assert allocated_seconds({"zero": None, "stepping_until": 0}, 2) == 0.0
 
 
