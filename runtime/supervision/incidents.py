@@ -326,7 +326,10 @@ class ScriptUnfinished(Finding, frozen=True, tag="script-unfinished"):
 
 
 class LoopLeft(Finding, frozen=True, tag="left"):
-    """The loop of its user's has ended before the run: it gave what it had to give, and gets no next life."""
+    """The loop of its user's has ended before the run: it gave what it had to give, and gets no next life. `is_last`:
+    no other learner is left, and the run comes to its end."""
+
+    is_last: bool = False
 
 
 class Delayed(Finding, frozen=True, tag="delayed"):

@@ -179,9 +179,10 @@ def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, go
 def _retire_left(run: RunState, member: Member) -> None:
     """Give a learner that has left no next life; without any other the run comes to its end."""
     run.fleet.retired[member.replica] = "left"
-    run.write(member, incidents.LoopLeft())
+    is_last = not run.fleet.has_learners
+    run.write(member, incidents.LoopLeft(is_last))
     run.has_changed = True
-    if not run.fleet.has_learners:
+    if is_last:
         watch.stop(run)
 
 

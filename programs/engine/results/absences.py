@@ -538,7 +538,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "never-stepped": ("script", "odd", "{host} {predicate}"),
     "goes-on": ("script", "odd", "{host} {predicate}"),
     "script-unfinished": ("script", "bad", "{host} {predicate}"),
-    "left": ("given up", "odd", "{host} {predicate}; the others go on"),
+    "left": ("given up", "odd", "{host} {predicate}; {afterwards}"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),

@@ -351,6 +351,7 @@ def raised(error: Raised, more: str = "") -> str:
 _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "itself": lambda record: reason(record),
     "predicate": lambda record: predicate(record),
+    "afterwards": lambda record: "no other is left: the run ends" if record.is_last else "the others go on",
     "source_call": lambda record: "batch()" if record.source == DATA else f"a firing of {record.source}",
     "other_hosts": lambda record: "the other host" if record.peers == 1 else f"any of {record.peers} other hosts",
     "other_paces": lambda record: "the others" if record.others > 1 else "the other",
