@@ -75,9 +75,8 @@ def island(
     part while it needs no gradient, too. `tokens_most` is the most tokens that a step can have, by default eight times
     those of the first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of
     its own runs the script as far as the `with`, and calls it with the module, or the state, that has the values of the
-    whole run;
-    of loops that start themselves one calls it between two steps. Without it nothing is evaluated. ConfigError for
-    anything else.
+    whole run; of loops that start themselves one calls it between two steps. Without it nothing is evaluated.
+    ConfigError for anything else.
 
     A process that `isthmus train --loop` has not started joins by `invite`, the file of an invitation (or the text of
     one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
@@ -582,8 +581,8 @@ class LedOut(BaseException):
     """
 
 
-OVER_SECONDS: Final = 60.0
-OVER_STEPS: Final = 100
+LED_OUT_SECONDS: Final = 60.0
+LED_OUT_STEPS: Final = 100
 """A loop that has made so many steps, for so long, after the end of its run will not ask whether that is over."""
 
 
@@ -597,12 +596,12 @@ class StepsAfterEnd:
         self._count, self._since = 0, 0.0
 
     def step(self) -> None:
-        """Count one; LedOut from OVER_SECONDS and OVER_STEPS after the end on."""
+        """Count one; LedOut from LED_OUT_SECONDS and LED_OUT_STEPS after the end on."""
         self._add(1)
 
     def empty_pass(self) -> None:
         """Count a pass over batches of which none is to be taken, as so many steps that three are enough."""
-        self._add(-(-OVER_STEPS // 3))
+        self._add(-(-LED_OUT_STEPS // 3))
 
     def _add(self, steps: int) -> None:
         is_first = not self._count
@@ -610,12 +609,13 @@ class StepsAfterEnd:
         if is_first:
             self._since = time.monotonic()
             sys.stderr.write(
-                "isthmus: the run is over, and further steps count for nothing. Leave the loop: ask `island.is_over`, "
-                f"or write `for batch in island(loader)`. In {OVER_SECONDS:.0f} s the loop is led out of its `with`.\n"
+                "isthmus: the run is over, and further steps count for nothing. "
+                "Leave the loop: ask `island.is_over`, or "
+                f"write `for batch in island(loader)`. In {LED_OUT_SECONDS:.0f} s the loop is led out of its `with`.\n"
             )
             sys.stderr.flush()
             self._tell()
-        if self._count >= OVER_STEPS and self._told(lambda: time.monotonic() - self._since >= OVER_SECONDS):
+        if self._count >= LED_OUT_STEPS and self._told(lambda: time.monotonic() - self._since >= LED_OUT_SECONDS):
             raise LedOut
 
 

@@ -404,10 +404,6 @@ def asked_of(script: LoopScript) -> ModelFound:
         return told_in(answer, output, status, script)
 
 
-FIRST_STEP_SECONDS: Final = 30.0
-"""A script that has not come to its first step for so long is named: it may never make one."""
-
-
 @contextmanager
 def closing_descriptor(descriptor: int) -> Iterator[int]:
     """A descriptor, until the block ends."""
@@ -420,12 +416,14 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
 def wait_for_first_step(descriptor: int, script: LoopScript) -> None:
     """Wait until a descriptor is readable, as it is once a script has come to its first step, or ended; say on standard
     error, once, that it takes long."""
+    from isthmus.runtime.supervision.user_code import FIRST_STEP
+
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    if not poll.poll(1000 * FIRST_STEP_SECONDS):
+    if not poll.poll(FIRST_STEP / 1e6):
         name = Path(script.script).name
         sys.stderr.write(
-            f"isthmus: {name} has not come to its first island.step(...) for {FIRST_STEP_SECONDS:.0f} s, and is waited "
+            f"isthmus: {name} has not come to its first island.step(...) for {FIRST_STEP / 1e9:.0f} s, and is waited "
             "for: it has to call that after each step of the optimizer.\n"
         )
         sys.stderr.flush()

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, final
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.island import torch_model
-from isthmus.ops.island.announced import Change
+from isthmus.ops.island.announced import Unannounced
 from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.torch_announced import AnnouncedModule, shared_memory
@@ -102,7 +102,7 @@ class ModuleModel:
         return LoopEvaluation(self._model, evaluate, settle=self.ranks.settle, is_beside=is_beside)
 
 
-def _refuse(doing: str, change: Change | None) -> None:
+def _refuse(doing: str, change: Unannounced | None) -> None:
     if change is not None:
         raise ConfigError(doing, change.expected, change.found, change.do)
 

@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["place", "requires-grad", "form", "values", "groups", 
 """Of a leaf where the module has it, whether it needs a gradient, its form, or its values; or of what trains it."""
 
 
-class Change(NamedTuple):
+class Unannounced(NamedTuple):
     """A difference, and the leaves that it is about; in words what was announced and what was found, and how to
     announce it before the `with`."""
 
@@ -47,13 +47,13 @@ class FrozenLeaves:
         self.announced = digests()
         self._steps = 0
 
-    def after_step(self) -> Change | None:
+    def after_step(self) -> Unannounced | None:
         """The first leaf that has other values after a step, where this is one of the steps that look."""
         self._steps += 1
         is_power_of_two = self._steps & (self._steps - 1) == 0
         return self.change() if is_power_of_two and self._steps.bit_length() % 2 else None  # Of four.
 
-    def change(self) -> Change | None:
+    def change(self) -> Unannounced | None:
         """The first leaf that has other values."""
         if not self.announced:
             return None
@@ -61,12 +61,12 @@ class FrozenLeaves:
         return changed_values([name for name, digest in self.announced if now.get(name) != digest])
 
 
-def changed_values(leaves: Sequence[str]) -> Change | None:
+def changed_values(leaves: Sequence[str]) -> Unannounced | None:
     """That these frozen leaves have other values than before; None if none has."""
     if not leaves:
         return None
     found = f"{leaves_in_words(leaves)} with other values"
-    return Change("values", tuple(leaves), "frozen leaves as before the with", found, _LEAVE_FROZEN)
+    return Unannounced("values", tuple(leaves), "frozen leaves as before the with", found, _LEAVE_FROZEN)
 
 
 def leaves_in_words(paths: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from isthmus.ops.exchange.frozen_leaves import Digests, digest_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL
 from isthmus.ops.exchange.parameter_trees import first_match
-from isthmus.ops.island.announced import Change, FrozenLeaves, changed_values, leaves_in_words
+from isthmus.ops.island.announced import FrozenLeaves, Unannounced, changed_values, leaves_in_words
 from isthmus.ops.island.torch_model import Model, OptimizerState, array_in, array_of, is_named, own_part
 
 RULES_SHOWN_MAX: Final = 4
@@ -74,7 +74,7 @@ class AnnouncedModule:
         """Forget what was noticed at a boundary, at which the user's evaluation may do as it likes."""
         self._stranger = None
 
-    def after_step(self) -> Change | None:
+    def after_step(self) -> Unannounced | None:
         """The first difference after a step of the loop; None if there is none."""
         return (
             self._place_change()
@@ -95,7 +95,7 @@ class AnnouncedModule:
         self._things = list(chain.from_iterable(self._views))  # Kept, so that no id comes again.
         self._ids = list(map(id, self._things))
 
-    def _place_change(self) -> Change | None:
+    def _place_change(self) -> Unannounced | None:
         ids, has_more = list(map(id, chain.from_iterable(self._views))), any(self._empty)
         if ids == self._ids and not has_more:
             return None
@@ -121,12 +121,12 @@ class AnnouncedModule:
         if isinstance(tensor, torch.Tensor) and _form(tensor) == _form(self._model.leaves[path]):
             self._model.follow(path, tensor)
 
-    def _leaf_change(self) -> Change | None:
+    def _leaf_change(self) -> Unannounced | None:
         """The first leaf that was replaced, taken away or added; if only local ones were, all is noted anew."""
         announced, now, local = self._model.leaves, self._model.leaves_now(), self._model.local
         replaced = [path for path, leaf in announced.items() if path in now and now[path] is not leaf]
         if paths := [path for path in replaced if path not in local]:
-            return Change(
+            return Unannounced(
                 "place",
                 tuple(paths),
                 f"the module's own {leaves_in_words(paths)}, as before the with",
@@ -136,10 +136,10 @@ class AnnouncedModule:
             )
         if paths := [path for path in announced if path not in now and path not in local]:
             expected, do = f"the module's {leaves_in_words(paths)}", "Take parts away before isthmus.island(...)."
-            return Change("place", tuple(paths), expected, "none", do)
+            return Unannounced("place", tuple(paths), expected, "none", do)
         kinds = self._model.kinds_now() if now.keys() - announced.keys() else {}
         if paths := [path for path in now if path not in announced and kinds[path] != LOCAL]:
-            return Change(
+            return Unannounced(
                 "place",
                 tuple(paths),
                 "the leaves that the module had before the with",
@@ -154,7 +154,7 @@ class AnnouncedModule:
 
     # -- what is trained -----------------------------------------------------------------------------------------------
 
-    def _switch_change(self) -> Change | None:
+    def _switch_change(self) -> Unannounced | None:
         now = list(map(_requires_grad, self._switched))
         if now == self._requires_grad:
             return None
@@ -168,7 +168,7 @@ class AnnouncedModule:
             do = f'Name it by {self._merge_with(paths)}: what a rule but "**" names takes part while it is frozen, too.'
         is_now = "trained (requires_grad=True)" if was == "frozen" else "frozen (requires_grad=False)"
         expected, found = f"{leaves_in_words(paths)} {was}, as before the with", f"{is_now} in the midst"
-        return Change("requires-grad", tuple(paths), expected, found, do)
+        return Unannounced("requires-grad", tuple(paths), expected, found, do)
 
     def _merge_with(self, paths: Sequence[str]) -> str:
         """The argument by which these leaves are named."""
@@ -178,7 +178,7 @@ class AnnouncedModule:
         shown = ", ".join(f'"{pattern}": "{kind}"' for pattern, kind in every[:RULES_SHOWN_MAX])
         return f"merge={{{shown}{', ...' if len(every) > RULES_SHOWN_MAX else ''}}}"
 
-    def _form_change(self) -> Change | None:
+    def _form_change(self) -> Unannounced | None:
         addresses = _addresses(self._watched)
         if addresses == self._addresses and addresses:
             return None
@@ -187,10 +187,10 @@ class AnnouncedModule:
         for leaf, one, other in zip(self._watched, forms, self._forms, strict=True):
             if one != other:
                 path, do = self._model.paths[id(leaf)], "Convert and move the module before isthmus.island(...)."
-                return Change("form", (path,), f"{path!r} {_form_in_words(*other)}", _form_in_words(*one), do)
+                return Unannounced("form", (path,), f"{path!r} {_form_in_words(*other)}", _form_in_words(*one), do)
         return None
 
-    def _frozen_change(self) -> Change | None:
+    def _frozen_change(self) -> Unannounced | None:
         versions = _versions(self._model.frozen.values())
         if versions != self._versions:
             announced = dict(self.frozen.announced)
@@ -208,7 +208,7 @@ class AnnouncedModule:
 
     # -- by what ------------------------------------------------------------------------------------------------------
 
-    def _optimizer_change(self) -> Change | None:
+    def _optimizer_change(self) -> Unannounced | None:
         for optimizer, announced, ids in zip(self._moments.optimizers, self._groups, self._group_ids, strict=True):
             now = _parameters(optimizer)
             if list(map(id, now)) != ids:
@@ -217,7 +217,7 @@ class AnnouncedModule:
             return None
         name, paths = self._stranger
         passed = ", ".join(type(each).__name__ for each in self._moments.optimizers)
-        return Change(
+        return Unannounced(
             "optimizer",
             tuple(paths),
             f"steps of what was passed to isthmus.island: {passed}",
@@ -226,12 +226,12 @@ class AnnouncedModule:
             "state of one in the loop, call optimizer.state.clear().",
         )
 
-    def _group_change(self, name: str, announced: Sequence[Any], now: Sequence[Any]) -> Change:
+    def _group_change(self, name: str, announced: Sequence[Any], now: Sequence[Any]) -> Unannounced:
         former, present = set(map(id, announced)), set(map(id, now))
         added = [each for each in now if id(each) not in former]
         gone = [each for each in announced if id(each) not in present]
         found = f"{self._parameters_in_words(added or gone)} {'beside them' if added else 'no more'}"
-        return Change(
+        return Unannounced(
             "groups",
             tuple(self._paths(added or gone)),
             f"in the groups of {name} the parameters that were passed",

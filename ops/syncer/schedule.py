@@ -14,18 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Place, by_slot
+from isthmus.ops.exchange.away import seems_away
 from isthmus.ops.exchange.messages import Progress, ReachedPositions
 
 MISSES_MAX: Final = 2
 """Rounds in a row that close without a trace of a member, and without a report of it between, before it counts as gone.
 An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
-
-AWAY_STEPS: Final = 8
-"""A learner that has made no step for so many of its own is away (`runtime.host.busy`): five without a step, and the
-three that may pass between two reports."""
-AWAY_MIN: Final = 3_000_000_000
-FIRST_AWAY: Final = 60_000_000_000
-"""Nanoseconds for the first step, which compiles."""
 
 Phase: TypeAlias = Literal["ready", "stepping", "leaving", "final"]
 
@@ -62,8 +56,7 @@ class LearnerReport:
 
     def is_away(self, now: int) -> bool:
         """Whether its steps wait for the user's own code: no round waits for it meanwhile."""
-        usual = max(AWAY_MIN, AWAY_STEPS * self.step_time) if self.step_time else FIRST_AWAY
-        return self.phase == "stepping" and now - self.stepped_at > usual
+        return self.phase == "stepping" and seems_away(now - self.stepped_at, self.step_time)
 
     @property
     def is_gone(self) -> bool:

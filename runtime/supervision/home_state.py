@@ -63,8 +63,7 @@ class RunState:
     `islands` are the elastic ones. `is_set_aside`: this daemon is to end, and the next goes on. `has_given_way`:
     another machine is the home, and this one knows. Of a run that is over, `finished` are the replicas whose scripts
     have come to their end, `unfinished` those whose will not, with their last ends; `is_dismissing`: no script is
-    waited for. `has_news`: orders must be sent; `has_changed`: the journal must be
-    written.
+    waited for. `has_news`: orders must be sent; `has_changed`: the journal must be written.
     """
 
     fleet: Fleet

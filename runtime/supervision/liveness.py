@@ -162,7 +162,7 @@ class HostLiveness:
         excuse = self._excuse(member)
         if excuse is not None:
             self.handle(SilenceExcused(member, excuse), now, findings)
-        elif state != "alive" and state != "suspect":
+        elif state != "suspect":
             self.handle(ExcuseEnded(member), now, findings)
 
 

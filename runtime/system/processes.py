@@ -181,7 +181,7 @@ def signal_masks() -> SignalMasks:
     """What this thread blocks and this process ignores; at the start of a process it is what its parent left to it."""
     blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     ignored = [each for each in signal.Signals if signal.getsignal(each) is signal.SIG_IGN]
-    return SignalMasks(tuple(signal.Signals(each).name for each in blocked), tuple(each.name for each in ignored))
+    return SignalMasks(tuple(map(signal_name, blocked)), tuple(each.name for each in ignored))
 
 
 NICENESS: Final = 5

@@ -20,7 +20,7 @@ import jax.numpy as jnp, numpy as np
 import isthmus
 from isthmus.programs import island as ours
 
-ours.OVER_SECONDS = 0.5  # A loop that does not ask is led out sooner.
+ours.LED_OUT_SECONDS = 0.5  # A loop that does not ask is led out sooner.
 HERE = os.getcwd()
 state = {"w": jnp.zeros(64)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.ops.island.announced import Change
+from isthmus.ops.island.announced import Unannounced
 from isthmus.ops.island.torch_announced import AnnouncedModule, patterns_of, shared_memory
 from isthmus.ops.island.torch_model import Model, OptimizerState
 from isthmus.programs.module_island import ModuleModel
@@ -47,7 +47,7 @@ class Loop:
         self.announced = AnnouncedModule(self.model, OptimizerState(self.optimizers, self.model))
         self.announced.watch()
 
-    def step(self, optimizers: Any = None) -> Change | None:
+    def step(self, optimizers: Any = None) -> Unannounced | None:
         """Make a step; the change that is found after it."""
         self.net(torch.randn(8, 4)).square().mean().backward()
         for each in self.optimizers if optimizers is None else optimizers:

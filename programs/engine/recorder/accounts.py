@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
 from isthmus.ops.data.batches import of_slot
+from isthmus.ops.exchange.away import seems_away
 from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
 from isthmus.runtime.host.contract import AWAY, Span
 
@@ -319,20 +320,14 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
     return total / 1e9
 
 
-AWAY_STEPS = 8
-AWAY_NS = 3_000_000_000
-"""A learner that steps and has not reported for so many of its steps, and so long, is away (`runtime.host.busy`): its
-report says how long only once it is back."""
-
-
 def away_ns(life: Mapping[str, Any], until: int) -> int | None:
     """How long a life was away, in the user's own code, until the last report of any that stepped; None where it does
-    not say so."""
+    not say so. Its own report says how long only once it is back."""
     reported_at, told = life.get("reported_at"), life.get("away")
     if told is None or reported_at is None or life["phase"] != "stepping" or _is_gone(life):
         return told
     silent = until - int(reported_at)
-    return int(told) + (silent if silent > max(AWAY_NS, AWAY_STEPS * 1e6 * life["step_ms"]) else 0)
+    return int(told) + (silent if seems_away(silent, 1e6 * life["step_ms"]) else 0)
 
 
 def goodput(

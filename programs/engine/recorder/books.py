@@ -502,11 +502,12 @@ class Books(BooksMemory, kw_only=True):
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self.sizes))
         last = self._last_evaluation()
+        not_finite = [life.get("not_finite") for life in lives]
         return {
             **status,
             "tokens": self.counted,
             "tokens_undone": self.undone_tokens,
-            "losses_not_finite": sum(life.get("not_finite") or 0 for life in lives),
+            "losses_not_finite": sum(not_finite) if not_finite and None not in not_finite else None,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
             "merged_share": merged_share(fragment_accounts(life_tokens, len(self.sizes)), self.sizes),

@@ -20,7 +20,7 @@ from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.why_merge_facts import (
     NOT_RECORDED,
-    Away,
+    AbsentHost,
     Fate,
     MergeFacts,
     RoundAnswer,
@@ -234,12 +234,12 @@ def _tokens_of_step(folder: Path) -> Sequence[int]:
         return []
 
 
-def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[Away]:
+def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[AbsentHost]:
     """The hosts that were away while one of the rounds was open."""
     waiting = waiting_of(folder)
     times = [(merge.time if merge.opened is None else merge.opened, merge.time) for merge in merges]
     return [
-        Away(each.host, away(each, waiting), each.begun, each.ended)
+        AbsentHost(each.host, away(each, waiting), each.begun, each.ended)
         for each in read_absences(folder)
         if any(each.begun <= end and (each.ended is None or each.ended >= begin) for begin, end in times)
     ]
@@ -347,7 +347,7 @@ def fate(answer: RoundAnswer) -> str:
     return "no steps" if answer.fate == "without steps" else answer.fate
 
 
-def absent(away: Away) -> str:
+def absent(away: AbsentHost) -> str:
     """A host's absence while a round was open, in words."""
     return say("{story} ({begun:seconds}[ to {ended:seconds}])", away)
 

@@ -127,7 +127,7 @@ class MergeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class AbsentHost:
     """A host that was away while the round was open: the story, begin and end (None: the end of the run)."""
 
     host: str
@@ -147,7 +147,7 @@ class Why:
     run: str
     merge: MergeFacts
     recoveries: Sequence[MergeFacts]
-    away: Sequence[Away]
+    away: Sequence[AbsentHost]
     problems: Sequence[str]
 
 

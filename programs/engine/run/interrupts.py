@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system.processes import ENDING
+from isthmus.runtime.system.processes import ENDING, signal_name
 
 GRACE_SECONDS: Final = 20.0
 """The time from a notice to leave until all processes have ended."""
@@ -104,7 +104,7 @@ def leave_output() -> None:
 
 def _names(number: int) -> list[str]:
     """The name of a signal; nothing for SIGINT, as in Python's own KeyboardInterrupt."""
-    return [] if number == signal.SIGINT else [signal.Signals(number).name]
+    return [] if number == signal.SIGINT else [signal_name(number)]
 
 
 def _leave_terminal(number: int) -> None:

@@ -31,7 +31,7 @@ from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import end_child, environment, is_stopped, spawn_leader
+from isthmus.runtime.system.processes import end_child, environment, is_stopped, signal_name, spawn_leader
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
@@ -205,7 +205,7 @@ class ForkLink(Generic[Asked]):
         if not pid:
             return "has ended"
         code = os.waitstatus_to_exitcode(status)
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return f"was ended by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
 
     def _reap_group_soon(self) -> None:
         """Reap the ended processes of its group now and, if some are left, a tick from now."""

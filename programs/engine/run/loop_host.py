@@ -126,14 +126,12 @@ class LoopHost:
     def leave(self) -> None:
         """Give what is left to give, and end; where the run is over, wait for its last model. A loop that has gone on
         since it had that has it again."""
-        if self._has_ended:
-            self._write_last_model()
-            return
-        self._host.back(self._node.name)
-        if self._is_there and not self._host.is_run_over:
-            self._host.request_leave()
-        self._is_there = False
-        self._finish()
+        if not self._has_ended:
+            self._host.back(self._node.name)
+            if self._is_there and not self._host.is_run_over:
+                self._host.request_leave()
+            self._is_there = False
+            self._finish()
         self._write_last_model()
 
     def request_leave(self) -> None:

@@ -27,6 +27,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
+from isthmus.runtime.system.processes import signal_name
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
@@ -197,7 +198,7 @@ class PrivateDaemon:
         if status == new_folder.UNWRITTEN:
             self.is_unwritten = True
             raise RunError(f"the run is over, but its end could not be written into {self._folder}: make room there")
-        self._put_off(f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}")
+        self._put_off(f"by {signal_name(-status)}" if status < 0 else f"with status {status}")
 
     def _put_off(self, how: str) -> None:
         """Delay the next start by the back-off after this end; RunError if another daemon is pointless."""
