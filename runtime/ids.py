@@ -82,6 +82,21 @@ ITS_OWN: Final = MachineOwner("")
 """That of a machine which stands for itself."""
 
 
+class Party(NamedTuple):
+    """Whoever brought a machine: its owner, where one is told, else its invitation, else the machine itself.
+
+    Its learners have at most `slots` slots together; None: as many as there are.
+    """
+
+    name: str
+    slots: int | None = None
+
+
+def owner_party(owner: str) -> str:
+    """The name of an owner's party, which no machine has."""
+    return f"owner {owner}"
+
+
 def follower(leader: Replica, number: int) -> Replica:
     """Process `number` of a learner's island, beside its first one, which leads: `learner.1/0` of `learner/0`."""
     return Replica(f"{leader.role}.{number}", leader.slot)

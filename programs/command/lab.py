@@ -124,6 +124,7 @@ SEARCHES: Final[Mapping[str, Callable[..., Outcome]]] = {
     "deaths": searches.run_deadly,
     "gangs": searches.run_ganged,
     "notices": searches.run_noticed,
+    "liars": searches.run_lying,
 }
 """What happens beside the usual faults."""
 SEED_MAX: Final = (1 << 63) - 1
@@ -144,7 +145,8 @@ def world(
     It passes if there is no violation, every kind of fault happened at least `least` times in every phase of the runs,
     and, with `least`, every guard fired. `beside` names at most one of SEARCHES. With 'deaths', everything dies in each
     run, and `least` is the minimum of deaths at each step of a snapshot. With 'gangs', islands have several processes,
-    and with `least` the faults of such islands have to happen. With 'notices', machines are told to leave. ConfigError
+    and with `least` the faults of such islands have to happen. With 'notices', machines are told to leave, with
+    'liars' parties of several machines lie. ConfigError
     for numbers out of range and for programs that cannot be simulated.
     """
     _check(seed, seeds, least, program)

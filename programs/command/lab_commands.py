@@ -174,6 +174,10 @@ def world(
         bool,
         typer.Option("--notices", help="Also have machines told to leave, the home among them, and started again."),
     ] = False,
+    has_liars: Annotated[
+        bool,
+        typer.Option("--liars", help="A minority of those who brought machines lie, from several machines each."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -182,7 +186,7 @@ def world(
     """
     from isthmus.programs.command import lab as simulating
 
-    asked = {"deaths": is_deadly, "gangs": has_gangs, "notices": has_notices}
+    asked = {"deaths": is_deadly, "gangs": has_gangs, "notices": has_notices, "liars": has_liars}
     beside = [name for name, is_asked in asked.items() if is_asked]
     if not simulating.world(seed, seeds, program, least=each, beside=beside, as_json=as_json):
         raise typer.Exit(FAILED)

@@ -278,6 +278,9 @@ def invite(
             help="The largest share of a merge of that owner, or of each machine. Default: the program's.",
         ),
     ] = None,
+    islands: Annotated[
+        int | None, typer.Option("--islands", metavar="N", help="How many islands each machine may offer. Default: 8.")
+    ] = None,
 ) -> None:
     """Write an invitation to this home, for `isthmus join --invite`.
 
@@ -287,9 +290,8 @@ def invite(
     from isthmus.programs.engine.machine.invitations import InviteRequest
     from isthmus.programs.engine.machine.invitations import invite as write
 
-    typer.echo(
-        write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to, owner, weight_share_max))
-    )
+    terms = owner, weight_share_max, islands
+    typer.echo(write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to, *terms)))
 
 
 @commands.command(rich_help_panel=PANEL)

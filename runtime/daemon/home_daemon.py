@@ -29,7 +29,7 @@ from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError
 from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member, Party, Replica
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
@@ -67,6 +67,8 @@ from isthmus.runtime.supervision.incidents import (
     LedgerRemoved,
     Ordered,
     ReplicaFailure,
+    SharesBounded,
+    SharesUnbounded,
     as_line,
     of_line,
 )
@@ -87,7 +89,8 @@ class Daemon:
 
     `cast` are the run's replicas, `places` their machines; `send` sends a message to another machine, and may lose it;
     `directory` returns what is known of machines; `turn_away` tells a machine that claims to be the home that this one
-    is. `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host.
+    is; `parties` who has brought which. `on_over` is called once, when every process has ended; `patience` is the
+    longest wait for a silent host.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Daemon:
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
         directory: Callable[[], Directory] = Directory,
+        parties: Callable[[], dict[str, Party]] = dict,
         turn_away: Callable[[str], None] = lambda machine: None,
     ) -> None:
         """Serve hosts and commands; raises what the ground's `serve` raises."""
@@ -111,7 +115,8 @@ class Daemon:
         self.home = Home(cast, places, patience=patience)
         self._turn_away = turn_away
         self._ground, self._clock, self._ledger = ground, ground.clock, ground.ledger
-        self._on_over, self._send, self._directory = on_over, send, directory
+        self._on_over, self._send, self._directory, self._parties = on_over, send, directory, parties
+        self._share_max, self._is_unbounded = cast.weight_share_max, False
         self._shown: dict[Member, Shown] = {}
         self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
@@ -148,7 +153,7 @@ class Daemon:
         self._site.start()
         is_lost = self._ledger.is_lost("home")
         recorded = Recorded.of(self._recorded()) if is_lost else Recorded()
-        began = HomeBegan(self._ledger.numbers(), former, is_lost, recorded)
+        began = HomeBegan(self._ledger.numbers(), former, is_lost, recorded, self._parties())
         self._has_begun = True
         self._driver.feed(began)
         self._beat()
@@ -189,13 +194,14 @@ class Daemon:
     def join(self, machine: str, islands: int) -> list[Replica]:
         """Admit a machine, with learners in the slots that it had, or the next free ones; returns those."""
         before, fleet = set(self.home.fleet.taken_on(machine)), self.home.fleet
-        self._driver.feed(MachineJoined(machine, islands))
+        self._driver.feed(MachineJoined(machine, islands, self._parties().get(machine)))
         return [replica for replica in fleet.taken_on(machine) if replica not in before]
 
     def join_island(self, machines: tuple[str, ...]) -> list[Replica]:
         """Admit machines that are one island together; returns its processes, none without a free slot."""
         before = set(self.home.fleet.taken_on(machines[0]))
-        self._driver.feed(IslandJoined(machines))
+        parties = {name: party for name, party in self._parties().items() if name in machines}
+        self._driver.feed(IslandJoined(machines, parties))
         return [each for each in self.home.fleet.taken_on(machines[0]) if each not in before]
 
     def take_away(self, machine: str, how: Taken) -> None:
@@ -372,12 +378,25 @@ class Daemon:
             self._driver.feed(LivesNoted(members))
 
     def _order(self, command: SendOrders) -> None:
-        directory = self._directory().of(command.machines)
+        directory = self._bounding(self._directory().of(command.machines))
         for machine, orders in command.by_machine():
             if machine == self.name:
                 self._site.order(orders, directory)
             else:
                 self._send(machine, of_orders(orders, directory))
+
+    def _bounding(self, directory: Directory) -> Directory:
+        """The directory, with no bound of a share of a merge where nobody is to be bounded against another."""
+        fleet = self.home.fleet
+        is_bounding = self._share_max < 1 or any(each.weight_share_max for each in directory.owners.values())
+        is_unbounded = is_bounding and fleet.is_of_one_party
+        machines = tuple(dict.fromkeys(map(fleet.name, fleet.learners)))
+        if is_unbounded and not self._is_unbounded:
+            self._write(DAEMON, SharesUnbounded(len(machines)))
+        elif self._is_unbounded and is_bounding and not is_unbounded and machines:
+            self._write(DAEMON, SharesBounded(len(fleet.parties.named(machines))))
+        self._is_unbounded = is_unbounded
+        return directory.unbounded(machines) if is_unbounded else directory
 
     # -- status --------------------------------------------------------------------------------------------------------
 

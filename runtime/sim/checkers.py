@@ -331,9 +331,12 @@ def left(universe: Universe) -> list[Life]:
 
 
 def is_of_liar(universe: Universe, replica: Replica) -> bool:
-    """Whether the last life of a replica was on a machine that has lied."""
+    """Whether the last life of a replica was on a machine that has lied, or that the same party has brought."""
     life = universe.last(replica)
-    return life is not None and life.machine in universe.injector.liars
+    if life is None:
+        return False
+    liars = {universe.party(name) for name in universe.injector.liars}
+    return life.machine in universe.injector.liars or universe.party(life.machine) in liars
 
 
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:

@@ -20,7 +20,7 @@ from isthmus.runtime.daemon.ground import Ground, Handler, OnEnd
 from isthmus.runtime.daemon.home_daemon import Daemon, journal_in
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member, Party, Replica
 from isthmus.runtime.sim.host import RUN, Life
 from isthmus.runtime.sim.lies import Liar
 from isthmus.runtime.sim.machine import HostClock, LedgerFile, Mount, SimulatedDisk
@@ -168,8 +168,9 @@ class DiedError(Exception):
 class Shared:
     """The objects and callbacks that all daemons of a universe share.
 
-    `directory` is what homes know of machines; `launch` starts a process; `began` and `wrote` are called for each start
-    and incident, `finished` at the end of the run, `died` when a daemon comes to the command at which it dies.
+    `directory` is what homes know of machines, `parties` who brought them; `launch` starts a process; `began` and
+    `wrote` are called for each start and incident, `finished` at the end of the run, `died` when a daemon comes to the
+    command at which it dies.
     """
 
     clock: VirtualClock
@@ -177,6 +178,7 @@ class Shared:
     machines: Mapping[str, SimulatedMachine]
     cast: RunRoles
     directory: Directory
+    parties: Mapping[str, Party]
     launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
     began: Callable[[Member], None]
     wrote: Callable[[SimulatedMachine, Happened], None]
@@ -314,6 +316,7 @@ class SimulatedDaemon(Ground):
                 places=places,
                 send=self._send,
                 directory=lambda: shared.directory,
+                parties=lambda: dict(shared.parties),
                 turn_away=lambda other: self._tell_home(other, machine.name, places.term),
             )
 

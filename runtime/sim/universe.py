@@ -25,7 +25,18 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import Spread, VirtualClock, evenly
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Member, Replica, follower, leader
+from isthmus.runtime.ids import (
+    LEARNER,
+    REGION,
+    SYNCER,
+    MachineOwner,
+    Member,
+    Party,
+    Replica,
+    follower,
+    leader,
+    owner_party,
+)
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -86,8 +97,9 @@ class Universe:
     `place(replica)` the machine of each; processes boot for half to three halves of `boot_seconds`; `least` is the
     smallest number of replicas of a role with which the run can go on, `processes` those of the island of each learner,
     `elastic` how many of them may train without the others, `owners` whose the machines are, where they are not their
-    own. `error` is what a body raised, `outcome` how the run ended, once its last process has; `incidents` those of all
-    hosts; `requests`: 'stop' and 'end', once a home has got it; `is_stopped`: a requested stop was confirmed.
+    own, and `parties` who else brought some of them. `error` is what a body raised, `outcome` how the run ended, once
+    its last process has; `incidents` those of all hosts; `requests`: 'stop' and 'end', once a home has got it;
+    `is_stopped`: a requested stop was confirmed.
     """
 
     def __init__(
@@ -111,6 +123,7 @@ class Universe:
         processes: tuple[int, ...] = (),
         elastic: tuple[tuple[int, ...], ...] = (),
         owners: Mapping[str, MachineOwner] = MappingProxyType({}),
+        parties: Mapping[str, Party] = MappingProxyType({}),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -186,6 +199,7 @@ class Universe:
                 edges=edges,
             ),
             directory=Directory(owners=dict(owners)),
+            parties={**parties, **{name: Party(owner_party(owner.name)) for name, owner in owners.items()}},
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,
@@ -219,6 +233,10 @@ class Universe:
         """The name of the daemon at home; '' while there is none."""
         daemon = self.machines[self.home].daemon
         return "" if daemon is None else daemon.name
+
+    def party(self, machine: str) -> str:
+        """Who has brought a machine: itself, if nobody else has."""
+        return self._shared.parties.get(machine, Party(machine)).name
 
     @property
     def hosts(self) -> dict[Replica, Host]:

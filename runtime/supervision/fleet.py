@@ -7,15 +7,17 @@ islands of its machine, and waits for it. The core decides which replica has a n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import LEARNER, REGION, Member, Replica, follower, gang_number, leader
+from isthmus.runtime.ids import LEARNER, REGION, Member, Party, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
+from isthmus.runtime.supervision.parties import Parties
 
 LOST_BEATS: Final = 40
 """Twenty seconds. Until then its silence excuses that of its hosts."""
@@ -117,6 +119,7 @@ class Fleet:
         self.machines: dict[str, MachineLives] = {}
         self.retired: dict[Replica, str] = {}
         self._least = {**cast.roles, **cast.least}
+        self.parties = Parties(places.home)
         self._offers, self._home_offers = places.offers, places.home_offers
         self._where = dict(places.machines)
         for name in [places.home, *places.offers, *places.machines.values()]:
@@ -165,13 +168,29 @@ class Fleet:
         offered = self._home_offers if name == self.home else self._offers.get(name, ())
         return name == self.name(replica) or (leader(replica).role != LEARNER and is_offered(replica, offered))
 
-    def is_believed(self, names: Iterable[str], about: Iterable[str]) -> bool:
-        """Whether what hosts on machines `names` say counts against those on machines `about`.
+    def accuser(self, replica: Replica) -> str:
+        """The party whose word the word of a host is: the home's, where the home has placed it.
 
-        An admitted machine may lie, and harms itself only: home is believed, a machine about itself, and two together.
+        Whoever placed a syncer or a recorder on a machine trusts it with the model; and learners would wait for a round
+        whose vote it refuses.
         """
-        witnesses = set(names)
-        return self.home in witnesses or len(witnesses) > 1 or (bool(witnesses) and witnesses.issuperset(about))
+        is_entrusted = leader(replica).role != LEARNER
+        return self.home if is_entrusted else self.parties.of(self.name(replica)).name
+
+    def may_condemn(self, accusers: Collection[str], machine: str) -> bool:
+        """Whether these parties together may have a host on a machine ended."""
+        training = {self.name(each) for each in self.learners}
+        return self.parties.may_condemn(accusers, machine, self.parties.named({*self.others, *training}))
+
+    @property
+    def is_of_one_party(self) -> bool:
+        """Whether all learners are of one party, though the run has several machines."""
+        parties = self.parties.named(map(self.name, self.learners))
+        return len(parties) == 1 and len(self.machines) > 1
+
+    def speak_for_all(self, learners: Iterable[Replica]) -> bool:
+        """Whether what these learners met may be taken for what all do."""
+        return self.parties.speak_for(map(self.name, learners), map(self.name, self.learners))
 
     def together(self, replica: Replica) -> list[Replica]:
         """The replicas that begin and end with one: its gang, unless that is elastic."""
@@ -269,13 +288,14 @@ class Fleet:
             self.know([replica])
             self.place(replica, name)
 
-    def join(self, name: str, islands: int) -> list[Replica]:
+    def join(self, name: str, islands: int, party: Party | None = None) -> list[Replica]:
         """Admit a machine, new or back again, with learners in the slots that it had, or the next free ones; returns
-        these.
+        these. `party` is who brought it, if not what is known of it.
 
         Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
         Where not all learners train alike (`RunRoles.period`), the next slot is of the kind with the fewest.
         """
+        islands = self._within_bound(name, islands, party)
         slots = self.left_by(name)[:islands]
         known = {replica.slot for replica in self.replicas if replica.role == LEARNER}
         free = [Replica(LEARNER, slot) for slot in range(self.slots_max.get(LEARNER, 0)) if slot not in known]
@@ -299,12 +319,28 @@ class Fleet:
         self.know(slots)
         return slots
 
-    def join_island(self, names: Sequence[str]) -> list[Replica]:
+    def _within_bound(self, name: str, islands: int, party: Party | None) -> int:
+        """How many islands a machine may bring, as its party's others have slots already."""
+        if party is not None:
+            self.parties.know(name, party)
+        party = self.parties.of(name)
+        if party.slots is None:
+            return islands
+        elsewhere = [self.name(each) for each in self.learners if self.name(each) != name]
+        taken = sum(self.parties.of(machine).name == party.name for machine in elsewhere)
+        return max(0, min(islands, party.slots - taken))
+
+    def join_island(self, names: Sequence[str], parties: Mapping[str, Party] = MappingProxyType({})) -> list[Replica]:
         """Admit machines, new or back again, that are one island together, the leader's first; returns its processes.
 
         It gets the slot that the same machines left, or the next free one or, once every slot was taken, one that
-        another island of as many processes left. None without one: then no machine is admitted.
+        another island of as many processes left. None without one, or where its party has all that it may have: then no
+        machine is admitted.
         """
+        for name, party in parties.items():
+            self.parties.know(name, party)
+        if not self._within_bound(names[0], 1, None):
+            return []
         slot = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         left = [each for each, how in self.retired.items() if how in get_args(Taken)]
         alike = [each for each in left if len(self.gang(each)) == len(names)]
@@ -378,9 +414,15 @@ class Fleet:
     # -- the journal ---------------------------------------------------------------------------------------------------
 
     def recall(
-        self, places: Iterable[tuple[str, str]], away: Iterable[str], retired: Iterable[tuple[str, str]]
+        self,
+        places: Iterable[tuple[str, str]],
+        away: Iterable[str],
+        retired: Iterable[tuple[str, str]],
+        parties: Iterable[tuple[str, str, int | None]] = (),
     ) -> None:
         """Load what a former daemon recorded."""
+        for machine, party, slots in parties:
+            self.parties.know(machine, Party(party, slots))
         for text, name in places:
             replica = Replica.parse(text)
             if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.

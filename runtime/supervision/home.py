@@ -119,9 +119,9 @@ class Home:
                 if event.member.replica in run.lives and not run.is_dismissing:
                     run.write(event.member, incidents.ScriptGoesOn())
             case MachineJoined():
-                self._join(lambda fleet: fleet.join(event.machine, event.islands))
+                self._join(lambda fleet: fleet.join(event.machine, event.islands, event.party))
             case IslandJoined():
-                self._join(lambda fleet: fleet.join_island(event.machines))
+                self._join(lambda fleet: fleet.join_island(event.machines, event.parties))
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
             case TurnedAway():

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.ids import Member, Record, Replica
+from isthmus.runtime.ids import Member, Party, Record, Replica
 from isthmus.runtime.supervision.incidents import (
     Ended,
     Failure,
@@ -71,12 +71,12 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of a run: `roles` counts those of each role at its start.
 
     `edges` gives, by the name of each edge between hosts, the roles of its source and its target. `slots_max` and
-    `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a
-    role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
-    end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
-    together. Once the run is over, hosts have `exit_seconds` to end by themselves, but for what `user` says of the
-    user's own code. `period`: learners in slots that are equal modulo
-    it train alike, and others do not.
+    `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a role
+    the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the end.
+    `weight_share_max` bounds what one participant has of a merge. `elastic` lists, by slot, how many of them may train
+    without the others; empty where they live and end together. Once the run is over, hosts have `exit_seconds` to end
+    by themselves, but for what `user` says of the user's own code. `period`: learners in slots that are equal modulo it
+    train alike, and others do not.
     """
 
     roles: dict[str, int]
@@ -88,6 +88,7 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     exit_seconds: float = EXIT_SECONDS
     user: UserTerms = UserTerms()
     period: int = 1
+    weight_share_max: float = 1.0
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +121,8 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (replica, machine) of all that are not where they were placed, machines `away`, (replica, how) of those `retired`,
     and what ended lives had `used`, by 'ROLE.cpu_seconds' and as in `flows.as_used`; numbers of lives are above
     `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands. `finished` are
-    replicas whose scripts have come to their end, `unfinished` those whose will not, with their last ends.
+    replicas whose scripts have come to their end, `unfinished` those whose will not, with their last ends. `parties`
+    are (machine, party, slots) of machines that another has brought.
     """
 
     is_stopping: bool = False
@@ -136,6 +138,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forms: tuple[Form, ...] = ()
     finished: tuple[str, ...] = ()
     unfinished: tuple[tuple[str, Ended], ...] = ()
+    parties: tuple[tuple[str, str, int | None], ...] = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -144,13 +147,15 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HomeBegan(Record, frozen=True):
     """A daemon starts, or takes over: the newest recorded life of each replica, and the journal.
 
-    `is_lost`: there was a ledger, and it cannot be read; then `recorded` counts.
+    `is_lost`: there was a ledger, and it cannot be read; then `recorded` counts. `parties` are those of machines that
+    another has brought, as far as this daemon knows.
     """
 
     newest: tuple[Member, ...] = ()
     journal: Journal | None = None
     is_lost: bool = False
     recorded: Recorded = Recorded()
+    parties: dict[str, Party] = msgspec.field(default_factory=dict)
 
 
 class ReportCame(Record, frozen=True):
@@ -198,16 +203,18 @@ class ScriptSpoke(Record, frozen=True):
 
 
 class MachineJoined(Record, frozen=True):
-    """A machine joined with `islands` islands."""
+    """A machine joined with `islands` islands; `party` has brought it, None where that is as known before."""
 
     machine: str
     islands: int
+    party: Party | None = None
 
 
 class IslandJoined(Record, frozen=True):
-    """Machines joined that are one island together, a process on each, the leader's first."""
+    """Machines joined that are one island together, a process on each, the leader's first; `parties` as above."""
 
     machines: tuple[str, ...]
+    parties: dict[str, Party] = msgspec.field(default_factory=dict)
 
 
 class MachineTakenAway(Record, frozen=True):

@@ -151,10 +151,9 @@ class RunState:
 
     @property
     def is_coming_to_its_end(self) -> bool:
-        """Whether the last rounds are on: a stop was requested, or most learners or another host are `final`."""
-        final = [life for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
-        learners = [life.machine for life in final if life.member.replica.role == LEARNER]
-        others = [life.machine for life in final if life.member.replica.role != LEARNER]
-        is_told = self.fleet.is_believed(others, self.fleet.machines)
-        is_most = 2 * len(learners) > len(self.learners) and self.fleet.is_believed(learners, self.fleet.machines)
+        """Whether the last rounds are on: a stop was requested, or most learners or a host of the home are `final`."""
+        final = [life.member.replica for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
+        learners = [replica for replica in final if replica.role == LEARNER]
+        is_told = any(self.fleet.accuser(replica) == self.fleet.home for replica in final if replica.role != LEARNER)
+        is_most = 2 * len(learners) > len(self.learners) and self.fleet.speak_for_all(learners)
         return self.is_stopping or is_told or is_most

@@ -427,6 +427,18 @@ class ReportRefused(Finding, frozen=True, tag="report-refused"):
     found: str
 
 
+class SharesUnbounded(Finding, frozen=True, tag="shares-unbounded"):
+    """All learners are on so many machines of one party: its share of a merge is not bounded."""
+
+    machines: Count
+
+
+class SharesBounded(Finding, frozen=True, tag="shares-bounded"):
+    """Learners are on machines of several parties again: what each has of a merge is bounded."""
+
+    parties: Count
+
+
 class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
     """The daemon's ledger was deleted while in use, and was rewritten: no number is lost."""
 
@@ -435,7 +447,17 @@ HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
-HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | WentOn | Superseded | ReportRefused
+HomeIncident: TypeAlias = (
+    NumbersLost
+    | LedgerRemoved
+    | HomeTaken
+    | HomeSetAside
+    | WentOn
+    | Superseded
+    | ReportRefused
+    | SharesUnbounded
+    | SharesBounded
+)
 Incident: TypeAlias = HostIncident | LifeIncident | ScriptIncident | IslandIncident | HomeIncident
 
 

@@ -318,12 +318,12 @@ class Repeats:
         self._rows[replica] = Repeated(error, lives + 1)
 
     def common(
-        self, learners: Collection[Replica], is_believed: Callable[[Iterable[Replica]], bool]
+        self, learners: Collection[Replica], speak_for_all: Callable[[Iterable[Replica]], bool]
     ) -> Repeated | None:
         """The error by which the last life of each of these learners ended, if it is the same and was repeated: one
         whose text is here, if there is one.
 
-        `is_believed`: whether the learners that repeated it may be taken for witnesses.
+        `speak_for_all`: whether those that repeated it may be taken for all of them.
         """
         rows = [self._rows.get(learner) for learner in learners]
         repeated = [row for row in rows if row is not None]
@@ -335,7 +335,7 @@ class Repeats:
             return None
         again = [learner for learner in learners if self._rows[learner].lives >= REPEATS_MIN]
         with_text = next((row.error for row in repeated if row.error.kept is None), repeated[0].error)
-        return Repeated(with_text, max(row.lives for row in repeated)) if is_believed(again) else None
+        return Repeated(with_text, max(row.lives for row in repeated)) if speak_for_all(again) else None
 
 
 UNSERVED_BEATS: Final = 1200

@@ -12,7 +12,6 @@ next term in the same way; the former home yields (`yield_home`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from isthmus.runtime.clock import Instant, seconds
@@ -139,12 +138,8 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     # Before the next life: where every learner ends by one error, none of them starts again.
     if first.replica.role == LEARNER:
         run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)
-    learners = run.fleet.learners
-
-    def is_believed(replicas: Iterable[Replica]) -> bool:
-        return run.fleet.is_believed(map(run.fleet.name, replicas), map(run.fleet.name, learners))
-
-    if not run.is_ending and (repeated := run.repeats.common(learners, is_believed)) is not None:
+    repeated = None if run.is_ending else run.repeats.common(run.fleet.learners, run.fleet.speak_for_all)
+    if repeated is not None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
     error = gang_end.ended.error
     if not run.is_ending and error is not None and error.is_refusal and machine.name == run.fleet.home:
@@ -289,6 +284,8 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.newest = {member.replica: member.incarnation for member in event.newest}
     if event.journal is not None:
         recall(run, event.journal)  # Before anything is placed: it names the machines, and what was retired.
+    for machine, party in event.parties.items():
+        fleet.parties.know(machine, party)
     run.is_taking = event.is_lost and bool(fleet.former) and (event.journal is None or event.journal.term < fleet.term)
     if run.is_taking:
         run.write(DAEMON, incidents.HomeTaken(fleet.home, fleet.term, fleet.former))
@@ -323,7 +320,7 @@ def recall(run: RunState, journal: Journal) -> None:
     run.unfinished = {Replica.parse(name): ended for name, ended in journal.unfinished}
     if journal.term == run.stamp.term:
         run.stamp = Stamp(run.stamp.term, journal.epoch + 1)
-    run.fleet.recall(journal.machines, journal.away, journal.retired)
+    run.fleet.recall(journal.machines, journal.away, journal.retired, journal.parties)
     run.recall_forms(journal.forms)
 
 
@@ -354,6 +351,7 @@ def journal_of(run: RunState) -> Journal:
         forms=run.forms,
         finished=tuple(sorted(map(str, run.finished))),
         unfinished=tuple((str(replica), ended) for replica, ended in sorted(run.unfinished.items())),
+        parties=fleet.parties.noted(),
     )
 
 

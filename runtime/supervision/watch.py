@@ -136,11 +136,10 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
 
 
 def _unlike_model(run: RunState, over: Over) -> incidents.ModelsDiffer | None:
-    """The first learner whose leaves are not the last model, where its machine is believed in that."""
+    """The first learner whose leaves are not the last model, where those that say so are believed."""
     found = [(Replica(LEARNER, slot), leaf) for slot, leaf in over.unlike]
-    name = run.fleet.name
-    if not run.fleet.is_believed((name(each) for each, _ in found), map(name, run.fleet.learners)):
-        return None  # An admitted machine that says so of its own learner: its script knows it, too.
+    if not run.fleet.speak_for_all(each for each, _ in found):
+        return None  # A stranger that says so of its own learner: its script knows it, too.
     return incidents.ModelsDiffer(str(found[0][0]), found[0][1])
 
 
@@ -304,9 +303,6 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     if not count_before:
         run.write(accused, incidents.ItemRefused(verdict))
     if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
-        # Whoever placed a syncer or a recorder on a machine trusts it with the model; and learners would wait for a
-        # round whose vote it refuses.
-        is_entrusted = leader(by.replica).role != LEARNER
-        life.accusers.add(run.fleet.home if is_entrusted else run.fleet.name(by.replica))
-        if run.fleet.is_believed(life.accusers, (life.machine,)):
+        life.accusers.add(run.fleet.accuser(by.replica))
+        if run.fleet.may_condemn(life.accusers, life.machine):
             run.condemn(accused, verdict)

@@ -36,7 +36,7 @@ import zmq
 from zmq.utils import z85
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import MachineOwner
+from isthmus.runtime.ids import MachineOwner, Party
 
 KEY_CHARACTERS: Final = 40
 _ALPHABET: Final = frozenset(string.ascii_letters + string.digits + ".-:+=^!/*?&<>()[]{}@%$#")
@@ -184,6 +184,8 @@ class Keyring:
         """The public keys of invitations, used ones and expired ones included: their holders are told so."""
         self.owners: dict[str, MachineOwner] = {}
         """Whose machines are, by name, where their invitation says it."""
+        self.parties: dict[str, Party] = {}
+        """Who brought machines, by name, those that came by an invitation."""
         self._own = {} if name is None else {pair.public: name}
         self.replace(admitted or {}, operators)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -40,7 +41,7 @@ from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine, Topology
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Replica, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
 
@@ -272,6 +273,22 @@ class Sites:
         return {
             name: MachineOwner(owner, most.get(owner)) for name, owner, _ in named if owner != name or owner in most
         }
+
+    def parties(self, invited: Mapping[str, Party]) -> dict[str, Party]:
+        """Who brought the machines, of those that others have brought.
+
+        An owner has all that the cluster file says are its own, and those that were `invited` as its own; together they
+        have slots for the learners that the file places, and for those of the invitations.
+        """
+        owners = {site.name: owner_party(site.owner) for site in self.sites.values() if site.owner}
+        placed = Counter(owners.get(name) for replica, name in self.placement.items() if replica.role == LEARNER)
+        parties = {name: Party(party) for name, party in owners.items()}
+        for name, party in invited.items():
+            if name in owners:
+                continue
+            is_bounded = party.slots is not None and name not in self.sites
+            parties[name] = Party(party.name, (party.slots or 0) + placed[party.name] if is_bounded else None)
+        return parties
 
     @property
     def heirs(self) -> list[MachineSite]:

@@ -7,7 +7,8 @@ Theory of operation. A line of the file is a name, its public key, and its origi
 it), `admitted` (by a command) or `expelled` (by a command, and machine.toml may still have it); `operator` behind that
 marks a further right of the key, `by KEY` the invitation that it was admitted by. An invitation has a line, too: the
 name, or the prefix of names, that it is for, its public key, and `invitation`, then the number of names where it is for
-a prefix, and `until` a Unix time if it expires. `owner NAME` and `share X` end the lines of machines that have them,
+a prefix, `each` and a number where it says how many islands each may offer, and `until` a Unix time if it expires.
+`owner NAME` and `share X` end the lines of machines that have them,
 and those of the invitations that say so. Whether it is used follows from the lines of machines that it has
 admitted, so that both are written at once. A daemon that starts brings the first two origins up to date; where a
 command and machine.toml differ in whether a machine is an operator, the command wins. Commands change the file under a
@@ -36,7 +37,7 @@ from isthmus.programs.engine.machine.names import living, machines_folder
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.ids import ITS_OWN, MachineOwner
+from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party, owner_party
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
@@ -48,7 +49,9 @@ LOOK_SECONDS: Final = 0.25
 OWN, CONFIGURED, ADMITTED, EXPELLED = "own", "configured", "admitted", "expelled"
 OPERATOR, BY = "operator", "by"
 OWNER, SHARE = "owner", "share"
-INVITATION, UNTIL = "invitation", "until"
+INVITATION, EACH, UNTIL = "invitation", "each", "until"
+ISLANDS: Final = 8
+"""Islands that a machine may offer where its invitation says nothing: the devices of a usual machine."""
 AWAY_SECONDS: Final = 30.0
 """A machine that was silent for so long may be replaced by one of its name that has an invitation for many."""
 NAMES_SHOWN: Final = 3
@@ -90,19 +93,26 @@ class Invitation:
     """Admits one machine, named `subject`, or, where `count` is a number, as many names that begin with `subject`.
 
     `until` is the Unix time at which it expires, None if it does not. `owner` is whose its machines are, without a name
-    each its own.
+    each its own. Each machine may offer so many `islands`, where others of the invitation leave it theirs.
     """
 
     subject: str
     count: int | None = None
     until: int | None = None
     owner: MachineOwner = ITS_OWN
+    islands: int = ISLANDS
+
+    @property
+    def slots(self) -> int:
+        """How many slots of a run its machines may have together."""
+        return (self.count or 1) * self.islands
 
     def line(self, key: str) -> str:
         """Its line in the file."""
         count = "" if self.count is None else f" {self.count}"
+        islands = "" if self.islands == ISLANDS else f" {EACH} {self.islands}"
         until = "" if self.until is None else f" {UNTIL} {self.until}"
-        return f"{self.subject} {key} {INVITATION}{count}{until}{_owner_words(self.owner)}\n"
+        return f"{self.subject} {key} {INVITATION}{count}{islands}{until}{_owner_words(self.owner)}\n"
 
     def is_for(self, name: str) -> bool:
         """Whether a machine may have this name by it."""
@@ -209,8 +219,8 @@ def read(machine: str) -> Register:
         name, key = form["name"], form["key"]
         owner = MachineOwner(form["owner"] or "", None if form["share"] is None else float(form["share"]))
         if form["way"] is None:
-            count, until = (None if text is None else int(text) for text in form.group("count", "until"))
-            register.invitations[key] = Invitation(name, count, until, owner)
+            count, each, until = (None if text is None else int(text) for text in form.group("count", "each", "until"))
+            register.invitations[key] = Invitation(name, count, until, owner, ISLANDS if each is None else each)
         else:
             register.machines[key] = Admission(name, form["way"], form["operator"] is not None, form["by"] or "", owner)
     return register
@@ -218,7 +228,7 @@ def read(machine: str) -> Register:
 
 _LINE: Final = re.compile(
     rf"(?P<name>\S+) (?P<key>\S+) (?:(?P<way>{'|'.join(_WAYS)})(?: (?P<operator>{OPERATOR}))?(?: {BY} (?P<by>\S+))?"
-    rf"|{INVITATION}(?: (?P<count>\d+))?(?: {UNTIL} (?P<until>\d+))?)"
+    rf"|{INVITATION}(?: (?P<count>\d+))?(?: {EACH} (?P<each>\d+))?(?: {UNTIL} (?P<until>\d+))?)"
     rf"(?: {OWNER} (?P<owner>\S+))?(?: {SHARE} (?P<share>[\d.e-]+))?"
 )
 
@@ -231,6 +241,32 @@ def admitted(entries: Entries) -> dict[str, str]:
 def owners(entries: Entries) -> dict[str, MachineOwner]:
     """Whose the admitted machines are, by name, of those whose invitation says more than nothing."""
     return {it.name: it.owner for it in entries.values() if it.way != EXPELLED and it.owner != ITS_OWN}
+
+
+def parties(register: Register) -> dict[str, Party]:
+    """Who brought the admitted machines, by name, of those that came by an invitation.
+
+    An owner brought all that its invitations did. Of an invitation that was withdrawn, the names that it was used for
+    count.
+    """
+    slots: dict[str, int] = {}
+    for key, terms in register.invitations.items():
+        name = _party_name(key, terms.owner)
+        slots[name] = slots.get(name, 0) + terms.slots
+    withdrawn = {
+        (it.by, it.owner.name): it.owner for it in register.machines.values() if it.by not in register.invitations
+    }
+    for (key, _), owner in withdrawn.items():
+        name = _party_name(key, owner)
+        slots[name] = slots.get(name, 0) + ISLANDS * len(register.names_by(key))
+    invited = {
+        it.name: _party_name(it.by, it.owner) for it in register.machines.values() if it.by and it.way != EXPELLED
+    }
+    return {machine: Party(name, slots[name]) for machine, name in invited.items()}
+
+
+def _party_name(invitation: str, owner: MachineOwner) -> str:
+    return owner_party(owner.name) if owner.name else f"{INVITATION} {invitation}"
 
 
 def operators(entries: Entries) -> frozenset[str]:
@@ -274,7 +310,7 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
                 entries[key] = entry
     ring = Keyring(config.pair, admitted(entries), machine, operators(entries))
     ring.invitations = frozenset(register.invitations)
-    ring.owners = owners(entries)
+    ring.owners, ring.parties = owners(entries), parties(register)
     return ring
 
 
@@ -412,7 +448,7 @@ class Admissions:
         before, operated = self._ring.admitted, self._ring.operators
         self._ring.replace(admitted(register.machines), operators(register.machines))
         self._ring.invitations = frozenset(register.invitations)
-        self._ring.owners = owners(register.machines)
+        self._ring.owners, self._ring.parties = owners(register.machines), parties(register)
         now = self._ring.admitted
         for name in sorted(set(before.values()) - set(now.values())):
             self._tell(f"admits {name} no longer")

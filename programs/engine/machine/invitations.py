@@ -29,7 +29,7 @@ import zmq
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine import admissions
-from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, EXPELLED, Invitation, Register
+from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, EXPELLED, ISLANDS, Invitation, Register
 from isthmus.programs.engine.machine.links import (
     FAR_REDIAL_BEATS,
     LINK_SECONDS,
@@ -53,6 +53,7 @@ from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ENDING: Final = ".invite"
 COUNT_MAX: Final = 4096
+ISLANDS_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
 DO_INVITE: Final = "Name a file that `isthmus invite` has written."
 
@@ -163,6 +164,7 @@ class InviteRequest:
     to: Path | None = None
     owner: str | None = None
     weight_share_max: float | None = None
+    islands: int | None = None
 
     @property
     def subject(self) -> str:
@@ -185,6 +187,9 @@ class InviteRequest:
         if self.count is not None and not 1 <= self.count <= COUNT_MAX:
             do = "Give the number of machines that may have such a name."
             faults.append(Fault("Reading --count", f"1 to {COUNT_MAX}", str(self.count), do))
+        if self.islands is not None and not 1 <= self.islands <= ISLANDS_MAX:
+            do = "Give the number of islands that each of its machines may offer."
+            faults.append(Fault("Reading --islands", f"1 to {ISLANDS_MAX}", str(self.islands), do))
         if self.owner is not None:
             with collecting(faults):
                 cluster_file.checked_name(self.owner, "Reading --owner", "for example --owner lab-b")
@@ -212,7 +217,8 @@ def invite(request: InviteRequest) -> str:
         raise ConfigError.of(faults)
     doing, path = f"Inviting {request.subject!r} to {home.name!r}", request.path
     owner = MachineOwner(request.owner or "", request.weight_share_max)
-    terms = Invitation(request.subject, request.count, until, owner)
+    islands = ISLANDS if request.islands is None else request.islands
+    terms = Invitation(request.subject, request.count, until, owner, islands)
     is_there = path.exists()
     try:
         with admissions.changing(home.name, doing) as register:

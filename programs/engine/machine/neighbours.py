@@ -19,6 +19,7 @@ from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Ou
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import Taken
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
@@ -311,7 +312,8 @@ class Neighbours:
             await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
             run.station(name, islands)
             slots = run.daemon.join(name, islands)
-            slots_text = ", ".join(map(str, slots)) or "no slot: run.slots_max are taken"
+            slots_text = ", ".join(map(str, slots)) or "no slot"
+            slots_text += _bound(run.daemon.home.fleet, name, islands - len(slots))
             self._tell(f"machine {name} joins {run.folder}: {slots_text}")
             run.log(f"{name} joins: {slots_text}")
         except ConfigError as error:
@@ -339,7 +341,7 @@ class Neighbours:
             slots = run.daemon.join_island(names)
             for name in names if slots else ():  # After the slot is known: their processes learn how many they are.
                 run.station(name, host=self._parts.host(name))
-            slots_text = str(slots[0]) if slots else "no slot: run.slots_max are taken"
+            slots_text = str(slots[0]) if slots else f"no slot{_bound(run.daemon.home.fleet, names[0], 1)}"
             self._tell(f"machines {together}, one island, join {run.folder}: {slots_text}")
             run.log(f"{together}, one island, join: {slots_text}")
             if not slots:
@@ -399,3 +401,14 @@ class Neighbours:
                 self._tell(f"{run.folder}: {why}")
                 run.log(why)
                 run.daemon.take_away(name, "left")
+
+
+def _bound(fleet: Fleet, machine: str, left_out: int) -> str:
+    """Why so many islands of a machine that joins have no slot; '' where they all have one."""
+    party = fleet.parties.of(machine)
+    if left_out <= 0:
+        return ""
+    others = [each for each in fleet.learners if fleet.parties.of(fleet.name(each)).name == party.name]
+    if party.slots is None or len(others) < party.slots:
+        return f"; {left_out} more have none: run.slots_max are taken"
+    return f"; {left_out} more have none: all machines of its invitation have {party.slots} slots together at most"

@@ -222,6 +222,7 @@ class MachineRun:
             places=sites.places(),
             send=self._send,
             directory=lambda: _directory(keys, sites),
+            parties=lambda: sites.parties({} if keys is None else keys.parties),
             turn_away=self._turn_away,
         )
         self.daemon = self._held.daemon

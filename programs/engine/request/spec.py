@@ -152,6 +152,7 @@ class Spec:
                 has_guests=is_open_loop(self.job.task.text),
             ),
             period=math.prod(self.job.modules),
+            weight_share_max=float(self.job.settings.get("weight_share_max", 1.0)),
         )
 
     def task_of(self, replica: Replica) -> str:

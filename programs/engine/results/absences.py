@@ -545,6 +545,8 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "went-on": ("pause", "odd", "{itself}"),
     "superseded": ("machines", "odd", "{itself}"),
     "report-refused": ("machines", "odd", "{itself}"),
+    "shares-unbounded": ("machines", "odd", "{itself}"),
+    "shares-bounded": ("machines", "odd", "{itself}"),
     "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),
     "process-missing": ("island", "odd", "{host} {predicate}; the others go on"),
     "process-back": ("island", "good", "{host} {predicate}"),

@@ -526,6 +526,14 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "report-refused": Wording(
         "a report of the machine {machine} was dropped: {fault}", "dropped a report of the machine {machine}: {fault}"
     ),
+    "shares-unbounded": Wording(
+        "all learners are of one party, on {machines} machines: no share of a merge is bounded",
+        "bounds no share of a merge: all learners are of one party, on {machines} machines",
+    ),
+    "shares-bounded": Wording(
+        "learners are of {parties} parties: their shares of a merge are bounded again",
+        "bounds the shares of a merge again: learners are of {parties} parties",
+    ),
     # Failures
     "recorder-failed": Wording("{error}"),
     "ordered": Wording("{reason}"),

@@ -157,13 +157,50 @@ def idle(guards: Counter[str], program: str) -> list[str]:
     return [f"guard {guard!r} never fired" for guard in guards_of(program) if not guards[guard]]
 
 
+LIES_MAX: Final = 3
+"""Lies of one machine, of another kind each."""
+BESIDE_SHARE: Final = 0.25
+"""Share of these runs in which the faults of the seed happen, too; in the others any harm to others is the liars'."""
+
+
 def lying(seed: int, program: str = DEFAULT) -> Shape:
-    """The run of a seed, in which nothing happens but that one machine lies, in two ways."""
-    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} liars")
-    hosts = hosts_of(shape.program, shape.learners)
-    faults = [lie(rng, hosts, moment_of(rng, shape.steps, shape.step_ms))]
-    faults += [replace(lie(rng, hosts, moment_of(rng, shape.steps, shape.step_ms)), machine=faults[0].machine)]
-    return replace(shape, faults=tuple(faults), storms=())
+    """The run of a seed, in which a minority of those who brought machines lie, each from all of its machines at once:
+    one by an invitation for several, or two of five."""
+    rng = random.Random(f"isthmus {seed} liars")
+    shape, trial = shape_of(seed, program), trial_of(program)
+    liars = rng.choice((1, 1, 2))
+    parties = [rng.choice((1, 2, 3) if liars == 2 else (2, 3)) for _ in range(liars)]
+    honest = rng.choice((2, 3)) if liars == 1 else 3
+    learners = sum(parties) + honest
+    slots = rng.sample(range(learners), learners)
+    brought: list[tuple[str, str]] = []
+    faults: list[Fault] = []
+    for party, count in enumerate(parties):
+        own, slots = slots[:count], slots[count:]
+        moment = moment_of(rng, shape.steps, shape.step_ms)
+        for slot in own:
+            machine = machine_of(Replica(LEARNER, slot))
+            brought.append((machine, f"invitation {party}"))
+            together = moment if rng.random() < 0.7 else moment_of(rng, shape.steps, shape.step_ms)
+            faults += [
+                replace(lie(rng, [Replica(LEARNER, slot)], together), seconds=rng.choice((5.0, 25.0)))
+                for _ in range(rng.randint(1, LIES_MAX))
+            ]
+    is_alone = rng.random() >= BESIDE_SHARE
+    return replace(
+        shape,
+        learners=learners,
+        speeds=tuple(rng.choice((1.0, 1.0, 0.8, 0.5)) for _ in range(learners)),
+        task=shape.task if shape.task == toy_task.UNEVEN else trial.task(learners),
+        faults=(*(() if is_alone else shape.faults), *faults),
+        storms=() if is_alone else shape.storms,
+        parties=tuple(brought),
+    )
+
+
+def run_lying(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed."""
+    return outcome_of(lying(seed, program))
 
 
 PROCESSES_MAX: Final = 4

@@ -43,7 +43,7 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, ONE_RECORDER, REGION, MachineOwner, Replica, follower
+from isthmus.runtime.ids import LEARNER, ONE_RECORDER, REGION, MachineOwner, Party, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
@@ -178,7 +178,8 @@ class Shape:
     `late`: virtual seconds after its steps at which a run with faults is healed; `window_bytes`: under way to a peer at
     most (None: as in a real run); `apart`: the evaluator has a machine of its own; `processes`: how many make up the
     island of each learner, and `elastic`: how many of these may train without the others; `stores`: snapshots are also
-    brought to another folder of the home's disk; `storms`: those of the faults that belong together.
+    brought to another folder of the home's disk; `storms`: those of the faults that belong together; `parties`:
+    (machine, who has brought it), of those that others have.
     """
 
     seed: int
@@ -197,6 +198,7 @@ class Shape:
     processes: tuple[int, ...] = ()
     elastic: tuple[tuple[int, ...], ...] = ()
     stores: bool = False
+    parties: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -328,6 +330,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
         owners=_owners(shape),
+        parties={machine: Party(party) for machine, party in shape.parties},
         processes=shape.processes,
         elastic=shape.elastic,
         least=least_replicas(graph),
@@ -358,8 +361,8 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
 
 
 def _owners(shape: Shape) -> dict[str, MachineOwner]:
-    """Whose the machines are: where shares are bounded, the first two are one owner's, who may have less."""
-    machines = [machine_of(Replica(LEARNER, slot)) for slot in range(2)]
+    """Whose the machines are: where shares are bounded, the first two (not all) are one owner's, who may have less."""
+    machines = [machine_of(Replica(LEARNER, slot)) for slot in range(min(2, shape.learners - 1))]
     return {name: ONE_OWNER for name in machines if "weight_share_max" in shape.program.settings}
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.ids import COUNT_MAX, Replica
+from isthmus.runtime.ids import COUNT_MAX, Party, Replica
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
     BadReportCame,
@@ -41,9 +43,13 @@ PLACES: Final = Places(
 FAULT: Final = ReportFault("report.lives[0].pid", "`int` >= 0", "-1")
 
 
-def began(cast: RunRoles = FOUR_LEARNERS, places: Places = PLACES) -> HomeStory:
+def began(
+    cast: RunRoles = FOUR_LEARNERS, places: Places = PLACES, parties: Mapping[str, Party] = MappingProxyType({})
+) -> HomeStory:
     story = HomeStory(cast, places)
     story.serve(1)
+    for machine, party in parties.items():
+        story.core.fleet.parties.know(machine, party)
     return story
 
 
@@ -81,12 +87,33 @@ def test_one_machine_condemns_no_host_of_another(by: str, accused: str, edge: st
     assert condemned(story) == ({accused.partition("#")[0]} if is_killed else set())
 
 
-def test_two_machines_together_condemn_and_two_hosts_of_one_do_not() -> None:
-    story = began()
+ELSEWHERE: Final = msgspec.structs.replace(PLACES, machines={**PLACES.machines, Replica("syncer", 0): "gamma"})
+"""The syncer is on the machine of a learner."""
+ONE_PARTY: Final = {name: Party("invitation 1") for name in ("beta", "delta")}
+
+
+def test_two_parties_together_condemn_and_two_hosts_of_one_do_not() -> None:
+    story = began(places=ELSEWHERE)
     story.hears(2, "beta", refusing("learner/0", "syncer/0", UPDATE), refusing("learner/1", "syncer/0", UPDATE))
     assert condemned(story) == set()
-    story.hears(3, "gamma", refusing("learner/2", "syncer/0", UPDATE))
+    story.hears(3, "delta", refusing("learner/3", "syncer/0", UPDATE))
     assert condemned(story) == {"syncer/0"}
+
+
+def test_two_machines_of_one_invitation_condemn_nobody_else() -> None:
+    story = began(places=ELSEWHERE, parties=ONE_PARTY)
+    story.hears(2, "beta", refusing("learner/0", "syncer/0", UPDATE), refusing("learner/1", "syncer/0", UPDATE))
+    story.hears(3, "delta", refusing("learner/3", "syncer/0", UPDATE))
+    assert condemned(story) == set()
+    story.hears(4, "gamma", refusing("learner/2", "syncer/0", UPDATE))
+    assert condemned(story) == {"syncer/0"}, "a party is believed about its own"
+
+
+def test_a_host_at_home_is_condemned_by_the_homes_own_alone() -> None:
+    story = began()
+    for name, by in (("beta", "learner/0"), ("gamma", "learner/2"), ("delta", "learner/3")):
+        story.hears(2, name, *(refusing(by, accused, UPDATE) for accused in ("syncer/0", "recorder/0")))
+    assert condemned(story) == set()
 
 
 def test_a_machine_that_is_entrusted_with_a_syncer_condemns_by_it_and_not_by_its_learners() -> None:
@@ -137,7 +164,12 @@ def test_a_stamp_from_the_end_of_time_counts_for_its_machine_alone() -> None:
     assert story.does(3, lie) == []  # Repeated, it is no news: orders to all would follow each of its reports.
 
 
-def test_the_end_is_near_when_home_or_two_machines_say_so() -> None:
+def test_the_end_is_near_when_home_or_most_parties_say_so() -> None:
+    story = began(parties=ONE_PARTY)
+    finals = [("beta", "learner/0"), ("beta", "learner/1"), ("delta", "learner/3")]
+    for name, host in finals:
+        story.hears(2, name, seen(host, 2, "final"))
+    assert not story.core._run.is_coming_to_its_end, "two machines of one party"
     story = began()
     story.hears(2, "beta", seen("learner/0", 2, "final"), seen("learner/1", 2, "final"))
     assert not story.core._run.is_coming_to_its_end
@@ -154,6 +186,17 @@ def test_an_error_that_only_one_machine_repeats_is_not_the_programs() -> None:
     story.hears(2, "delta", gone("learner/3", error=BOOM))
     story.hears(2, "beta", *(gone(f"learner/{slot}", error=BOOM) for slot in (0, 1)))
     story.hears(3, "beta", *(gone(f"learner/{slot}#2", error=BOOM) for slot in (0, 1)))
+    assert story.core.outcome == "running"
+    story.hears(4, "gamma", gone("learner/2#2", error=BOOM))
+    assert story.core.outcome == "failed"
+
+
+def test_an_error_that_one_party_repeats_on_two_machines_is_not_the_programs() -> None:
+    story = began(parties=ONE_PARTY)
+    story.hears(2, "gamma", gone("learner/2", error=BOOM))
+    for life_number in ("", "#2"):
+        story.hears(3, "beta", *(gone(f"learner/{slot}{life_number}", error=BOOM) for slot in (0, 1)))
+        story.hears(3, "delta", gone(f"learner/3{life_number}", error=BOOM))
     assert story.core.outcome == "running"
     story.hears(4, "gamma", gone("learner/2#2", error=BOOM))
     assert story.core.outcome == "failed"

@@ -86,6 +86,8 @@ INCIDENTS: Final = (
     incidents.Reformed(3, 4, 2_000_000_000, 5),
     incidents.NumbersLost(1001),
     incidents.ReportRefused("beta", "report.lives[0].pid", "`int` >= 0", "-1"),
+    incidents.SharesUnbounded(2),
+    incidents.SharesBounded(3),
     incidents.LedgerRemoved(),
     incidents.HomeTaken("beta", 2, "alpha"),
     incidents.HomeSetAside(),

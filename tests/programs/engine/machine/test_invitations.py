@@ -35,7 +35,7 @@ from isthmus.programs.engine.machine.invitations import InvitationClaim, Invitat
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import MachineOwner
+from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
@@ -125,6 +125,20 @@ def test_what_it_says_of_an_owner_holds_for_its_machines_as_long_as_they_are_adm
     assert admissions.owners(admissions.read("alpha").machines) == {"beta": lab}
 
 
+def test_all_machines_of_an_invitation_or_of_an_owner_are_one_party() -> None:
+    lab = MachineOwner("lab-b", 0.3)
+    held = register(many=Invitation("pod-", 3, None, ITS_OWN, 2), single=Invitation("beta", owner=lab))
+    other = KeyPair.draw()
+    held.invitations[other.public] = Invitation("lab-", 2, owner=lab)
+    for by, name in ((MANY, "pod-a"), (MANY, "pod-b"), (SINGLE, "beta"), (other, "lab-x")):
+        assert claim(held, by, name, KeyPair.draw().public) == 0.0
+    held.machines[GAMMA.public] = Admission("gamma", ADMITTED)
+    pod, of_lab = Party(f"invitation {MANY.public}", 3 * 2), Party("owner lab-b", 3 * admissions.ISLANDS)
+    assert admissions.parties(held) == {"pod-a": pod, "pod-b": pod, "beta": of_lab, "lab-x": of_lab}
+    del held.invitations[MANY.public]  # Withdrawn: for the names that it was used for.
+    assert admissions.parties(held)["pod-a"] == Party(pod.name, 2 * admissions.ISLANDS)
+
+
 def test_an_invitation_takes_no_name_that_was_admitted_otherwise_and_makes_no_operator() -> None:
     held = register(many=Invitation("a", 9), single=Invitation("ab"))
     held.machines[BETA.public] = Admission("abc", ADMITTED, is_operator=True)
@@ -196,13 +210,13 @@ def test_an_invitation_is_written_before_any_daemon_runs_and_is_a_secret(place: 
 def test_typed_again_it_keeps_its_key_and_has_the_new_address(place: Path) -> None:
     ring = admissions.keyring("alpha", MachineConfig((), ALPHA))
     assert ring is not None
-    words = "invite", "--count", "3", "--for", "pod-", "--to", "many"
+    words = "invite", "--count", "3", "--for", "pod-", "--to", "many", "--islands", "2"
     for address in (NOWHERE, "tcp://home.example:7400"):
         assert typed(*words, "--address", address).exit_code == 0
         file = InvitationFile.read(place / "many")
         assert file.home.address == address
         assert list(admissions.read("alpha").invitations) == [file.pair.public]
-    assert admissions.read("alpha").invitations[file.pair.public] == Invitation("pod-", 3)
+    assert admissions.read("alpha").invitations[file.pair.public] == Invitation("pod-", 3, islands=2)
     assert typed("invite", "beta", "--to", "many", "--address", NOWHERE).exit_code == 2
     assert InvitationFile.read(place / "many") == file
     assert stat.S_IMODE((place / "many").stat().st_mode) == 0o600
@@ -255,6 +269,7 @@ def test_an_invitation_is_not_written_where_the_home_would_not_find_it(place: Pa
         (("beta", "--count", "2"), "found NAME, --count"),
         (("a/b",), "found 'a/b'"),
         (("--count", "0", "--for", "b"), "found 0"),
+        (("beta", "--islands", "0"), "found 0"),
         (("beta", "--expires", "soon"), "found 'soon'"),
         (("beta", "--expires", "0 s"), "found '0 s'"),
         (("beta", "--address", "home"), "found 'home'"),

@@ -56,6 +56,8 @@ from isthmus.runtime.supervision.incidents import (
     ReportRefused,
     RestartsExhausted,
     SameData,
+    SharesBounded,
+    SharesUnbounded,
     Starved,
     Superseded,
     SupersededHome,
@@ -285,6 +287,16 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             ReportRefused("beta", "report.lives[0].pid", "`int` >= 0", "-1"),
             "a report of the machine beta was dropped: field report.lives[0].pid, expected `int` >= 0, found -1",
             "dropped a report of the machine beta: field report.lives[0].pid, expected `int` >= 0, found -1",
+        ),
+        (
+            SharesUnbounded(2),
+            "all learners are of one party, on 2 machines: no share of a merge is bounded",
+            "bounds no share of a merge: all learners are of one party, on 2 machines",
+        ),
+        (
+            SharesBounded(2),
+            "learners are of 2 parties: their shares of a merge are bounded again",
+            "bounds the shares of a merge again: learners are of 2 parties",
         ),
         (
             LedgerRemoved(),
