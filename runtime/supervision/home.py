@@ -234,6 +234,11 @@ class Home:
         return {**given_up, **run.unfinished}
 
     @property
+    def dismissed(self) -> list[Replica]:
+        """The replicas whose scripts were ended by request, in a run that was over and waited for them."""
+        return sorted(self._run.dismissed)
+
+    @property
     def awaited(self) -> list[Replica]:
         """The replicas whose scripts the run, which is over, waits for."""
         return sorted(life.member.replica for life in user_code.awaited(self._run))

@@ -63,7 +63,7 @@ class RunState:
     `islands` are the elastic ones. `is_set_aside`: this daemon is to end, and the next goes on. `has_given_way`:
     another machine is the home, and this one knows. Of a run that is over, `finished` are the replicas whose scripts
     have come to their end, `unfinished` those whose will not, with their last ends; `is_dismissing`: no script is
-    waited for. `has_news`: orders must be sent; `has_changed`: the journal must be written.
+    waited for, and those `dismissed` were. `has_news`: orders must be sent; `has_changed`: the journal must be written.
     """
 
     fleet: Fleet
@@ -94,6 +94,7 @@ class RunState:
     is_finished: bool = False
     is_set_aside: bool = False
     is_dismissing: bool = False
+    dismissed: set[Replica] = field(default_factory=set)
     finished: set[Replica] = field(default_factory=set)
     unfinished: dict[Replica, incidents.Ended] = field(default_factory=dict)
     has_given_way: bool = False

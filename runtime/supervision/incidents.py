@@ -265,11 +265,13 @@ class Condemned(Finding, frozen=True, tag="condemned"):
 
 
 class Ended(Finding, frozen=True, tag="ended"):
-    """This life is over: why it was killed, if it was, and the error that it reported, if any."""
+    """This life is over: why it was killed, if it was, and the error that it reported, if any; for how long the user's
+    code had its thread then, 0 where that had not."""
 
     end: NotedEnd
     verdict: Verdict | None = None
     error: Raised | None = None
+    away_ns: Count = 0
 
 
 class Restarted(Finding, frozen=True, tag="restarted"):

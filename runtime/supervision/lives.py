@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
@@ -119,7 +121,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
     ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
-    run.reasons[replica] = noted = _departed(run, machine, ended, replica) or ended
+    run.reasons[replica] = noted = _departed(run, machine, ended, replica) or _while_away(run, life, ended)
     if not run.is_ending:
         run.write(member, noted)  # Before incidents that follow from it.
     elif user_code.script_ended(run, replica, life, ended):
@@ -146,6 +148,13 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
         watch.end_run(run, "failed", incidents.LoopRefused(str(first.replica), error))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
         _follow(run, first, gang_end)
+
+
+def _while_away(run: RunState, life: TrackedLife | None, ended: incidents.Ended) -> incidents.Ended:
+    """The end of a life, with the time that it was away until then."""
+    if life is None or life.user_since is None or not life.seen.beats:
+        return ended
+    return msgspec.structs.replace(ended, away_ns=run.now - life.user_since)
 
 
 def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, replica: Replica) -> incidents.Ended | None:

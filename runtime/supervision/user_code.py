@@ -176,6 +176,7 @@ def dismiss(run: RunState) -> None:
     if run.is_dismissing:
         return
     condemned = [life.member for life in awaited(run)]
+    run.dismissed = {each for each in run.fleet.replicas if is_owed(run, each)}
     run.is_dismissing = run.has_news = True
     run.due.clear()
     for member in condemned:

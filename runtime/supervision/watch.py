@@ -51,8 +51,7 @@ def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
 def end_run(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
     """Fix the outcome of the run, and kill every process."""
     settle(run, outcome, failure)
-    run.is_dismissing = True
-    run.due.clear()
+    user_code.dismiss(run)
     kill_all(run)
 
 

@@ -257,7 +257,8 @@ def _estimate(report: Mapping[str, Any], unreported: int) -> int:
         return 0
     # Where everything was stopped, the life was, too.
     paused = max(0, report.get("gone_paused", 0) - report.get("reported_paused", 0))
-    steps = int(max(0, gone_at - reported_at - paused) / 1e6 / report["step_ms"])
+    stepped = max(0, gone_at - reported_at - paused - report.get("away_at_end", 0))
+    steps = int(stepped / 1e6 / report["step_ms"])
     return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
 
 
@@ -322,10 +323,11 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
 
 def away_ns(life: Mapping[str, Any], until: int) -> int | None:
     """How long a life was away, in the user's own code, until the last report of any that stepped; None where it does
-    not say so. Its own report says how long only once it is back."""
+    not say so. Its own report says how long only once it is back; where it never was, the home knows
+    (`away_at_end`)."""
     reported_at, told = life.get("reported_at"), life.get("away")
     if told is None or reported_at is None or life["phase"] != "stepping" or _is_gone(life):
-        return told
+        return None if told is None else int(told) + life.get("away_at_end", 0)
     silent = until - int(reported_at)
     return int(told) + (silent if seems_away(silent, 1e6 * life["step_ms"]) else 0)
 

@@ -12,8 +12,10 @@ are their means, weighted by the sizes of the fragments.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,10 +38,12 @@ from isthmus.programs.engine.recorder.accounts import (
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.results.lines import MergeRecord
+from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import RECORDER, REGION, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Replica
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
+from isthmus.runtime.supervision.incidents import Ended, of_line
 from isthmus.runtime.system.disk import DISK
 
 
@@ -52,6 +56,23 @@ def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], le
     except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
         return dict(status)
     return {**status, **of_folder} if _extent(of_folder) >= _extent(status) and of_folder["learners"] else dict(status)
+
+
+def note_away(record: Mapping[str, Any], folder: Path) -> None:
+    """Note in the reports of lives that ended while they were away, in the user's own code, for how long they were."""
+    reports = {(int(slot), report["incarnation"]): report for slot, report in record.get("learners", {}).items()} | {
+        (report["slot"], report["incarnation"]): report for report in record.get("former", ())
+    }
+    try:
+        lines = (folder / EVENTS).read_bytes().splitlines()
+    except OSError:  # Nothing has happened.
+        return
+    for line in lines:
+        with suppress(ValueError):  # One that is torn.
+            happened = of_line(json.loads(line))
+            life = happened.member.replica.slot, happened.member.incarnation
+            if isinstance(happened.incident, Ended) and happened.member.replica.role == LEARNER and life in reports:
+                reports[life]["away_at_end"] = happened.incident.away_ns
 
 
 def merges(folder: Path) -> int:
@@ -206,6 +227,7 @@ class Summary(TypedDict):
     per_region: list[RegionSummary]
     scripts_unfinished: list[str]
     scripts_unfinished_why: dict[str, str]
+    scripts_dismissed: list[str]
     error: str | None
 
 
@@ -304,6 +326,7 @@ def summarise(
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},
+        "scripts_dismissed": [],
     }
 
 

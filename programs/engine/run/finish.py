@@ -83,6 +83,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
     spans = spans_in(folder) + ([] if graph is None else spans_of_killed(folder, graph))
     sizes = [] if graph is None else fragment_sizes(graph)
     record = recorded.figures(folder, ending.record, sizes=sizes, learners=run_spec.job.learners)
+    recorded.note_away(record, folder)
     for slot in ending.retired:
         if slot in record.get("learners", {}):
             record["learners"][slot]["is_gone"] = True
@@ -108,6 +109,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
         drop_kept(folder)
     summary["scripts_unfinished"] = list(ending.unfinished)
     summary["scripts_unfinished_why"] = ending.unfinished
+    summary["scripts_dismissed"] = ending.dismissed
     summary["kept_bytes"] = sum(path.stat().st_size for path in kept(folder))
     leave_behind(folder, summary, spans, Instant(record.get("zero") or 0))
 

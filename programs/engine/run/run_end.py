@@ -29,7 +29,8 @@ class RunEnd:
 
     `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
     machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
-    with their machines; `unfinished`: the hosts whose scripts did not come to their end, and why.
+    with their machines; `unfinished`: the hosts whose scripts did not come to their end, and why; `dismissed`: those
+    whose scripts were ended by request.
     """
 
     outcome: str
@@ -41,6 +42,7 @@ class RunEnd:
     lost: str | None
     retired: list[int]
     unfinished: dict[str, str] = field(default_factory=dict)
+    dismissed: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:
@@ -55,7 +57,7 @@ class RunEnd:
         used = dict(daemon.home.used)
         total = by_hosts + cpu_seconds
         unfinished = {str(each): words.reason(why) for each, why in sorted(daemon.home.unfinished.items())}
-        at_end = time.monotonic_ns(), lost, retired, unfinished
+        at_end = time.monotonic_ns(), lost, retired, unfinished, list(map(str, daemon.home.dismissed))
         return cls(daemon.outcome, error_of(daemon), record, total, used, *at_end)
 
 

@@ -29,8 +29,10 @@ def unfinished(folder: Path) -> list[str]:
     """The hosts of a run whose scripts did not come to their end; none where nothing says so."""
     try:
         summary = json.loads((folder / SUMMARY).read_text())
+        # One that was stopped goes on with its training: its scripts come to their ends then.
+        dismissed = summary.get("scripts_dismissed", []) if summary["outcome"] == "done" else []
         names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
-        return [str(name) for name in names]
+        return [str(name) for name in (*names, *dismissed)]
     except (OSError, ValueError, LookupError, TypeError):
         return []
 

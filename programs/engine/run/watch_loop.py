@@ -146,7 +146,7 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
     if (way := going_on(folder, summary["outcome"])) is not None:
         raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it: {way.words()}")
     if unfinished := summary.get("scripts_unfinished_why"):
-        why = "; ".join(f"{name}: {reason}" for name, reason in unfinished.items())
+        why = "; ".join(f"{name}: {reason}; see `isthmus logs {name}`" for name, reason in unfinished.items())
         how = f"`isthmus train --resume {folder}` starts them again with it"
         scripts = counted(len(unfinished), "script")
         raise UnfinishedScriptsError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")

@@ -423,9 +423,23 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("snapshot", store_line(summary.get("snapshot_store"))),
         ("kept", text_of(_KEPT, summary.get("kept_bytes"))),
         ("sent", text_of(_SENT, summary.get("bytes_sent_total") is not None)),
+        *(("scripts", line) for line in scripts(summary, folder)),
         ("report", str(Path(folder, "report.html"))),
     ]
     return [(keyword, text) for keyword, text in rows if text]
+
+
+def scripts(summary: Mapping[str, Any], folder: str) -> list[str]:
+    """The scripts that did not come to their end, by themselves or by request, and what to do about it."""
+    lines = [
+        f"{name} did not come to its end: {why}; see `isthmus logs {name}`"
+        for name, why in summary.get("scripts_unfinished_why", {}).items()
+    ]
+    if dismissed := summary.get("scripts_dismissed"):
+        lines.append(f"{', '.join(dismissed)}: ended by request, before their end")
+    if not lines or (summary["outcome"] != "done" and not summary.get("scripts_unfinished")):
+        return lines
+    return [*lines, f"`isthmus train --resume {folder}` starts them again with the final model"]
 
 
 WAITS_NAMED_MAX: Final = 3

@@ -25,7 +25,7 @@ from isthmus.runtime.supervision.incidents import (
     WasAway,
 )
 from isthmus.runtime.supervision.messages import Heartbeat, Over, Seen
-from tests.runtime.supervision.supervision_stories import BOOM, KILLED, HomeStory, ended, gone, life, written
+from tests.runtime.supervision.supervision_stories import BOOM, KILLED, HomeStory, gone, life, written
 
 HOME: Final = Places(home="alpha")
 IDLE, AWAY = "run.loop_idle_seconds", "run.loop_away_max"
@@ -277,6 +277,18 @@ def test_a_stop_ends_the_scripts_that_are_awaited_and_leaves_none_unfinished() -
     assert story.orders("learner/0!") in commands or "is_condemned=True" in str(commands)
     story.hears(21, "alpha", gone("learner/0"))
     assert (story.core.outcome, story.core.is_finished, story.core.unfinished) == ("done", True, {})
+    assert FIRST in story.core.dismissed, "it can be started again"
+
+
+def test_the_end_of_one_that_is_killed_while_it_is_away_says_for_how_long_it_was() -> None:
+    story = script()
+    stepped(story)
+    away(story, 10, 40, steps=40)
+    told = story.hears(50.25, "alpha", gone("learner/0"))
+    assert [each.away_ns for each in incidents(told, Ended)] == [seconds(40.25)]
+    stepping = script()
+    stepped(stepping)
+    assert [each.away_ns for each in incidents(stepping.hears(10.25, "alpha", gone("learner/0")), Ended)] == [0]
 
 
 def test_a_script_that_goes_on_stepping_is_told() -> None:
@@ -315,7 +327,8 @@ def test_a_task_that_is_away_in_its_batches_has_the_same_bounds_and_begins_again
         told += story.beat(second)
     (why,) = verdicts(told)
     assert why == Lingered(IDLE, Duration(seconds(60)), seconds(60))
-    assert ended("learner/0", KILLED, why) in story.hears(91, "alpha", gone("learner/0"))
+    told = story.hears(91, "alpha", gone("learner/0"))
+    assert incidents(told, Ended) == [Ended(KILLED, why, away_ns=seconds(81))]
     assert story.noted[-1] == life("learner/0#2")
 
 

@@ -177,6 +177,9 @@ def test_what_nobody_has_heard_of_is_estimated_by_the_pace() -> None:
     paused = {**ended, "reported_paused": SECOND, "gone_paused": SECOND + 3 * SECOND // 2}
     told = status(paused, PRESENT, merged=[MERGED[:2]])
     assert books(told, entries(told, 1), None, {})["unreported_estimate"] == 250, "it was stopped for the rest"
+    away = {**ended, "away_at_end": 2 * SECOND}
+    told = status(away, PRESENT, merged=[MERGED[:2]])
+    assert books(told, entries(told, 1), None, {})["unreported_estimate"] == 0, "its script made no step"
     assert found["differences"] == []
 
 
