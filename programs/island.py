@@ -593,21 +593,23 @@ class StepsAfterEnd:
 
     def __init__(self, told: Callable[[Callable[[], Any]], Any], tell: Callable[[], None]) -> None:
         self._told, self._tell = told, tell
-        self._count, self._since = 0, 0.0
+        self._count, self._since, self._has_told = 0, 0.0, False
 
     def step(self) -> None:
         """Count one; LedOut from LED_OUT_SECONDS and LED_OUT_STEPS after the end on."""
         self._add(1)
 
     def empty_pass(self) -> None:
-        """Count a pass over batches of which none is to be taken, as so many steps that three are enough."""
-        self._add(-(-LED_OUT_STEPS // 3))
+        """Count a pass over batches of which none is to be taken, as so many steps that three are enough; the first is
+        how a loop ends that goes through its batches once."""
+        self._add(-(-LED_OUT_STEPS // 3), is_told=self._count > 0)
 
-    def _add(self, steps: int) -> None:
-        is_first = not self._count
-        self._count += steps
-        if is_first:
+    def _add(self, steps: int, *, is_told: bool = True) -> None:
+        if not self._count:
             self._since = time.monotonic()
+        self._count += steps
+        if is_told and not self._has_told:
+            self._has_told = True
             sys.stderr.write(
                 "isthmus: the run is over, and further steps count for nothing. "
                 "Leave the loop: ask `island.is_over`, or "

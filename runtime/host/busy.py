@@ -9,6 +9,7 @@ them, leave that out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -51,7 +52,7 @@ def user_nodes(plan: Plan) -> dict[str, frozenset[str]]:
 
 
 class Busy:
-    """The firings of one host. Threads report them under a lock of theirs; any thread may query.
+    """The firings of one host. Any thread may report them, and query.
 
     `users` are nodes whose firings are the user's code, with those that wait for them: while one of these fires, the
     host makes a step. `usual_step` returns the usual duration of a step, 0 where none is known. `was_away` is called
@@ -67,6 +68,7 @@ class Busy:
         was_away: Callable[[Instant, Instant], None] = lambda since, until: None,
     ) -> None:
         self.away = Duration(0)
+        self._lock = threading.RLock()  # Of a lent node its user's thread reports, of others those of the nodes.
         self._users, self._usual_step, self._was_away = users, usual_step, was_away
         self._begun: dict[str, Instant] = {}
         self._before = 0
@@ -76,47 +78,52 @@ class Busy:
 
     def began(self, node: str, now: Instant) -> None:
         """A firing of a node begins."""
-        if not self._begun:
-            self._since = now
-        if self._left:  # Before it counts as firing: its step may have waited for the user's code until now.
-            for user in self._awaited_by(node):
-                self._count(user, now)
-        self._begun[node] = now
-        if node in self._users:
-            self._left[node] = now
+        with self._lock:
+            if not self._begun:
+                self._since = now
+            if self._left:  # Before it counts as firing: its step may have waited for the user's code until now.
+                for user in self._awaited_by(node):
+                    self._count(user, now)
+            self._begun[node] = now
+            if node in self._users:
+                self._left[node] = now
 
     def ended(self, node: str, now: Instant) -> None:
         """The firing of a node has ended."""
-        self.back(node, now)
-        for user in self._awaited_by(node):  # The next step waits for the user's code from now on.
-            self._left[user] = now
-        if self._begun.pop(node, None) is not None and not self._begun:
-            self._before += now - self._since
+        with self._lock:
+            self.back(node, now)
+            for user in self._awaited_by(node):  # The next step waits for the user's code from now on.
+                self._left[user] = now
+            if self._begun.pop(node, None) is not None and not self._begun:
+                self._before += now - self._since
 
     def left(self, node: str, now: Instant) -> None:
         """The user's code has the thread of a firing from now on."""
-        self._left[node] = now
+        with self._lock:
+            self._left[node] = now
 
     def back(self, node: str, now: Instant) -> None:
         """The user's code has given the thread of a firing back."""
-        if node in self._left:
-            self._count(node, now)
-            del self._left[node]
+        with self._lock:
+            if node in self._left:
+                self._count(node, now)
+                del self._left[node]
 
     def suspended(self, duration: Duration, now: Instant) -> None:
         """This process did not run for `duration` up to `now`: that is no time in which a firing made no progress."""
-        for begun in (self._begun, self._left):
-            for node, since in list(begun.items()):
-                begun[node] = min(now, Instant(since + duration))
-        self._since = min(now, Instant(self._since + duration))
+        with self._lock:
+            for begun in (self._begun, self._left):
+                for node, since in begun.items():
+                    begun[node] = min(now, Instant(since + duration))
+            self._since = min(now, Instant(self._since + duration))
 
     def firings(self, now: Instant) -> Firings:
         """The firings under way at `now`."""
-        begun, left = list(self._begun.items()), dict(self._left)
-        outside = max((now - since for node, since in left.items() if self._keeps(node)), default=0)
+        with self._lock:
+            outside = max((now - since for node, since in self._left.items() if self._keeps(node)), default=0)
+            under_way = sorted((since, node) for node, since in self._begun.items() if node not in self._left)
+            busy = Duration(self._before + (max(0, now - self._since) if self._begun else 0))
         outside_now = Duration(max(0, outside))
-        under_way = sorted((since, node) for node, since in begun if node not in left)
-        busy = Duration(self._before + (max(0, now - self._since) if begun else 0))
         oldest, node = (Duration(max(0, now - under_way[0][0])), under_way[0][1]) if under_way else (Duration(0), "")
         return Firings(busy, oldest, node, outside_now, self._is_away(outside_now))
 

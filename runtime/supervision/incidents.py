@@ -402,11 +402,13 @@ class WentOn(Finding, frozen=True, tag="went-on"):
     """The run goes on after nothing of it had lived for `paused_ns`, which are no time of it: its clock stood still.
 
     Before this line the times of the run counted from the instant `was_ns`, from it on they count from `zero_ns`.
+    `was_over`: it had come to its end before, in order, and no host was cut off.
     """
 
     paused_ns: Count
     was_ns: int
     zero_ns: int
+    was_over: bool = False
 
 
 class Superseded(Finding, frozen=True, tag="superseded"):

@@ -22,7 +22,7 @@ from isthmus.programs import island as ours
 
 ours.LED_OUT_SECONDS = 0.5  # A loop that does not ask is led out sooner.
 HERE = os.getcwd()
-state = {"w": jnp.zeros(64)}
+state = {"w": jnp.zeros(64), "steps": jnp.zeros(())}
 
 def is_there(name):
     return os.path.exists(os.path.join(HERE, name))
@@ -31,8 +31,9 @@ def evaluate():
     while is_there("away"):
         time.sleep(0.02)
 
-with isthmus.island(state, merge={"w": "rda"}) as island:
+with isthmus.island(state, merge={"w": "rda", "steps": "local"}) as island:
     state = island.state
+    print("BEGAN", island.slot, int(state["steps"]), flush=True)
     slot, began = island.slot, time.monotonic()
     rng = np.random.default_rng(island.seed)
     while True:
@@ -42,7 +43,7 @@ with isthmus.island(state, merge={"w": "rda"}) as island:
             evaluate()
         w = state["w"] + 0.01 * (rng.normal(size=64).astype(np.float32) - state["w"])
         time.sleep(0.002)
-        state = island.step({"w": w}, loss=float(jnp.mean(w**2)), tokens=8)
+        state = island.step({"w": w, "steps": state["steps"] + 1}, loss=float(jnp.mean(w**2)), tokens=8)
 state = island.state
 print("BEHIND", slot, hashlib.sha256(np.asarray(state["w"]).tobytes()).hexdigest(), flush=True)
 def save():
@@ -131,7 +132,11 @@ def test_a_script_that_raises_behind_its_with_is_named_and_begun_again_with_the_
     run = start(8_000)
     run.wait_for(lambda: run.status().get("awaited") == ["learner/0", "learner/1"])
     assert run.status()["outcome"] == "done"
-    assert {host["state"] for host in run.status()["hosts"] if host["role"] == "learner"} == {"awaited"}
+
+    def learners() -> list[str]:
+        return [host["state"] for host in run.status()["hosts"] if host["role"] == "learner"]
+
+    run.wait_for(lambda: learners() == ["awaited", "awaited"])
     (tmp_path / "busy").unlink()
     status, summary, error = ended(run)
     assert (status, summary["outcome"], summary["scripts_unfinished"]) == (1, "done", ["learner/1"])
@@ -151,6 +156,8 @@ def test_a_script_that_raises_behind_its_with_is_named_and_begun_again_with_the_
     assert [len(lines(run, slot, "SAVED")) for slot in (0, 1)] == [1, 1]
     assert [len(lines(run, slot, "BEHIND")) for slot in (0, 1)] == [1, 3]
     assert len({each[1] for slot in (0, 1) for each in lines(run, slot, "BEHIND")}) == 1
+    begun = [int(each[1]) for each in lines(run, 1, "BEGAN")]
+    assert begun[0] == 0 < begun[1] == begun[2], "what a former life has kept, as of its last copy"
     assert {path.name: path.read_bytes() for path in (run.folder / "snapshots" / "final").iterdir()} == models
     for key in ("tokens_total", "tokens_merged", "outer_steps", "wall_seconds", "goodput", "uptime"):
         assert again[key] == summary[key], key
@@ -208,4 +215,13 @@ def test_a_stop_ends_the_scripts_that_are_awaited(start: Callable[..., Run], tmp
     run.command.send_signal(signal.SIGINT)
     status, summary, _ = ended(run)
     assert (status, summary["outcome"], summary["scripts_unfinished"]) == (0, "done", [])
+    assert summary["scripts_dismissed"] == ["learner/0", "learner/1"]
     assert json.loads((run.folder / "over.json").read_text())["outcome"] == "done"
+    assert not lines(run, 0, "SAVED")
+    (tmp_path / "idle").unlink()
+    run.command = resume(run)
+    status, again, _ = ended(run)
+    assert (status, again["outcome"], again["scripts_dismissed"]) == (0, "done", [])
+    assert [len(lines(run, slot, "SAVED")) for slot in (0, 1)] == [1, 1]
+    assert not [each for each in told(run, ScriptGoesOn) if each], "its loop asks"
+    assert again["tokens_total"] == summary["tokens_total"]

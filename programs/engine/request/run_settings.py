@@ -128,8 +128,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         float,
         Setting(
             "Seconds for which the user's own code may do nothing, between steps or behind its `with`; 0: for ever.",
-            expected="0, or a number of seconds from 1 on",
+            expected="0, or a number of seconds from 1 to a year's",
             ge=0,
+            le=366 * _DAY,
             remedy="The default is 1800; 0 never ends a script that does nothing.",
             resumes=True,
         ),
@@ -139,6 +140,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Setting(
             "Seconds for which the user's own code may last, between steps or behind its `with`; no bound if left out.",
             ge=1,
+            le=366 * _DAY,
             remedy="Leave it out for no bound.",
             resumes=True,
         ),

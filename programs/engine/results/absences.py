@@ -278,16 +278,25 @@ class CutFinder:
     """Finds in facts, in order, where a run was cut off: the ends that no daemon saw are those of all living hosts.
 
     `hosts` are those with which the run begins; without any nothing is a cut. Facts from such an end on are held until
-    it is decided, for TAKEOVER_SECONDS at most. A host that is adopted decides it, too.
+    it is decided, for TAKEOVER_SECONDS at most. A host that is adopted decides it, too. Where a run goes on that had
+    ended in order, no daemon saw the ends of its hosts because it had ended before them: these are no facts.
     """
 
     def __init__(self, hosts: Iterable[str]) -> None:
         self._living = dict.fromkeys(hosts)
         self._held: list[Fact] = []
+        self._ended: set[str] = set()
+        """The hosts of a run that had ended in order, until the next daemon has found them gone."""
 
     def add(self, fact: Fact) -> list[Fact]:
         """Take the next fact; returns those that are decided, with a RunCut in place of the ends that make one."""
         decided = self.due(fact.at)
+        if isinstance(fact.what, WentOn) and fact.what.was_over:
+            self._ended = set(self._living)
+            self._living.clear()
+        elif fact.host in self._ended and _is_unseen(fact):
+            self._ended.discard(fact.host)
+            return decided
         if not self._held and not (self._living and _is_unseen(fact)):
             return [*decided, self._passed(fact)]
         self._held.append(fact)

@@ -14,6 +14,7 @@ was over, reads that from the run's folder. The evaluator's host has the script'
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning
 from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.recovery import LocalCopies
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
 from isthmus.programs.engine.request.weights import weights_of
@@ -34,6 +36,7 @@ from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.forks import close_in_forks
 from isthmus.runtime.system.processes import name_process, name_thread, print_stacks_at_signal
 from isthmus.runtime.wire.control_client import ask
@@ -87,6 +90,7 @@ class LoopHost:
         assert node is not None  # Or the request would have been refused.
         self._node = node
         self._thread, self._is_there, self._has_ended = LentThread(), False, False
+        self._has_taken_copy = False
         member = Member(replica, life.incarnation)
         lent = self._node.index, self._thread
         close_in_forks(in_forks)  # Before anything is dialled.
@@ -221,6 +225,22 @@ class LoopHost:
         assert self._learner is not None
         for index, vector in enumerate(values):
             self._learner.replace(index, vector)
+        if not self._has_begun():
+            self._take_copy(self._learner)
+
+    def _has_begun(self) -> bool:
+        """Whether this life has had what those before it have left, and the script may have changed it since."""
+        body = self._host.bodies[self._node.index] if self._host.bodies else None
+        has_begun = isinstance(body, InnerStep) and body.phase in ("stepping", "leaving", "final")
+        return self._has_taken_copy or has_begun
+
+    def _take_copy(self, learner: SoleLearning) -> None:
+        """Give the script what a former life has left beside the model: its optimizer's state, and what it kept."""
+        self._has_taken_copy = True
+        slot, incarnation = self._life.slot, self._life.incarnation
+        copy = LocalCopies(self._folder, DISK, slot, incarnation, now=time.monotonic_ns).former()
+        if copy is not None:
+            learner.take_local(copy.leaves)
 
     def _kept_learner(self, make: Make, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> SoleLearning:
         self._learner = make(fragments, life, alpha)

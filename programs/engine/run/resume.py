@@ -190,7 +190,8 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
         with _writing(folder, doing):
-            stand_still(folder)  # Before the files of its end are removed, which say when that was.
+            # Before the files of its end are removed, which say when that was.
+            stand_still(folder, was_over=outcome in ("done", "stopped", "failed"))
             books.undo(folder, DISK, read["undone"])
             # Before the spec has the new budget, with which a run that was done would look done if this is killed.
             _end_no_more(folder, read["total"], counted)

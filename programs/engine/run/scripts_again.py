@@ -18,6 +18,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.run.in_processes import SUMMARY, Submitted, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.run.resume import locked
+from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
 from isthmus.runtime.system.files import write_json
 
@@ -50,7 +51,7 @@ def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
         kill_all(folder)
         if changed != fields["settings"]:
             write_json(folder / spec.SPEC, {**fields, "settings": changed})
-        spec.rebase_clock_after_reboot(folder)
+        stand_still(folder, was_over=True)
         await_scripts_again(folder)
         (folder / OVER).unlink(missing_ok=True)
     except BaseException:

@@ -39,12 +39,12 @@ FOR_EVER: Final = 1 << 62
 """Nanoseconds: where learners elsewhere are known to live."""
 
 
-def stand_still(folder: Path, *, elsewhere_ns: int = 0, least_ns: int = 0) -> int:
+def stand_still(folder: Path, *, elsewhere_ns: int = 0, least_ns: int = 0, was_over: bool = False) -> int:
     """Have the clock of a run go on from its last sign of life; returns for how many nanoseconds it stood still.
 
     Learners on other machines may have lived for `elsewhere_ns` after that: then nothing stood still, unless it is
-    longer ago. The clock never goes on from before `least_ns`. OSError if the disk does not take it; nothing of the run
-    lives on this machine, and nobody else writes into its folder.
+    longer ago. The clock never goes on from before `least_ns`. `was_over`: the run had ended in order. OSError if the
+    disk does not take it; nothing of the run lives on this machine, and nobody else writes into its folder.
     """
     fields = json.loads((folder / spec.SPEC).read_text())
     was_ns, is_same_boot = int(fields["zero_ns"]), fields["here"].get("boot") == boot_id().decode()
@@ -53,10 +53,10 @@ def stand_still(folder: Path, *, elsewhere_ns: int = 0, least_ns: int = 0) -> in
     paused = age - last
     if last <= 0 or paused < GAP or paused <= elsewhere_ns:
         paused = 0
-    if is_same_boot and not paused and age >= least_ns:
+    if is_same_boot and not paused and age >= least_ns and not was_over:
         return 0
     zero_ns = time.monotonic_ns() - max(age - paused, last)
-    _tell(folder, WentOn(paused_ns=paused, was_ns=was_ns, zero_ns=zero_ns))
+    _tell(folder, WentOn(paused_ns=paused, was_ns=was_ns, zero_ns=zero_ns, was_over=was_over))
     spec.write(folder, {**fields, "zero_ns": zero_ns, "paused_ns": fields.get("paused_ns", 0) + paused})
     return paused
 

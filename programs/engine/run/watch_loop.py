@@ -150,6 +150,8 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
         how = f"`isthmus train --resume {folder}` starts them again with it"
         scripts = counted(len(unfinished), "script")
         raise UnfinishedScriptsError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")
+    if watch is None and summary["outcome"] == "done" and (names := summary["scripts_dismissed"]):
+        say(f"{', '.join(names)}: ended by request, before the end of the script; to go on: --resume {folder}")
     return RunOutcome(summary, folder)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.host.busy import Busy, Firings
 from isthmus.runtime.host.own_process import suspended
@@ -30,6 +34,38 @@ def test_the_end_of_a_firing_that_was_not_counted_counts_nothing() -> None:
     busy = Busy()
     busy.ended("blocks", Instant(9))
     assert busy.firings(Instant(10)) == Firings(Duration(0), Duration(0), "")
+
+
+def test_the_thread_of_a_loop_and_those_of_nodes_report_side_by_side() -> None:
+    """The loop's own thread says that it leaves and comes back while other threads begin and end firings."""
+    busy = Busy({"step": frozenset({"send"})}, usual_step=lambda: Duration(1))
+    faults: list[BaseException] = []
+    until, pause = time.monotonic() + 0.5, sys.getswitchinterval()
+
+    def work(node: str) -> None:
+        try:
+            number = 0
+            while time.monotonic() < until:
+                number += 1
+                name = f"{node} {number % 7}"
+                busy.began(name, Instant(number))
+                busy.left(name, Instant(number))
+                busy.suspended(Duration(1), Instant(number))
+                busy.firings(Instant(number))
+                busy.ended(name, Instant(number))
+        except BaseException as error:
+            faults.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(pause)
+    assert faults == []
 
 
 def test_time_in_which_the_process_was_stopped_is_no_part_of_a_firing() -> None:

@@ -379,6 +379,24 @@ def test_lines_from_before_a_run_went_on_have_the_times_that_they_had() -> None:
     assert [remark(fact) is not None for fact in facts if fact is not None] == [False, True, False, False, False]
 
 
+def test_a_run_that_had_ended_in_order_was_not_cut_off() -> None:
+    """Its next daemon has not seen the ends of its hosts: nobody has."""
+    unseen = Ended(Unseen())
+    for was_over, kinds in ((True, [WentOn, Restarted, Restarted]), (False, [WentOn, RunCut, Restarted, Restarted])):
+        went_on = WentOn(SECOND, 0, SECOND, was_over)
+        found = with_cuts(
+            [
+                Fact(9.0, "daemon/0", 1, went_on),
+                Fact(9.1, "learner/0", 1, unseen),
+                Fact(9.1, "syncer/0", 1, unseen),
+                Fact(9.2, "learner/0", 2, RESTARTED),
+                Fact(9.2, "syncer/0", 2, RESTARTED),
+            ],
+            ["learner/0", "syncer/0"],
+        )
+        assert [type(each.what) for each in found] == kinds
+
+
 def test_a_resume_that_failed_has_moved_no_time() -> None:
     failed = line(800 * SECOND, "daemon/0", 1, WentOn(680 * SECOND, 100 * SECOND, 780 * SECOND))
     rows = [
