@@ -20,7 +20,6 @@ too.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -38,6 +37,8 @@ from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import reason, remedy
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
@@ -335,16 +336,20 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".admitted.lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            register = read(machine)
-            before = register.text()
-            yield register
-            if register.text() != before:
-                write_bytes(path, register.text().encode())
-                path.chmod(_MODE)
+            held = FileLock(lock.fileno(), Path(lock.name))
+            held.take(waits=True)
+            try:
+                register = read(machine)
+                before = register.text()
+                yield register
+                if register.text() != before:
+                    write_bytes(path, register.text().encode())
+                    path.chmod(_MODE)
+            finally:
+                held.release()
     except OSError as error:
         do = "Set XDG_STATE_HOME to a folder that may be written to."
-        raise ConfigError(doing, f"to write to {path.parent}", str(error), do) from None
+        raise ConfigError(doing, f"to write to {path.parent}", reason(error), remedy(error, do)) from None
 
 
 @final

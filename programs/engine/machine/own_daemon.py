@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.system.waiting import readable
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
 
 TOLD_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
@@ -111,7 +111,7 @@ class OwnDaemon:
 
     def _look(self) -> None:
         """Hear what the daemon has said, without waiting for more."""
-        while not self._lost and select.select([self._socket], [], [], 0)[0]:
+        while not self._lost and readable([self._socket], 0):
             try:
                 self._read(0)
             except RunError as error:
@@ -132,7 +132,7 @@ class OwnDaemon:
             raise self._gone() from None
 
     def _read(self, seconds_max: float | None) -> None:
-        select.select([self._socket], [], [], seconds_max)
+        readable([self._socket], seconds_max)
         try:
             data = self._socket.recv(1 << 20)
         except OSError:

@@ -25,7 +25,7 @@ from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import OVER, InUseError, LockError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
@@ -170,7 +170,7 @@ async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0
 """Time limit for a joining machine's check, which may read its data."""
-UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
+UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError, LockError)
 """Errors that mean that a run cannot be supervised."""
 LEASE_TICKS_MAX: Final = 10
 """A command asks four times a second; ten seconds without a question are long for a busy machine, too."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -26,8 +25,7 @@ from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import signal_name
+from isthmus.runtime.system.processes import kill_if, signal_name
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
@@ -292,10 +290,7 @@ def kill_all(folder: Path) -> None:
     while (processes := list(processes_of(folder))) and time.monotonic() < until:
         for pid, _ in processes:
             with suppress(ProcessLookupError):
-                watch = pidfd_open(pid)
-                if (log := _log_of(pid)) is not None and str(log.parent) == logs:  # The number is no stranger's by now.
-                    pidfd_send_signal(watch, signal.SIGKILL)
-                os.close(watch)
+                kill_if(pid, lambda pid: (log := _log_of(pid)) is not None and str(log.parent) == logs)
         time.sleep(PAUSE_SECONDS)
 
 

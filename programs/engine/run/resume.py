@@ -7,7 +7,6 @@ recalls its books, and holds the versions of the last snapshot like any other ho
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -51,6 +50,8 @@ from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import reason, remedy
 
 KEPT: Final = (FOLDER, "local")
 """The folders of a run that have what it goes on from."""
@@ -213,14 +214,21 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
         file = path.open("ab")
     except OSError as error:
         do = "Name another folder with --run-dir."
-        raise ConfigError(doing, "a folder that can be written to", error.strerror or str(error), do) from None
+        raise ConfigError(doing, "a folder that can be written to", reason(error), remedy(error, do)) from None
     with file:
+        lock = FileLock(file.fileno(), path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            is_alone = lock.take()
+        except OSError as error:
+            do = "Name a folder on another disk with --run-dir."
+            raise ConfigError(doing, f"to lock {path}", reason(error), remedy(error, do)) from None
+        if not is_alone:
             do = f"Look at it: isthmus status {folder}"
-            raise ConfigError(doing, "a run that only this command starts", "another that does", do) from None
-        yield
+            raise ConfigError(doing, "a run that only this command starts", "another that does", do)
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def is_there(folder: Path, say: Callable[[str], None]) -> bool:
