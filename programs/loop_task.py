@@ -42,6 +42,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import end_child, signal_name
+from isthmus.runtime.system.refusals import remedy
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -209,7 +210,9 @@ class ToldModel:
         except (OSError, LookupError, TypeError, ValueError) as error:
             do = "Begin the run anew, by `isthmus daemon --run FILE`: the next loop that joins tells it again."
             doing = f"Reading {self.file}"
-            raise ConfigError(doing, "the model that the first loop has told of", str(error)[:300], do) from None
+            raise ConfigError(
+                doing, "the model that the first loop has told of", str(error)[:300], remedy(error, do)
+            ) from None
 
     @property
     def names(self) -> list[str]:

@@ -63,7 +63,9 @@ class Launch:
             raise ConfigError(doing, f"{NOTE}, which `isthmus launch` writes", "none", do) from None
         except (OSError, ValueError, LookupError, TypeError) as error:
             do = "Take the folder away, once the engine has nothing of it."
-            raise ConfigError(doing, f"{NOTE} as it was written", f"{type(error).__name__}: {error}", do) from None
+            raise ConfigError(
+                doing, f"{NOTE} as it was written", f"{type(error).__name__}: {error}", remedy(error, do)
+            ) from None
 
     def write(self) -> None:
         """Write launch.json, whole or not at all."""

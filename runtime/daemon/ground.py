@@ -175,7 +175,9 @@ class LocalGround(Ground):
         return self.ledger.restore()
 
     def is_gone(self) -> bool:
-        return identity(self.folder) != self._identity
+        with suppress(OSError):  # A disk that does not answer has not lost the folder.
+            return identity(self.folder) != self._identity
+        return False
 
     def full(self) -> tuple[str, ...]:
         return DISK.full.now()

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import processes
+from isthmus.runtime.system.refusals import is_absent
 
 FILE: Final = "daemon.sqlite"
 Whose: TypeAlias = Literal["home", "station"]
@@ -95,7 +96,10 @@ class Ledger:
 
         If the disk does not accept it, the next call tries again.
         """
-        if identity(self._path) == self._identity:
+        try:
+            if identity(self._path) == self._identity:
+                return False
+        except OSError:  # Nobody knows.
             return False
         kept = sqlite3.connect(":memory:", isolation_level=None)
         try:
@@ -268,9 +272,11 @@ def living(folder: Path) -> list[int]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file or folder at a path; None if there is none."""
+    """Device and inode of the file or folder at a path; None if there is none, OSError where that is not known."""
     try:
         status = path.stat()
-    except OSError:
-        return None
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise
     return status.st_dev, status.st_ino

@@ -56,6 +56,20 @@ def check_linux(doing: str) -> None:
         raise ConfigError(doing, expected, f"the system {sys.platform!r}", do)
 
 
+DESCRIPTORS_MIN: Final = 32
+"""Of a command that starts no run: one has seven of its own, and opens some more while it imports."""
+
+
+def check_descriptors(doing: str, needed: int = DESCRIPTORS_MIN, *, has_own: bool = False) -> None:
+    """ConfigError if a process may not have so many files open, beside those that this one has if it `has_own`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed += len(os.listdir("/proc/self/fd")) if has_own else 0
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        may_raise = hard == resource.RLIM_INFINITY or hard >= needed
+        do = f"Raise the limit: ulimit -n {needed}." if may_raise else "Have the hard limit raised (LimitNOFILE=)."
+        raise ConfigError(doing, f"{needed} open files for a process (ulimit -n)", f"a limit of {soft}", do)
+
+
 PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 

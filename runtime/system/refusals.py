@@ -26,22 +26,29 @@ _REMEDIES: Final[Mapping[int, str]] = MappingProxyType(
     {
         errno.EMFILE: _OPEN_FILES,
         errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max), or end what has many",
+        errno.ENOMEM: "end what has the memory, or use a machine with more",
+        errno.EAGAIN: "raise the limit of processes and threads (ulimit -u, pids.max of a container), or end some",
         errno.ENOSPC: "make room on that disk",
         errno.EDQUOT: "make room in this user's quota, or have it raised",
         errno.EROFS: "name a folder on a disk that takes writes: this one is mounted read-only",
-        errno.EACCES: "have this user permitted to use it, or name another",
-        errno.EPERM: "have this user permitted to do it, or name another",
         errno.EIO: "look at the disk: it has failed (dmesg)",
-        errno.ENOMEM: "end what has the memory, or use a machine with more",
-        errno.EAGAIN: "raise the limit of processes and threads (ulimit -u, pids.max of a container), or end some",
-        errno.ELOOP: "name the file itself: a link is not followed there",
-        errno.ENAMETOOLONG: "name a shorter path",
-        errno.ENOLCK: "name a folder on a local disk: this one has no locks (mount NFS with its lock service)",
-        errno.ENOSYS: "name a folder on a local disk: this one has no locks (mount Lustre with -o flock)",
-        errno.EOPNOTSUPP: "name a folder on a local disk: this one has no locks",
         errno.ESTALE: "name the folder again: the server of that disk has replaced it",
+        errno.ENOLCK: "name a folder on a local disk: this one has no locks (mount NFS with its lock service)",
+        errno.ENOSYS: "use a kernel, a disk and a confinement (seccomp) that have this call",
+        errno.EOPNOTSUPP: "name a folder on a local disk: this one cannot do it",
     }
 )
+"""By numbers that say what is the matter, whatever was being done."""
+_USUAL: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        errno.EACCES: "have this user permitted to use it, or name another",
+        errno.EPERM: "have this user permitted to do it, or name another",
+        errno.ELOOP: "name the file itself: a link is not followed there",
+        errno.ENAMETOOLONG: "name a shorter path",
+    }
+)
+"""Where nobody knows better."""
+_OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 def is_absent(error: OSError) -> bool:
@@ -56,12 +63,14 @@ def reason(error: OSError) -> str:
     return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
 
 
-def remedy(error: OSError, otherwise: str = "") -> str:
-    """What its reader can do about an error, a sentence; `otherwise` for one whose number says nothing about that."""
-    known = _REMEDIES.get(error.errno or 0)
-    return otherwise if known is None else f"{known[0].upper()}{known[1:]}."
+def remedy(error: BaseException, otherwise: str = "") -> str:
+    """What its reader can do about an error, in sentences; `otherwise` for one whose number does not say that."""
+    number = getattr(error, "errno", None) or 0
+    known = _REMEDIES.get(number) or ("" if otherwise else _USUAL.get(number))
+    return f"{known[0].upper()}{known[1:]}." if known else otherwise
 
 
-def own(error: OSError) -> bool:
-    """Whether the error is about this process or its machine: its descriptors and its memory are used up."""
-    return error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+def is_own(error: BaseException) -> bool:
+    """Whether the error is about this process or its machine, whose descriptors or memory are used up, and so is no
+    fact about anything else."""
+    return getattr(error, "errno", None) in _OWN

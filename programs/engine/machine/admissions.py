@@ -38,7 +38,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.locks import FileLock
-from isthmus.runtime.system.refusals import reason, remedy
+from isthmus.runtime.system.refusals import is_absent, reason, remedy
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
@@ -374,6 +374,7 @@ class Admissions:
         self._loop, self._machine, self._ring = loop, machine, ring
         self._tell, self._on_admitted, self._on_expelled = tell, on_admitted, on_expelled
         self._on_replaced = on_replaced
+        self._seen: tuple[int, int, int] | None = None
         self._seen = self._stamp()
         self._follow(read(machine))
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
@@ -436,8 +437,8 @@ class Admissions:
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
             status = os.stat(path_of(self._machine))
-        except OSError:
-            return None
+        except OSError as error:
+            return None if is_absent(error) else self._seen
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 

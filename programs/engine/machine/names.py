@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, final
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import user_folder, write_json
 from isthmus.runtime.system.locks import FileLock
-from isthmus.runtime.system.refusals import reason, remedy
+from isthmus.runtime.system.refusals import is_own, reason, remedy
 from isthmus.runtime.wire.daemon_notes import DaemonNote
 
 _MACHINES: Final = Path("isthmus", "daemons", "machines")
@@ -121,10 +121,15 @@ class NameClaim:
 
 
 def _read(path: Path) -> DaemonEntry | None:
-    """The entry in a file; None if the file is missing or not an entry."""
+    """The entry in a file; None if the file is missing or not an entry. OSError where this process has no descriptor
+    for it: its runs are not to be forgotten."""
     try:
         entry = json.loads(path.read_text())
         runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
         return DaemonEntry(DaemonNote.of(entry), runs)
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if is_own(error):
+            raise
+        return None
+    except (ValueError, KeyError, TypeError):
         return None

@@ -38,6 +38,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
 from isthmus.runtime.system.files import append_bytes
+from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -369,7 +370,9 @@ def told_of(folder: Path, doing: str) -> spec.Spec:
         return spec.load(folder)
     except (OSError, TypeError, KeyError, ValueError) as error:
         do = "Hand runs over with: isthmus train --cluster FILE."
-        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", do) from None
+        raise ConfigError(
+            doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", remedy(error, do)
+        ) from None
 
 
 def unable(doing: str, error: BaseException) -> ConfigError:
@@ -379,10 +382,13 @@ def unable(doing: str, error: BaseException) -> ConfigError:
 
 
 def outcome_in(folder: Path) -> str:
-    """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
+    """The outcome of a run that is over, from its folder; "failed" if that cannot be read. OSError where this process
+    has no descriptor for it."""
     try:
         return str(json.loads((folder / OVER).read_text())["outcome"])
-    except (OSError, LookupError, TypeError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        if is_own(error):
+            raise
         return "failed"
 
 

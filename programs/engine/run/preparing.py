@@ -243,16 +243,11 @@ class DaemonAhead:
             os.kill(self.pid, signal.SIGKILL)
 
     def _end(self, preparer: int) -> None:
-        """End both, and what the task has started: the daemon does that as it reads the end of this socket."""
+        """End both, and what the task has started: the daemon does that as it reads the end of this socket. `preparer`:
+        0 if there is none."""
         try:
-            with suppress(ProcessLookupError):  # It is gone, and so is what it had.
-                watch = pidfd_open(preparer)
-                try:
-                    pidfd_send_signal(watch, signal.SIGKILL)
-                    readable([watch], None)
-                    kill_session(preparer)
-                finally:
-                    os.close(watch)
+            if preparer:
+                _end_preparer(preparer)
         finally:
             self._socket.close()
             until = time.monotonic() + END_SECONDS
@@ -260,6 +255,17 @@ class DaemonAhead:
                 time.sleep(SIGNAL_SECONDS)
             self.kill()
             self.wait()
+
+
+def _end_preparer(pid: int) -> None:
+    with suppress(ProcessLookupError):  # It is gone, and so is what it had.
+        watch = pidfd_open(pid)
+        try:
+            pidfd_send_signal(watch, signal.SIGKILL)
+            readable([watch], None)
+            kill_session(pid)
+        finally:
+            os.close(watch)
 
 
 def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: socket.socket) -> NoReturn:

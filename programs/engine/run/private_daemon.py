@@ -18,14 +18,15 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
-from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG
+from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG, open_log
 from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.processes import kill_if, signal_name
+from isthmus.runtime.system.processes import check_descriptors, kill_if, signal_name
+from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
@@ -65,7 +66,7 @@ class PrivateDaemon:
         `grace`: the seconds in which each sets the run aside.
         """
         self._folder, self._lock, self._say, self._grace = folder, lock, say, grace
-        self._is_set_aside = False
+        self._is_set_aside = self._is_given_up = False
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
@@ -100,6 +101,8 @@ class PrivateDaemon:
 
     def tend(self) -> None:
         """Start the next daemon once it is due; RunError if another is pointless."""
+        if self._is_given_up:
+            raise RunError("ended at once by a second signal")
         if self._process is not None and self._process.poll() is not None:
             self._follow(self._process)
         if self._process is None and not self.is_over and _now() >= self._due:
@@ -127,6 +130,15 @@ class PrivateDaemon:
         kill_all(self._folder)
         remove_dead_socket(self._folder)
 
+    def give_up(self) -> None:
+        """Kill every process of the run, from another thread than that of all else; the next `tend` raises."""
+        self._is_given_up = True
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        kill_all(self._folder)
+
     def close(self, patience: Callable[[], float]) -> None:
         """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
 
@@ -146,7 +158,9 @@ class PrivateDaemon:
     @property
     def _endpoint(self) -> str | None:
         """The daemon's endpoint; None until it is published, and while there is no daemon."""
-        note = note_of(self._folder)
+        note = None
+        with suppress(OSError):  # Too few descriptors now: it is asked again.
+            note = note_of(self._folder)
         is_there = note is not None and self._process is not None and note.pid == self._process.pid
         return note.endpoint if note is not None and is_there else None
 
@@ -171,7 +185,7 @@ class PrivateDaemon:
         command += ["--grace", str(self._grace)]
         try:
             logs.mkdir(exist_ok=True)
-            with (logs / DAEMON_LOG).open("ab") as log:
+            with open_log(logs / DAEMON_LOG) as log:
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -228,20 +242,35 @@ class PrivateDaemon:
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
 
 
+DESCRIPTORS_BASE: Final = 48
+"""Of a host: it has 40 beside those of its connections, and some more while it opens its bodies."""
+DESCRIPTORS_A_HOST: Final = 4
+"""Of a host that hears all others, as the evaluator and the recorder do, for each: control and data, both ways."""
+
+
+def check_room_for(doing: str, hosts: int) -> None:
+    """ConfigError unless each of so many hosts may have as many files open as it has connections."""
+    check_descriptors(doing, DESCRIPTORS_BASE + DESCRIPTORS_A_HOST * hosts)
+
+
 def check_loopback(doing: str) -> None:
     """ConfigError unless processes of this machine reach each other: hosts at 127.0.0.1, a daemon at its socket."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS_MAX).close()
     except OSError as error:
+        if is_own(error):
+            raise
         do = "Bring it up (ip link set lo up), or train in one process: --transport inproc."
         expected = "a loopback interface, over which the processes of a run talk"
-        raise ConfigError(doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", do) from None
+        raise ConfigError(
+            doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", remedy(error, do)
+        ) from None
     try:
         forget(private_endpoint())
     except OSError as error:
         expected, do = "room for the daemon's socket in the temporary folder", "Set TMPDIR to another folder."
-        raise ConfigError(doing, expected, str(error), do) from None
+        raise ConfigError(doing, expected, str(error), remedy(error, do)) from None
 
 
 def refusal_of(folder: Path) -> str:
