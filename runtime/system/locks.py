@@ -141,6 +141,23 @@ def holder_of(path: Path) -> LockHolder | None:
         raise
 
 
+def has_record_locks(folder: Path) -> bool:
+    """Whether files in a folder can be locked as databases do it (fcntl(2)); OSError if no file can be made there."""
+    probe = folder / f".locks.{secrets.token_hex(8)}"
+    file = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in LOCKLESS:
+            return False
+        raise
+    finally:
+        os.close(file)
+        with suppress(OSError):
+            probe.unlink()
+    return True
+
+
 def _host() -> str:
     return platform.node() or "localhost"
 
