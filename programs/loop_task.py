@@ -41,7 +41,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import end_child, signal_name
+from isthmus.runtime.system.processes import end_child, status_name
 from isthmus.runtime.system.refusals import remedy
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
@@ -471,7 +471,7 @@ def _end_of(output: BinaryIO, status: int) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - OUTPUT_BYTES_MAX))
     lines = output.read().decode(errors="replace").strip().splitlines()
-    how = "its end" if status == 0 else f"exit status {status}" if status > 0 else signal_name(-status)
+    how = "its end" if status == 0 else f"exit {status_name(status)}" if status > 0 else status_name(status)
     return f"{how}{f', with {lines[-1].strip()!r} as its last line' if lines else ''}"
 
 

@@ -101,6 +101,11 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - least}" if least < number < signal.SIGRTMAX else f"SIG{number}"
 
 
+def status_name(status: int) -> str:
+    """An exit status, negative for a signal, as subprocess has it: "status 1", "signal SIGKILL"."""
+    return f"signal {signal_name(-status)}" if status < 0 else f"status {status}"
+
+
 STACKS: Final = int(signal.SIGRTMIN) + 8
 """The signal at which a process of a user's script prints where its threads are: one that nothing else uses."""
 

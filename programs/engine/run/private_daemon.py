@@ -21,11 +21,13 @@ from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG, open_log
 from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.daemon.ledger import FILE as LEDGER
+from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.processes import check_descriptors, kill_if, signal_name
+from isthmus.runtime.system.processes import check_descriptors, kill_if, signal_name, started_at
 from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
@@ -312,15 +314,33 @@ def kill_all(folder: Path) -> None:
     """Kill every process of the run, and wait until they are gone.
 
     Processes of a run are identified by the destination of their output, so that one which its daemon had not yet
-    noted, or could not, is found as well.
+    noted, or could not, is found as well; and by its ledger, so that one which has closed its output is.
     """
     until = time.monotonic() + GONE_SECONDS_MAX
-    logs = os.path.realpath(folder / "logs")
-    while (processes := list(processes_of(folder))) and time.monotonic() < until:
-        for pid, _ in processes:
+    logs, noted = os.path.realpath(folder / "logs"), _noted(folder)
+
+    def is_of_run(pid: int) -> bool:
+        log = _log_of(pid)
+        return noted.get(pid, _NEVER) == started_at(pid) or (log is not None and str(log.parent) == logs)
+
+    while processes := [pid for pid in {*noted, *(pid for pid, _ in processes_of(folder))} if is_of_run(pid)]:
+        if time.monotonic() > until:
+            return
+        for pid in processes:
             with suppress(ProcessLookupError):
-                kill_if(pid, lambda pid: (log := _log_of(pid)) is not None and str(log.parent) == logs)
+                kill_if(pid, is_of_run)
         time.sleep(PAUSE_SECONDS)
+
+
+_NEVER: Final = -1
+"""When no process has started."""
+
+
+def _noted(folder: Path) -> dict[int, int]:
+    """The living hosts in the ledger of a run: pid -> when it started. This process is none of them, where it is a
+    user's, which is a host beside its script."""
+    pids = living(folder) if (folder / LEDGER).exists() else []
+    return {pid: begun for pid in pids if pid != os.getpid() and (begun := started_at(pid)) is not None}
 
 
 def _log_of(pid: int) -> Path | None:

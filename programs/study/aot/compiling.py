@@ -39,6 +39,7 @@ from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, Count
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.waiting import readable
 
 WORKER: Final = "isthmus.programs.study.aot.worker"
@@ -102,7 +103,7 @@ def compiled_for(
         faults = (Fault(*fault) for fault in answer["faults"])
         raise ConfigError.of(fault._replace(action=fault.action + there) for fault in faults)
     if "answer" not in answer:
-        how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
+        how = answer.get("error") or f"its process ended with {status_name(answer['status'])}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
     return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
 

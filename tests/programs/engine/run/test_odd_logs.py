@@ -1,13 +1,20 @@
-"""Logs: what their owner can read, and which stay."""
+"""Logs: what their owner can read, which stay, and processes of a run that have none any more."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from isthmus.programs.engine.machine.own_daemon import LOGS_KEPT, keep_newest
 from isthmus.programs.engine.run.logs import opened_log
+from isthmus.programs.engine.run.private_daemon import kill_all
+from isthmus.runtime.daemon.ledger import Ledger
+from isthmus.runtime.ids import Member, Replica
 
 
 def test_its_owner_reads_a_log_whatever_a_task_has_set(tmp_path: Path) -> None:
@@ -30,3 +37,17 @@ def test_of_loops_that_have_ended_the_newest_logs_stay(tmp_path: Path) -> None:
     keep_newest(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {mine.name, others.name, *(f"{first + i}.log" for i in range(5, LOGS_KEPT + 5))}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_host_that_has_closed_its_output_is_killed_by_its_ledger(tmp_path: Path, is_noted: bool) -> None:
+    member, ledger = Member(Replica("learner", 0), 1), Ledger(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL) as host:
+        ledger.begin([member])
+        if is_noted:
+            ledger.started(member, host.pid)
+        ledger.close()
+        kill_all(tmp_path)
+        assert (host.poll() is not None) == is_noted
+        host.kill()
