@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -76,6 +77,13 @@ def test_a_run_with_many_inherited_descriptors(start: Callable[..., Run]) -> Non
     run.stop()
 
 
+def limited(limit: int, *words: str) -> list[str]:
+    """A command that may have so many files open."""
+    code = f"import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit})); "
+    code += "import sys; os.execv(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-c", code, str(ISTHMUS), *words]
+
+
 COMMANDS = [
     ("status", "--all"),
     ("graph", "diloco"),
@@ -83,7 +91,6 @@ COMMANDS = [
     ("train", "--tokens", "100000", "--run-dir", "run"),
     ("train", "--tokens", "1000", "--transport", "inproc", "--task", "paced.py:task", "--run-dir", "inproc"),
     ("compare", "--tokens", "1000", "--seeds", "1"),
-    ("daemon", "--name", "few", "--listen", "tcp://127.0.0.1:0"),
     ("simulate", "world", "--seeds", "1"),
     ("chaos", "run"),
 ]
@@ -96,9 +103,7 @@ def test_a_command_with_few_descriptors_works_or_says_so(
 ) -> None:
     (tmp_path / "paced.py").write_text(TASK)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    code = f"import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit})); "
-    code += "import sys; os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(ISTHMUS), *words]
+    command = limited(limit, *words)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode in (0, 2), done.stderr
@@ -107,6 +112,18 @@ def test_a_command_with_few_descriptors_works_or_says_so(
     if done.returncode == 2:
         assert done.stderr.count("expected") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_daemon_with_few_descriptors_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    command = limited(FEW, "daemon", "--name", "few", "--listen", "tcp://127.0.0.1:0")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert "listens at" in daemon.stdout.readline()
+        daemon.send_signal(signal.SIGINT)
+        assert "Traceback" not in daemon.communicate(timeout=PATIENCE)[1]
+        assert daemon.returncode == 0
 
 
 def test_a_task_that_takes_all_permissions_leaves_files_for_their_owner(start: Callable[..., Run]) -> None:
