@@ -163,6 +163,7 @@ def test_on_a_disk_without_locks_a_run_goes_on_and_is_one_commands_alone(start: 
     before = run.merges()
     while run.merges() < before + 5:
         assert again.poll() is None, again.communicate()
-    run.command = again
-    run.stop()
+    again.send_signal(signal.SIGINT)
+    assert "Traceback" not in again.communicate(timeout=PATIENCE)[1] + run.story()
+    run.wait_until_gone()
     assert holder_of(lock) is None
