@@ -31,8 +31,8 @@ END_SECONDS_MAX: Final = 90.0
 SECOND_SECONDS: Final = 7.0
 """Time limit for a run's own daemon to end it, after a second signal: of the ten seconds until all processes are gone,
 the rest is to kill them, and to write the end."""
-MARGIN_SECONDS: Final = 10.0
-"""Beyond the grace of a notice, until its daemon is given up."""
+MARGIN_SECONDS: Final = 30.0
+"""Beyond the grace of a notice, until its daemon is given up: a busy machine writes the last files for long."""
 BLOCKED_SECONDS: Final = 1.0
 """Beyond SECOND_SECONDS, for a command that is not blocked to give its daemon up itself."""
 HURRIED_SECONDS: Final = 5.0
