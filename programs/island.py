@@ -82,6 +82,7 @@ def island(
     one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
     is called there, by default what the invitation says, or the host's name.
     """
+    _check_alone()
     life = life_of(os.environ, invite=invite, address=address, name=name)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with answering(life):
@@ -125,14 +126,18 @@ class Island:
         self._more: dict[str, Any] = {}
         self._over = StepsAfterEnd(self._ranks.told, self._tell_goes_on)
 
+    @property
+    def life(self) -> LoopLife | LoopHome | LoopAhead:
+        """What this process is by now."""
+        return self._life
+
     # -- in and out ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Join the run, and wait for its model. ConfigError, RunError if that is not possible."""
+        _check_alone()
         with answering(self._life):
             doing, do = "Entering the with of an island", "Write one `with` around all of the training."
-            if _inside:
-                raise ConfigError(doing, "one at a time", "a second one inside of the first", do)
             if self._host is not None:
                 raise ConfigError(doing, "an island that begins", "one whose with has ended", do)
         self._thread, self._process = threading.get_ident(), os.getpid()
@@ -493,6 +498,15 @@ class Island:
             raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
         size_bytes, evaluates, frozen = self._model.learner_bytes(), self._evaluate is not None, self._model.frozen()
         return ModelFound(tuple(self._model.leaves()), self._model.merge, tokens, most, size_bytes, evaluates, frozen)
+
+
+def _check_alone() -> None:
+    """ConfigError inside of the `with` of an island, of which a process has one."""
+    for each in _inside:
+        with answering(each.life):
+            do = "Write one `with` around all of the training."
+            found = "a second one inside of the first"
+            raise ConfigError("Entering the with of an island", "one at a time", found, do)
 
 
 def _tell(life: LoopAhead, answer: Mapping[str, Any]) -> None:

@@ -41,7 +41,8 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import end_child
+from isthmus.runtime.system.processes import end_child, status_name
+from isthmus.runtime.system.refusals import remedy
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -209,7 +210,9 @@ class ToldModel:
         except (OSError, LookupError, TypeError, ValueError) as error:
             do = "Begin the run anew, by `isthmus daemon --run FILE`: the next loop that joins tells it again."
             doing = f"Reading {self.file}"
-            raise ConfigError(doing, "the model that the first loop has told of", str(error)[:300], do) from None
+            raise ConfigError(
+                doing, "the model that the first loop has told of", str(error)[:300], remedy(error, do)
+            ) from None
 
     @property
     def names(self) -> list[str]:
@@ -468,7 +471,7 @@ def _end_of(output: BinaryIO, status: int) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - OUTPUT_BYTES_MAX))
     lines = output.read().decode(errors="replace").strip().splitlines()
-    how = "its end" if status == 0 else f"exit status {status}" if status > 0 else f"signal {-status}"
+    how = "its end" if status == 0 else f"exit {status_name(status)}" if status > 0 else status_name(status)
     return f"{how}{f', with {lines[-1].strip()!r} as its last line' if lines else ''}"
 
 

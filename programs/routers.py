@@ -29,6 +29,7 @@ from isthmus.ops.data.routing import FILE_BYTES_MAX, ROUTING, SHARDS_MAX, Floats
 from isthmus.ops.data.shards import ShardedCorpus
 from isthmus.programs.rows import TABLES, documents_of, texts_among
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
     from isthmus.ops.data.documents import Documents
@@ -172,7 +173,7 @@ def reroute_from(
         values = np.load(losses.expanduser(), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         do = "Save them by numpy.save as one array [documents, paths]."
-        raise ConfigError(f"Reading losses in {losses}", "a .npy file", str(error)[:200], do) from None
+        raise ConfigError(f"Reading losses in {losses}", "a .npy file", str(error)[:200], remedy(error, do)) from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         do = "Save them by numpy.save as one array [documents, paths]."
         actual = str(getattr(values, "dtype", "several arrays"))
@@ -334,7 +335,9 @@ def _written(
     except OSError as error:
         part.unlink(missing_ok=True)
         do = "Name another file with --out."
-        raise ConfigError(f"Writing the router {out}", "a file that can be written", str(error), do) from None
+        raise ConfigError(
+            f"Writing the router {out}", "a file that can be written", str(error), remedy(error, do)
+        ) from None
     sides = split.train, split.held_out
     return Routed(
         str(out),

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.system.refusals import remedy
 
 TABLES: Final = (".jsonl", ".parquet", ".arrow")
 """Files of rows."""
@@ -44,7 +45,7 @@ def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[
         else:
             yield (_utf8(path.read_bytes(), path, doing),)
     except OSError as error:
-        raise ConfigError(doing, f"text in {path}", str(error), do) from None
+        raise ConfigError(doing, f"text in {path}", str(error), remedy(error, do)) from None
 
 
 def _utf8(text: bytes, path: Path, doing: str) -> bytes:

@@ -31,6 +31,7 @@ from typing import Annotated, Any, Final, Literal, ParamSpec, Self, TypeVar, Uni
 import msgspec
 
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, nearest
+from isthmus.runtime.system.refusals import remedy
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -87,7 +88,9 @@ def read_file(file: Path, what: str, do: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(doing, "a file", "nothing there", do) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(doing, "a file that can be read", f"{type(error).__name__}: {error}", do) from error
+        raise ConfigError(
+            doing, "a file that can be read", f"{type(error).__name__}: {error}", remedy(error, do)
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(doing, "TOML", str(error), "Correct the file there.") from error
 

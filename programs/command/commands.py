@@ -24,6 +24,7 @@ from isthmus.runtime.errors import (
     nearest,
     printable,
 )
+from isthmus.runtime.system.refusals import reason, remedy
 
 LOOP_ARGUMENT: Final = "--loop-argument"
 """The option that stands for each argument behind `--`."""
@@ -111,6 +112,11 @@ def _guarded(run: Callable[[], Any]) -> Any:
     except RunError as error:
         _say(f"the run failed: {error}")
         status = FAILED
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or not (do := remedy(error)):
+            raise
+        _complain([Fault("Carrying out the command", "a machine and a disk that take it", reason(error), do)])
+        status = WRONG
     except KeyboardInterrupt as error:
         _say(f"ended by {str(error) or 'Ctrl-C'}.")
         status = INTERRUPTED_STATUS if str(error) else FAILED  # A notice to leave: it is to be started again.

@@ -13,10 +13,12 @@ import msgspec
 
 from isthmus.programs.command import config
 from isthmus.programs.command.request_options import Options
+from isthmus.programs.engine.cluster.cluster_file import HOSTS_OF_RUN
 from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.run.preparing import in_child
+from isthmus.programs.engine.run.private_daemon import check_room_for
 from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan
@@ -51,6 +53,9 @@ def compare(options: CompareOptions, *, as_json: bool) -> bool:
     """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
     KeyboardInterrupt at a signal."""
     comparison_plan = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(options))), ComparisonPlan)
+    if comparison_plan.pacing is None:
+        learners = max(variant.run.learners for variant, _ in comparison_plan.runs(options.seeds))
+        check_room_for("Comparing", learners + HOSTS_OF_RUN)
     folder = folders.folder_of(comparison_plan, options.folder)
     comparison_plan = folders.opened(folder, comparison_plan)
     try:

@@ -24,7 +24,7 @@ from isthmus.programs.command import (
 )
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
-from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
+from isthmus.runtime.system.processes import check_descriptors, check_linux, signal_masks, unblock
 
 _HELP: Final = ("-h", "--help")
 
@@ -76,7 +76,8 @@ def isthmus(
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         return
-    check_linux(f"Starting `isthmus {ctx.invoked_subcommand}`")
+    check_linux(doing := f"Starting `isthmus {ctx.invoked_subcommand}`")
+    check_descriptors(doing, has_own=True)
 
 
 def narrowed(arguments: Sequence[str]) -> typer.Typer:

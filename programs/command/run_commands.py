@@ -20,6 +20,7 @@ from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
+from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
@@ -434,7 +435,9 @@ def borders(
         found = accounts.read(folder)
     except (OSError, LookupError, TypeError, ValueError) as error:
         do = "Name a run folder: isthmus status --all shows them."
-        raise ConfigError(f"Reading {folder}", "graph.json of a run", f"{type(error).__name__}: {error}", do) from None
+        raise ConfigError(
+            f"Reading {folder}", "graph.json of a run", f"{type(error).__name__}: {error}", remedy(error, do)
+        ) from None
     typer.echo(json.dumps(found.as_data(with_digests=digests), indent=2) if as_json else printable(page(found)))
 
 
@@ -469,5 +472,7 @@ def report(
     except OSError as error:
         reason = f"{error.strerror or error}: {error.filename}"
         do = "Make room there, or write elsewhere."
-        raise ConfigError(f"Writing the report of {folder}", "files that can be written", reason, do) from None
+        raise ConfigError(
+            f"Writing the report of {folder}", "files that can be written", reason, remedy(error, do)
+        ) from None
     typer.echo("\n".join(map(str, written)))

@@ -6,7 +6,6 @@ launch.json is written before anything is submitted, so that a launcher that is 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,8 @@ import msgspec
 from isthmus.programs.launch.launch_file import LaunchRequest, LaunchTable, name_of
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import is_absent, reason, remedy
 
 LAUNCHES: Final = Path("launches")
 NOTE: Final = "launch.json"
@@ -62,7 +63,9 @@ class Launch:
             raise ConfigError(doing, f"{NOTE}, which `isthmus launch` writes", "none", do) from None
         except (OSError, ValueError, LookupError, TypeError) as error:
             do = "Take the folder away, once the engine has nothing of it."
-            raise ConfigError(doing, f"{NOTE} as it was written", f"{type(error).__name__}: {error}", do) from None
+            raise ConfigError(
+                doing, f"{NOTE} as it was written", f"{type(error).__name__}: {error}", remedy(error, do)
+            ) from None
 
     def write(self) -> None:
         """Write launch.json, whole or not at all."""
@@ -79,14 +82,21 @@ class Launch:
             return
         while True:
             with _opened(path) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                held = FileLock(lock.fileno(), path)
+                try:
+                    held.take(waits=True)
+                except OSError as error:
+                    do = "Name a folder on another disk with --to."
+                    raise ConfigError(f"Locking {path}", "to lock it", reason(error), remedy(error, do)) from None
                 if not _is_at(lock.fileno(), path):  # Whoever had it took the folder away.
+                    held.release()
                     continue
                 _held[path] = lock.fileno()
                 try:
                     yield _held[path]
                 finally:
                     del _held[path]
+                    held.release()
                 return
 
     def with_islands(self, islands: int) -> Launch:
@@ -107,15 +117,17 @@ def _opened(path: Path) -> IO[bytes]:
         return path.open("ab")
     except OSError as error:
         do = "Name another folder with --to."
-        raise ConfigError(f"Writing to {path.parent}", "to write", str(error), do) from None
+        raise ConfigError(f"Writing to {path.parent}", "to write", reason(error), remedy(error, do)) from None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
     """Whether the open file is the one at that path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
+    except OSError as error:
+        if is_absent(error):
+            return False
+        raise
 
 
 def folder_for(name: str, to: Path | None) -> Path:

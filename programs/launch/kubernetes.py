@@ -33,6 +33,7 @@ from isthmus.programs.launch.folder import RUN, Launch
 from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.system.refusals import remedy
 
 LABEL: Final = "isthmus-launch"
 PORT: Final = 7400
@@ -371,7 +372,9 @@ def _run(*words: str, seconds_max: float, **how: Any) -> subprocess.CompletedPro
         return subprocess.run(words, capture_output=True, text=True, timeout=seconds_max, check=False, **how)
     except (OSError, subprocess.TimeoutExpired) as error:
         do = "Look whether `kubectl version` reaches the cluster."
-        raise ConfigError(f"Calling {words[0]}", f"an answer within {seconds_max:g} s", str(error), do) from None
+        raise ConfigError(
+            f"Calling {words[0]}", f"an answer within {seconds_max:g} s", str(error), remedy(error, do)
+        ) from None
 
 
 def _remedy(done: subprocess.CompletedProcess[str]) -> str:

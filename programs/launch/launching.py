@@ -18,6 +18,7 @@ from isthmus.programs.launch.folder import LOCK, NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.refusals import remedy
 
 DONE: Final = "done"
 
@@ -149,4 +150,4 @@ def _write(files: Sequence[PrintedFile], folder: Path) -> None:
                 write_bytes(path, file.text.encode())
     except OSError as error:
         do = "Name another folder with --to."
-        raise ConfigError(f"Writing to {folder}", "to write", str(error), do) from None
+        raise ConfigError(f"Writing to {folder}", "to write", str(error), remedy(error, do)) from None

@@ -40,6 +40,7 @@ from isthmus.programs.launch.launch_file import (
 )
 from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
+from isthmus.runtime.system.refusals import remedy
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 COMMAND_SECONDS_MAX: Final = 60.0
@@ -313,7 +314,9 @@ def _invitation(launch: Launch) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         do = "Wait until the home runs: isthmus launch status."
-        raise ConfigError(f"Reading {path}", "the invitation, which the home writes", str(error), do) from None
+        raise ConfigError(
+            f"Reading {path}", "the invitation, which the home writes", str(error), remedy(error, do)
+        ) from None
 
 
 def _submit(launch: Launch, lock: int, *words: str, invitation: str = "") -> None:

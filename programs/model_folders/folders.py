@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.refusals import remedy
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -144,7 +145,7 @@ def opened_tensors(file: Path, doing: str) -> Iterator[Any]:
             yield opened
     except (OSError, SafetensorError) as error:
         do = "The file is damaged, or was not copied whole: take the folder again from where it is whole."
-        raise ConfigError(doing, f"{file.name}, whole", str(error), do) from None
+        raise ConfigError(doing, f"{file.name}, whole", str(error), remedy(error, do)) from None
 
 
 def weight_files(path: Path, doing: str) -> list[Path]:
@@ -189,7 +190,7 @@ def _object(path: Path, doing: str) -> dict[str, Any]:
             raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(doing, f"a JSON object in {path.name}", str(error), do) from None
+        raise ConfigError(doing, f"a JSON object in {path.name}", str(error), remedy(error, do)) from None
 
 
 def check_absent(to: Path, doing: str) -> None:
@@ -218,7 +219,9 @@ def write(to: Path, doing: str, fill: Callable[[Path], None]) -> None:
         _sync(to.parent)
     except OSError as error:
         do = "Make room, or name another folder with --to."
-        raise ConfigError(doing, f"a folder that can be written at {to}", error.strerror or str(error), do) from None
+        raise ConfigError(
+            doing, f"a folder that can be written at {to}", error.strerror or str(error), remedy(error, do)
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

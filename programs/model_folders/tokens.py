@@ -19,6 +19,8 @@ from isthmus.programs.model_folders.folders import DOCUMENT_BYTES_MAX, TOKENIZER
 from isthmus.runtime.errors import ConfigError
 
 BYTES: Final = 256
+_PANIC: Final = "PanicException"
+"""The name of the class that pyo3 makes for each of its libraries."""
 _PARALLEL: Final = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
@@ -71,26 +73,40 @@ class FolderTokens:
         if (size := path.stat().st_size) > DOCUMENT_BYTES_MAX:
             do = "Take the folder again from where it is whole."
             raise ConfigError(doing, f"{TOKENIZER} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
-        self._tokenizer = _library(doing).Tokenizer
-        try:
-            self._tokenizer = self._tokenizer.from_file(str(path))
-        except Exception as error:  # The library raises nothing narrower.
-            do = "Take the folder again from where it is whole."
-            raise ConfigError(doing, f"a tokenizer in {path}", str(error)[:200], do) from None
-        most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._path, library = path, _library(doing).Tokenizer
+        with self._asked():
+            self._tokenizer = library.from_file(str(path))
+            most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if most >= vocabulary:
             do = "Take the tokenizer that belongs to this model, or resize its embedding."
             raise ConfigError(doing, f"token ids below {vocabulary}, as the embedding has", f"one of {most}", do)
 
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """While the library is asked: ConfigError for what it raises, which has no narrower class, and where its own
+        code panics is no Exception."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+                raise
+            do = "Take the folder again from where it is whole."
+            raise ConfigError(self._doing, f"a tokenizer in {self._path}", str(error)[:200], do) from None
+
     def encode(self, text: bytes, *, begins: bool = False) -> Ids:
-        return np.asarray(self._tokenizer.encode(self._text(text), add_special_tokens=begins).ids, np.int32)
+        characters = self._text(text)
+        with self._asked():
+            return self._ids(characters, begins=begins)
+
+    def _ids(self, text: str, *, begins: bool) -> Ids:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=begins).ids, np.int32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
         """In threads that end: those of the library would stay, and no process with threads is forked."""
         words = [self._text(text) for text in texts]
         cores = len(os.sched_getaffinity(0))
         size = max(-(-len(words) // cores), 1)
-        with _one_thread_each(), ThreadPoolExecutor(cores) as pool:
+        with self._asked(), _one_thread_each(), ThreadPoolExecutor(cores) as pool:
             parts = pool.map(self._encoded, [words[at : at + size] for at in range(0, len(words), size)])
             return [ids for part in parts for ids in part]
 
@@ -99,12 +115,14 @@ class FolderTokens:
         return [np.asarray(each.ids, np.int32) for each in encoded]
 
     def decode(self, ids: Ids) -> str:
-        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        with self._asked():
+            text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
         return text
 
     def bytes_after_first(self, text: bytes) -> int:
         characters = self._text(text)
-        offsets = self._tokenizer.encode(characters, add_special_tokens=False).offsets
+        with self._asked():
+            offsets = self._tokenizer.encode(characters, add_special_tokens=False).offsets
         return len(characters[offsets[0][1] :].encode()) if offsets else 0
 
     def _text(self, text: bytes) -> str:

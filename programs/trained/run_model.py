@@ -35,6 +35,7 @@ from isthmus.programs.job import Job
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.refusals import is_own, remedy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,7 +119,9 @@ def job_of(folder: Path, doing: str) -> Job:
         return load_spec(folder).job
     except (OSError, ValueError, KeyError, TypeError) as error:
         do = "Name a run that this version of isthmus has made."
-        raise ConfigError(doing, f"a {SPEC} that can be read", f"{type(error).__name__}: {error}", do) from None
+        raise ConfigError(
+            doing, f"a {SPEC} that can be read", f"{type(error).__name__}: {error}", remedy(error, do)
+        ) from None
 
 
 def _of_snapshot(folder: Path, doing: str, number: int | None) -> RunModel:
@@ -235,7 +238,9 @@ def _seed(folder: Path) -> int:
     try:
         document = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return RunSettings.of_section(document["run"]).seed
-    except (OSError, ValueError, KeyError, ConfigError):
+    except (OSError, ValueError, KeyError, ConfigError) as error:
+        if is_own(error):
+            raise
         return 0
 
 

@@ -175,7 +175,9 @@ class LocalGround(Ground):
         return self.ledger.restore()
 
     def is_gone(self) -> bool:
-        return identity(self.folder) != self._identity
+        with suppress(OSError):  # A disk that does not answer has not lost the folder.
+            return identity(self.folder) != self._identity
+        return False
 
     def full(self) -> tuple[str, ...]:
         return DISK.full.now()
@@ -195,6 +197,10 @@ class LocalGround(Ground):
 
 STACKS_SECONDS: Final = 0.3
 """For a script to print where its threads are, which the kernel interrupts it for: a few milliseconds."""
+DESCRIPTOR_SECONDS: Final = 0.5
+"""Between two attempts to watch a process for which this one has no descriptor left."""
+LIVES: Final = "lives"
+ENDED: Final = "ended"
 REAP_SECONDS: Final = 0.25
 REAPED_MAX: Final = 40
 """Ten seconds: the kernel kills a host's own children when the host is gone, and they end at once."""
@@ -202,11 +208,13 @@ REAPED_MAX: Final = 40
 
 @dataclass(slots=True)
 class _Watched:
-    """A process, by its pidfd."""
+    """A process, by its pidfd; -1 while this process has no descriptor for it."""
 
     pid: int
-    watch: int
     ended: OnEnd
+    watch: int = -1
+    is_doomed: bool = False
+    """Whether it is to be killed once it has one."""
 
 
 class LocalProcesses:
@@ -226,13 +234,27 @@ class LocalProcesses:
         self._idle: IdleWatch[Member] = IdleWatch(used_in)
 
     def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
-        try:
-            watch = pidfd_open(pid)
-        except OSError:
-            self._loop.call_soon(ended, member, Exited(), None)
+        self._watched[member] = process = _Watched(pid, ended)
+        self._open(member, process)
+
+    def _open(self, member: Member, process: _Watched) -> None:
+        """Watch a process, now or as soon as this one has a descriptor for that: an error of ours is not its end."""
+        if self._watched.get(member) is not process:
             return
-        self._watched[member] = _Watched(pid, watch, ended)
-        self._loop.add_reader(watch, self._end, member)
+        try:
+            process.watch = pidfd_open(process.pid)
+        except ProcessLookupError:
+            del self._watched[member]
+            self._loop.call_soon(process.ended, member, Exited(), None)
+        except OSError:
+            if _is_child(process.pid) == ENDED:
+                self._loop.call_soon(self._end, member)
+            else:
+                self._loop.call_later(DESCRIPTOR_SECONDS, self._open, member, process)
+        else:
+            self._loop.add_reader(process.watch, self._end, member)
+            if process.is_doomed:
+                self._kill(member)
 
     def kill(self, member: Member) -> None:
         process = self._watched.get(member)
@@ -247,9 +269,15 @@ class LocalProcesses:
 
     def _kill(self, member: Member) -> None:
         process = self._watched.get(member)
-        if process is not None:
+        if process is None:
+            return
+        if process.watch >= 0:
             with suppress(ProcessLookupError):
                 pidfd_send_signal(process.watch, signal.SIGKILL)
+        elif _is_child(process.pid) == LIVES:  # It is not reaped, so that the number is its own.
+            os.kill(process.pid, signal.SIGKILL)
+        else:
+            process.is_doomed = True
 
     def idle(self, pids: Mapping[Member, int], now: Instant) -> dict[Member, Duration]:
         return self._idle.look(pids, now)
@@ -259,28 +287,39 @@ class LocalProcesses:
 
     def close(self) -> None:
         for process in self._watched.values():
+            self._close(process)
+        self._watched.clear()
+
+    def _close(self, process: _Watched) -> None:
+        if process.watch >= 0:
             self._loop.remove_reader(process.watch)
             os.close(process.watch)
-        self._watched.clear()
 
     def _end(self, member: Member) -> None:
         process, stacks = self._watched.pop(member), self._stacks.pop(member, None)
-        self._loop.remove_reader(process.watch)
-        os.close(process.watch)
+        self._close(process)
+        how, used = Exited(), None
+        try:
+            how, used = self._reaped(process, stacks)
+        finally:  # Whatever that raises, a run waits for this.
+            process.ended(member, how, used)
+
+    def _reaped(self, process: _Watched, stacks: StacksRead | None) -> tuple[Exited, float | None]:
+        """Reap a process that has ended, with what it has started; returns how it ended, and its CPU seconds."""
         # Before it is reaped. A pool of the task's own, for example, would outlive the run.
-        kill_session(process.pid)
+        with suppress(OSError):  # Too few descriptors for a look at /proc.
+            kill_session(process.pid)
         try:
             pid, status, used = os.wait4(process.pid, os.WNOHANG)
         except ChildProcessError:  # A former daemon was its parent.
             pid = 0
         self._reap_group(process.pid)
         if not pid:  # Not our child, or traced: the tracer learns its status first.
-            process.ended(member, Exited(), None)
-            return
+            return Exited(), None
         code = os.waitstatus_to_exitcode(status)
         places = () if stacks is None else stacks.places()
         exited = Exited(signal=signal_name(-code), places=places) if code < 0 else Exited(code, places=places)
-        process.ended(member, exited, used.ru_utime + used.ru_stime)
+        return exited, used.ru_utime + used.ru_stime
 
     def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:
         """Reap a process's children in its group, which are children of this one by now, or will be soon."""
@@ -289,3 +328,12 @@ class LocalProcesses:
                 pass
             if times:
                 self._loop.call_later(REAP_SECONDS, self._reap_group, group, times - 1)
+
+
+def _is_child(pid: int) -> str:
+    """Whether a child of this process LIVES, or has ENDED and is not reaped; '' where it is no child. It needs no
+    descriptor."""
+    try:
+        return LIVES if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None else ENDED
+    except ChildProcessError:
+        return ""

@@ -26,7 +26,7 @@ import msgspec
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.ground import Ground
 from isthmus.runtime.daemon.host_endpoint import Shown
-from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError
+from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, opened_to_read
 from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member, Party, Replica
@@ -480,7 +480,7 @@ def journal_in(database: sqlite3.Connection) -> Journal | None:
 def journal_of(folder: Path) -> Journal | None:
     """The journal of the last daemon of a run; None where there is none, or it cannot be read."""
     try:
-        with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
+        with closing(opened_to_read(folder)) as database:
             return journal_in(database)
     except sqlite3.Error:
         return None

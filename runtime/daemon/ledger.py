@@ -11,14 +11,18 @@ station, until each has made up for it. After a reboot none of the recorded proc
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from urllib.parse import quote
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import processes
+from isthmus.runtime.system.locks import has_record_locks
+from isthmus.runtime.system.refusals import is_absent
 
 FILE: Final = "daemon.sqlite"
 Whose: TypeAlias = Literal["home", "station"]
@@ -95,7 +99,10 @@ class Ledger:
 
         If the disk does not accept it, the next call tries again.
         """
-        if identity(self._path) == self._identity:
+        try:
+            if identity(self._path) == self._identity:
+                return False
+        except OSError:  # Nobody knows.
             return False
         kept = sqlite3.connect(":memory:", isolation_level=None)
         try:
@@ -125,7 +132,7 @@ class Ledger:
         """The open database; one created where there was one before is lost from its first transaction on."""
         database = self._connect(self._path, isolation_level=None)
         try:
-            database.execute("pragma journal_mode = wal")
+            database = self._in_wal(database)
             # With `normal` a power failure loses the newest transactions, and their numbers would be given again.
             database.execute("pragma synchronous = full")
             has_tables = database.execute("select 1 from sqlite_master where name = 'notes'").fetchone() is not None
@@ -136,6 +143,18 @@ class Ledger:
         except BaseException:
             database.close()
             raise
+        return database
+
+    def _in_wal(self, database: sqlite3.Connection) -> sqlite3.Connection:
+        """The database with a write-ahead log. On a disk without locks another one, without either: whoever opens a
+        ledger has its folder (`RunLock`), and "database is locked" would be no word about another."""
+        try:
+            database.execute("pragma journal_mode = wal")
+        except sqlite3.OperationalError:
+            if has_record_locks(self._path.parent):
+                raise
+            database.close()
+            database = self._connect(_lockless(self._path), uri=True, isolation_level=None)
         return database
 
     # -- numbers of a home ---------------------------------------------------------------------------------------------
@@ -254,10 +273,35 @@ class Ledger:
             ) from None
 
 
+def opened_to_read(folder: Path) -> sqlite3.Connection:
+    """The ledger in a folder, to be read; sqlite3.Error where there is none."""
+    database = sqlite3.connect(f"{_uri(folder / FILE)}?mode=ro", uri=True)
+    try:
+        database.execute("select 1 from sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        database.close()
+        with suppress(OSError):
+            if not has_record_locks(folder):
+                return sqlite3.connect(f"{_lockless(folder / FILE)}&mode=ro", uri=True)
+        raise
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(os.fsencode(path))}"
+
+
+def _lockless(path: Path) -> str:
+    return f"{_uri(path)}?vfs=unix-none"
+
+
 def living(folder: Path) -> list[int]:
     """The pids of all lives in the ledger of a folder whose process exists; none where it cannot be read."""
     try:
-        with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
+        with closing(opened_to_read(folder)) as database:
             rows = database.execute("select pid, started from lives where pid is not null").fetchall()
             boot = database.execute("select value from notes where name = ?", (_BOOT,)).fetchone()
     except sqlite3.Error:
@@ -268,9 +312,11 @@ def living(folder: Path) -> list[int]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file or folder at a path; None if there is none."""
+    """Device and inode of the file or folder at a path; None if there is none, OSError where that is not known."""
     try:
         status = path.stat()
-    except OSError:
-        return None
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise
     return status.st_dev, status.st_ino

@@ -46,7 +46,10 @@ def ask_for_stacks(pid: int, log: Path) -> StacksRead:
     size = 0
     with suppress(OSError):
         size = log.stat().st_size
-    for each in family(pid):
+    asked = [pid]
+    with suppress(OSError):
+        asked = family(pid)
+    for each in asked:
         with suppress(OSError):
             watch = pidfd_open(each)
             try:

@@ -30,6 +30,12 @@ def _repaired(mode: int, owner: int, usual: int) -> int | None:
     return None if bits & owner == owner else bits | (usual & ~_MASK)
 
 
+def make_usable(descriptor: int) -> None:
+    """Let its owner read and write an open file, whatever the umask was with which it was made."""
+    if (mode := _repaired(os.fstat(descriptor).st_mode, 0o600, 0o666)) is not None:
+        os.fchmod(descriptor, mode)
+
+
 class File(Protocol):
     """A file that is open for writing at its end."""
 
@@ -149,8 +155,7 @@ class KernelFile:
         except OSError as error:
             full.refused(path.parent, error)
             raise
-        if (mode := _repaired(os.fstat(self._descriptor).st_mode, 0o600, 0o666)) is not None:
-            os.fchmod(self._descriptor, mode)
+        make_usable(self._descriptor)
 
     @property
     def size(self) -> int:

@@ -9,13 +9,16 @@ A look takes a millisecond or two; so only those processes are watched whose use
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.runtime.clock import Duration, Instant, seconds
+from isthmus.runtime.system.refusals import ABSENT
 
 OWN: Final = ("isthmus", "ZMQbg")
 """How the names of our threads begin: those that we name, and those that libzmq does."""
@@ -27,6 +30,9 @@ LOOK: Final = seconds(1)
 """Between two looks, at least: a hundredth of a core is 10 ms in it, which schedulers count in nanoseconds."""
 PROCESSES_MAX: Final = 4096
 """Of one host, that are looked at."""
+
+_UNSEEN: Final = ABSENT | {errno.ESRCH, errno.EACCES, errno.EPERM}
+"""Of a process that has ended, or that the kernel does not show. Any other error is this process's own."""
 
 _Key = TypeVar("_Key")
 
@@ -64,15 +70,19 @@ class IdleWatch(Generic[_Key]):
         for key, pid in pids.items():
             last = self._looks.get(key)
             if last is None:
-                self._looks[key] = _Look(now, dict(self.used_by(pid)))
+                with suppress(OSError):
+                    self._looks[key] = _Look(now, dict(self.used_by(pid)))
             elif now - last.at >= LOOK:
-                used = dict(self.used_by(pid))
+                try:
+                    used = dict(self.used_by(pid))
+                except OSError:  # This process cannot look: nothing is known, and so nothing is idle.
+                    self._looks[key] = replace(last, idle_since=None)
+                    continue
                 is_idle = _is_idle(last.used, used, now - last.at)
                 since = (last.idle_since if last.idle_since is not None else last.at) if is_idle else None
                 self._looks[key] = _Look(now, used, since)
-        return {
-            key: Duration(0 if each.idle_since is None else now - each.idle_since) for key, each in self._looks.items()
-        }
+        idle_since = {key: None if key not in self._looks else self._looks[key].idle_since for key in pids}
+        return {key: Duration(0 if since is None else now - since) for key, since in idle_since.items()}
 
 
 def _is_idle(before: Mapping[tuple[int, int], Used], after: Mapping[tuple[int, int], Used], lasted: int) -> bool:
@@ -85,7 +95,7 @@ def _is_idle(before: Mapping[tuple[int, int], Used], after: Mapping[tuple[int, i
 
 def used_in(pid: int, apart: Collection[int] = ()) -> dict[tuple[int, int], Used]:
     """What each thread of the user's has used in a process and in those that it has started, by (thread, its start in
-    clock ticks)."""
+    clock ticks). OSError where this process has no descriptor left to look."""
     used: dict[tuple[int, int], Used] = {}
     for process in family(pid, apart):
         for thread in _listed(f"/proc/{process}/task"):
@@ -138,15 +148,19 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 def _listed(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # It has ended.
-        return []
+    except OSError as error:
+        if error.errno in _UNSEEN:
+            return []
+        raise
 
 
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
+    except OSError as error:
+        if error.errno in _UNSEEN:
+            return ""
+        raise
 
 
 def _stat(path: str) -> list[str]:

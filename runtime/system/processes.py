@@ -56,6 +56,20 @@ def check_linux(doing: str) -> None:
         raise ConfigError(doing, expected, f"the system {sys.platform!r}", do)
 
 
+DESCRIPTORS_MIN: Final = 32
+"""Of a command that starts no run: one has seven of its own, and opens some more while it imports."""
+
+
+def check_descriptors(doing: str, needed: int = DESCRIPTORS_MIN, *, has_own: bool = False) -> None:
+    """ConfigError if a process may not have so many files open, beside those that this one has if it `has_own`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed += len(os.listdir("/proc/self/fd")) if has_own else 0
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        may_raise = hard == resource.RLIM_INFINITY or hard >= needed
+        do = f"Raise the limit: ulimit -n {needed}." if may_raise else "Have the hard limit raised (LimitNOFILE=)."
+        raise ConfigError(doing, f"{needed} open files for a process (ulimit -n)", f"a limit of {soft}", do)
+
+
 PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 
@@ -85,6 +99,11 @@ def signal_name(number: int) -> str:
     except ValueError:
         least = int(signal.SIGRTMIN)
         return f"SIGRTMIN+{number - least}" if least < number < signal.SIGRTMAX else f"SIG{number}"
+
+
+def status_name(status: int) -> str:
+    """An exit status, negative for a signal, as subprocess has it: "status 1", "signal SIGKILL"."""
+    return f"signal {signal_name(-status)}" if status < 0 else f"status {status}"
 
 
 STACKS: Final = int(signal.SIGRTMIN) + 8
@@ -222,15 +241,36 @@ def boot_id() -> bytes:
 
 
 def started_at(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none of that pid, or it is a zombie."""
+    """When a process started, in clock ticks since boot; None if there is none of that pid, or it is a zombie. OSError
+    where this process has no descriptor left to look."""
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger, as the kernel reports it (proc(5))."""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] in ("T", "t")
+    """Whether a process is known to be stopped, by a signal or a debugger, as the kernel reports it (proc(5))."""
+    with suppress(OSError):
+        fields = _stat(pid)
+        return bool(fields) and fields[0] in ("T", "t")
+    return False
+
+
+def kill_if(pid: int, is_it: Callable[[int], bool]) -> None:
+    """Kill a process if it is the one that is meant, and its number no stranger's by now; ProcessLookupError if it has
+    ended. Without a descriptor for it, it is looked at just before."""
+    try:
+        watch = pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # This process has none left.
+        if is_it(pid):
+            os.kill(pid, signal.SIGKILL)
+        return
+    try:
+        if is_it(pid):
+            pidfd_send_signal(watch, signal.SIGKILL)
+    finally:
+        os.close(watch)
 
 
 SCANS_MAX: Final = 20
@@ -238,7 +278,8 @@ SCANS_MAX: Final = 20
 
 
 def kill_session(leader: int) -> None:
-    """Kill all other processes of the session that `leader` leads, or has led: what it started ends with it.
+    """Kill all other processes of the session that `leader` leads, or has led: what it started ends with it. OSError
+    where this process has no descriptor left to look for them.
 
     Call it before the leader is reaped: until then no other process can have its number. Where it was another process's
     child, a living process with the number is a stranger, whose session is left alone.
@@ -248,11 +289,8 @@ def kill_session(leader: int) -> None:
     for _ in range(SCANS_MAX):
         others = [pid for pid in _session(leader) if pid not in (leader, os.getpid())]
         for pid in others:
-            with suppress(OSError):
-                watch = pidfd_open(pid)
-                if _stat(pid)[_SESSION : _SESSION + 1] == [str(leader)]:  # The number has not gone to a stranger.
-                    pidfd_send_signal(watch, signal.SIGKILL)
-                os.close(watch)
+            with suppress(ProcessLookupError):
+                kill_if(pid, lambda pid: _stat(pid)[_SESSION : _SESSION + 1] == [str(leader)])
         if not others:
             return
 
@@ -276,8 +314,11 @@ def end_child(pid: int) -> int:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    kill_session(pid)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        kill_session(pid)
+    finally:
+        status = os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(status)
 
 
 _SESSION: Final = 3
@@ -291,10 +332,11 @@ def _session(leader: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process's stat, from its state on; empty where there is no such process."""
+    """The fields of a process's stat, from its state on; empty where there is no such process. OSError where this one
+    cannot look, which says nothing about the other."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # /proc may hide the processes of other users.
         return []
     # The name in parentheses may contain anything, so the fields are counted from its end; the state is the first.
     return text.rpartition(")")[2].split()

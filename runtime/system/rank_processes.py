@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Final
 
@@ -77,8 +78,10 @@ def main(arguments: Sequence[str]) -> None:
     """Run the ranks, and end as the first that has failed."""
     status = run(int(arguments[0]), arguments[1:])
     if status < 0:  # By a signal, which is this process's end, too.
-        if -status in ENDING:
+        # One that is ignored or blocked would not end it, and two of 64 are the C library's own.
+        with suppress(OSError, ValueError):
             signal.signal(-status, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
         os.kill(os.getpid(), -status)
     sys.exit(status)
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, final
 
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.system.refusals import is_own
 
 HERE: Final = "daemon.json"
 """The note, in a run folder or that of an outpost."""
@@ -62,10 +63,14 @@ class DaemonNote:
 
 
 def note_of(folder: Path) -> DaemonNote | None:
-    """The note in a folder; None without one that can be read."""
+    """The note in a folder; None without one that can be read. OSError where this process has no descriptor for it."""
     try:
         return DaemonNote.of(json.loads((folder / HERE).read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if is_own(error):
+            raise
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 

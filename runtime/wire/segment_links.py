@@ -42,6 +42,7 @@ from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX, Bytes, RefusalError
 from isthmus.runtime.system import forks
 from isthmus.runtime.system.mappings import F_GET_SEALS, map_shared
+from isthmus.runtime.system.refusals import is_own
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 from isthmus.runtime.wire.segments import (
     ITEM_BYTES_MIN,
@@ -163,8 +164,10 @@ class SegmentLink:
                 self._connection.send(self._outbox[0], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except OSError:  # The peer is gone.
-                self._outbox.clear()
+            except OSError as error:
+                if is_own(error):  # It is sent with the next one.
+                    return
+                self._outbox.clear()  # The peer is gone.
                 return
             self._outbox.popleft()
 

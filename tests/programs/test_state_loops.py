@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isthmus import island as new_island
 from isthmus.programs.island import TokenCounts
-from isthmus.programs.loop_task import ISLAND, LoopScript, asked_of
+from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript, asked_of
 from isthmus.programs.state_island import StateModel
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import ONE_THREAD
@@ -234,6 +236,16 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
         exec(HEAD + text, {"__name__": "train"})
     (fault,) = caught.value.faults
     assert fault.found.startswith(found)
+
+
+def test_a_second_island_inside_of_the_first_is_named_in_its_life_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = SimpleNamespace(life=LoopLife("run", "learner/0", 1, "ipc://none"))
+    monkeypatch.setattr("isthmus.programs.island._inside", [first])
+    monkeypatch.delenv(ISLAND, raising=False)  # As the first one has it.
+    with pytest.raises(ConfigError) as caught:
+        new_island({"w": jnp.ones(4)}, merge={"w": "rda"})
+    (fault,) = caught.value.faults
+    assert fault.found == "a second one inside of the first"
 
 
 @pytest.mark.process

@@ -27,6 +27,7 @@ from isthmus.runtime.graph import devices
 from isthmus.runtime.graph.devices import CATALOGUE, Device
 from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.refusals import is_own
 from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public
 
 _ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\[\]]+\]):(?P<port>\d{1,5}|\*)")
@@ -104,7 +105,9 @@ def is_listening(endpoint: str) -> bool:
     """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
     try:
         addresses.connect(endpoint, ANSWER_SECONDS_MAX).close()
-    except OSError:
+    except OSError as error:
+        if is_own(error):
+            raise
         return False
     return True
 

@@ -44,6 +44,7 @@ from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.refusals import remedy
 
 _BLOCK_BYTES: Final = 4 << 20
 
@@ -82,7 +83,7 @@ def _add(hasher: xxhash.xxh3_128, path: Path) -> None:
                 hasher.update(block)
     except OSError as error:
         do = "Put the file at the same path on every machine that trains."
-        raise ConfigError(f"Reading {path}", "a file that can be read", str(error), do) from None
+        raise ConfigError(f"Reading {path}", "a file that can be read", str(error), remedy(error, do)) from None
 
 
 PARTS_MAX: Final = 8

@@ -6,13 +6,13 @@ Decides which island a learner gets: the first that no living process has.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, final
+from typing import Any, BinaryIO, Final, NamedTuple, final
 
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import (
@@ -29,13 +29,26 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
+from isthmus.runtime.system.locks import FileLock
+
+
+class _Held(NamedTuple):
+    """A file, and the lock on it."""
+
+    file: BinaryIO
+    lock: FileLock
+
+    def close(self) -> None:
+        """Release the lock, if this process has it."""
+        self.lock.release()
+        self.file.close()
 
 
 @final
 class IslandClaim:
     """An island that this process has, until it ends."""
 
-    def __init__(self, island: int, locks: list[BinaryIO]) -> None:
+    def __init__(self, island: int, locks: list[_Held]) -> None:
         self.island, self._locks = island, locks
 
     def close(self) -> None:
@@ -47,7 +60,7 @@ class IslandClaim:
 def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> IslandClaim:
     """The first free island; each is given as the names of the resources that it needs for itself.
 
-    ConfigError if none is free.
+    ConfigError if none is free, OSError where that cannot be found out.
 
     An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process
     ends, for whatever reason, so no ownership has to be recorded: a daemon may die, and be followed by another, and a
@@ -65,18 +78,17 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Islan
     raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
 
 
-def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
+def _locked(paths: Iterable[Path]) -> list[_Held] | None:
     """These files, locked; None, and none locked, if another process has one."""
-    locks: list[BinaryIO] = []
-    for path in paths:
-        lock = path.open("ab")
-        locks.append(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            for each in locks:
-                each.close()
-            return None
+    with ExitStack() as held:
+        locks: list[_Held] = []
+        for path in paths:
+            file = path.open("ab")
+            locks.append(_Held(file, FileLock(file.fileno(), path)))
+            held.callback(locks[-1].close)
+            if not locks[-1].lock.take():
+                return None
+        held.pop_all()
     return locks
 
 

@@ -21,7 +21,6 @@ too.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -39,6 +38,8 @@ from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party, owner_party
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import is_absent, reason, remedy
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
@@ -371,16 +372,20 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".admitted.lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            register = read(machine)
-            before = register.text()
-            yield register
-            if register.text() != before:
-                write_bytes(path, register.text().encode())
-                path.chmod(_MODE)
+            held = FileLock(lock.fileno(), Path(lock.name))
+            held.take(waits=True)
+            try:
+                register = read(machine)
+                before = register.text()
+                yield register
+                if register.text() != before:
+                    write_bytes(path, register.text().encode())
+                    path.chmod(_MODE)
+            finally:
+                held.release()
     except OSError as error:
         do = "Set XDG_STATE_HOME to a folder that may be written to."
-        raise ConfigError(doing, f"to write to {path.parent}", str(error), do) from None
+        raise ConfigError(doing, f"to write to {path.parent}", reason(error), remedy(error, do)) from None
 
 
 @final
@@ -405,6 +410,7 @@ class Admissions:
         self._loop, self._machine, self._ring = loop, machine, ring
         self._tell, self._on_admitted, self._on_expelled = tell, on_admitted, on_expelled
         self._on_replaced = on_replaced
+        self._seen: tuple[int, int, int] | None = None
         self._seen = self._stamp()
         self._follow(read(machine))
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
@@ -467,8 +473,8 @@ class Admissions:
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
             status = os.stat(path_of(self._machine))
-        except OSError:
-            return None
+        except OSError as error:
+            return None if is_absent(error) else self._seen
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 

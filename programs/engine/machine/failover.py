@@ -30,6 +30,7 @@ from isthmus.runtime.ids import LEARNER, REGION, Replica, leader
 from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.daemon_notes import HERE
 
@@ -94,7 +95,7 @@ def read(folder: Path, doing: str) -> TakeoverState:
         sites = Sites.load(folder)
     except (OSError, LookupError, TypeError, ValueError) as error:
         do = "Copy the run folder again."
-        raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", do) from None
+        raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", remedy(error, do)) from None
     journal = home_daemon.journal_of(folder)
     if journal is None:
         return TakeoverState(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))

@@ -15,6 +15,7 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.refusals import remedy
 
 SIZE_MAX: Final = 64
 """Machines of one island: as many as the names of its processes are tried with."""
@@ -102,7 +103,9 @@ def host_towards(endpoint: str) -> str:
             return str(way.getsockname()[0])
     except OSError as error:
         do = "Look at the network of this machine."
-        raise ConfigError(f"Looking for the way to {endpoint}", "a way", error.strerror or str(error), do) from None
+        raise ConfigError(
+            f"Looking for the way to {endpoint}", "a way", error.strerror or str(error), remedy(error, do)
+        ) from None
 
 
 @final

@@ -6,7 +6,6 @@ that name can adopt them.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -18,6 +17,8 @@ from typing import Final, NamedTuple, final
 
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import user_folder, write_json
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import is_own, reason, remedy
 from isthmus.runtime.wire.daemon_notes import DaemonNote
 
 _MACHINES: Final = Path("isthmus", "daemons", "machines")
@@ -83,10 +84,15 @@ class NameClaim:
             self._lock = self._path.with_suffix(".lock").open("ab")
         except OSError as error:
             do = "Set XDG_STATE_HOME to a folder that it may write to."
-            raise ConfigError(doing, f"to write to {self._path.parent}", str(error), do) from None
+            raise ConfigError(doing, f"to write to {self._path.parent}", reason(error), remedy(error, do)) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._claim = FileLock(self._lock.fileno(), Path(self._lock.name))
+            is_taken = self._claim.take()
+        except OSError as error:
+            self._lock.close()
+            do = "Set XDG_STATE_HOME to a folder on another disk."
+            raise ConfigError(doing, f"to lock {self._lock.name}", reason(error), remedy(error, do)) from None
+        if not is_taken:
             other = _read(self._path)
             actual = (
                 "one of this name"
@@ -97,7 +103,7 @@ class NameClaim:
             do = "Take another name, or end that one first."
             taken = NameTakenError(doing, "a name that no daemon on this machine has", actual, do)
             taken.name = name
-            raise taken from None
+            raise taken
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
@@ -110,14 +116,20 @@ class NameClaim:
         """Give the name back; `forget` unless a next daemon of this name is to adopt the runs."""
         if forget:
             self._path.unlink(missing_ok=True)
+        self._claim.release()
         self._lock.close()
 
 
 def _read(path: Path) -> DaemonEntry | None:
-    """The entry in a file; None if the file is missing or not an entry."""
+    """The entry in a file; None if the file is missing or not an entry. OSError where this process has no descriptor
+    for it: its runs are not to be forgotten."""
     try:
         entry = json.loads(path.read_text())
         runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
         return DaemonEntry(DaemonNote.of(entry), runs)
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if is_own(error):
+            raise
+        return None
+    except (ValueError, KeyError, TypeError):
         return None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.loop_guest import lines_of
@@ -22,12 +22,28 @@ from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.system.refusals import reason, remedy
+from isthmus.runtime.system.waiting import readable
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
 
 TOLD_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
 """Of a model, beside what else is in the message."""
+LOGS_KEPT: Final = 20
+"""Of loops that have ended: for whoever looks why the last of them could not join."""
 END_SECONDS: Final = 20.0
 """How long the end of a `with` waits for the daemon to have left."""
+
+
+def keep_newest(folder: Path) -> None:
+    """Remove the logs of loops that have ended, but the newest few."""
+    ages = dict[Path, float]()
+    for path in folder.glob("*.log"):
+        with suppress(OSError):  # Another loop has just removed it.
+            ages[path] = path.stat().st_mtime
+    ended = [path for path in ages if path.stem.isdigit() and not Path("/proc", path.stem).exists()]
+    for path in sorted(ended, key=lambda path: ages[path], reverse=True)[LOGS_KEPT:]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def check_told(found: ModelFound) -> None:
@@ -58,7 +74,10 @@ class OwnDaemon:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             do = "Set XDG_STATE_HOME to a folder that it may write to."
-            raise ConfigError("Joining with this loop", f"to write to {folder}", str(error), do) from None
+            raise ConfigError(
+                "Joining with this loop", f"to write to {folder}", reason(error), remedy(error, do)
+            ) from None
+        keep_newest(folder)
         self._socket, its = socket.socketpair()
         self.log = folder / f"{os.getpid()}.log"
         with its, opened_log(self.log) as log:
@@ -111,7 +130,7 @@ class OwnDaemon:
 
     def _look(self) -> None:
         """Hear what the daemon has said, without waiting for more."""
-        while not self._lost and select.select([self._socket], [], [], 0)[0]:
+        while not self._lost and readable([self._socket], 0):
             try:
                 self._read(0)
             except RunError as error:
@@ -132,7 +151,7 @@ class OwnDaemon:
             raise self._gone() from None
 
     def _read(self, seconds_max: float | None) -> None:
-        select.select([self._socket], [], [], seconds_max)
+        readable([self._socket], seconds_max)
         try:
             data = self._socket.recv(1 << 20)
         except OSError:

@@ -33,6 +33,7 @@ from isthmus.programs.engine.run.resume import again, outcome_of
 from isthmus.programs.loop_task import OPEN, OPEN_NAME, ModelFound
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import status_name
 
 ERROR_LENGTH_MAX: Final = 4000
 ASK_SECONDS: Final = 0.5
@@ -121,7 +122,7 @@ class OwnRun:
         if not done.returncode:
             return ""
         told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
-        return told[-ERROR_LENGTH_MAX:] or f"status {done.returncode}"
+        return told[-ERROR_LENGTH_MAX:] or status_name(done.returncode)
 
     # -- loops that start themselves -----------------------------------------------------------------------------------
 

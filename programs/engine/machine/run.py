@@ -25,7 +25,7 @@ from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import OVER, InUseError, LockError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
@@ -38,6 +38,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
 from isthmus.runtime.system.files import append_bytes
+from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -170,7 +171,7 @@ async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, 
 TICK_SECONDS: Final = 1.0
 CHECK_SECONDS_MAX: Final = 60.0
 """Time limit for a joining machine's check, which may read its data."""
-UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
+UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError, LockError)
 """Errors that mean that a run cannot be supervised."""
 LEASE_TICKS_MAX: Final = 10
 """A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
@@ -370,7 +371,9 @@ def told_of(folder: Path, doing: str) -> spec.Spec:
         return spec.load(folder)
     except (OSError, TypeError, KeyError, ValueError) as error:
         do = "Hand runs over with: isthmus train --cluster FILE."
-        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", do) from None
+        raise ConfigError(
+            doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", remedy(error, do)
+        ) from None
 
 
 def unable(doing: str, error: BaseException) -> ConfigError:
@@ -380,10 +383,13 @@ def unable(doing: str, error: BaseException) -> ConfigError:
 
 
 def outcome_in(folder: Path) -> str:
-    """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
+    """The outcome of a run that is over, from its folder; "failed" if that cannot be read. OSError where this process
+    has no descriptor for it."""
     try:
         return str(json.loads((folder / OVER).read_text())["outcome"])
-    except (OSError, LookupError, TypeError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        if is_own(error):
+            raise
         return "failed"
 
 

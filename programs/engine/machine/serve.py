@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +25,7 @@ import uvloop
 import zmq
 
 from isthmus.programs.engine.cluster import cluster_file, machine_file
+from isthmus.programs.engine.cluster.cluster_file import HOSTS_OF_RUN
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine import bucket_road
@@ -35,10 +38,12 @@ from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.metrics.exporter import Exporter, MetricsAddress, on_loop
 from isthmus.programs.engine.metrics.run_status import RunStatus
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
-from isthmus.programs.engine.run.private_daemon import check_loopback
+from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
+from isthmus.runtime.system.addresses import host_and_port, is_name
 from isthmus.runtime.system.processes import name_process
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.control_client import ask
 
 LINE_LENGTH_MAX: Final = 2000
@@ -130,7 +135,9 @@ def run(
     `begin` is called at the start; `via`: as in MachineDaemon. ConfigError if name or address are taken, or for a later
     fault (`MachineDaemon.fail`).
     """
-    check_loopback(f"Starting the daemon {name!r}")
+    doing = f"Starting the daemon {name!r}"
+    check_room_for(doing, HOSTS_OF_RUN)
+    check_loopback(doing)
     manager = ServiceManager.of(os.environ)
     early = Interrupts()
     numbers = handle(early.on_signal)
@@ -145,6 +152,7 @@ def run(
         raise
     name_process(f"isthmus daemon {name}")
     _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
+    threading.Thread(target=_tell_unresolved, args=(machine.endpoint,), daemon=True).start()
     if exporter is not None:
         _tell(f"metrics are at {exporter.url}")
     admissions = None
@@ -240,9 +248,9 @@ def _open(
         doing = f"Listening at {endpoint}"
         if error.errno == zmq.EADDRINUSE:
             do = "Take another port with --listen, or end what listens there."
-            raise ConfigError(doing, "a free port", _who(endpoint), do) from None
+            raise ConfigError(doing, "a free port", _who(endpoint), remedy(error, do)) from None
         do = "Name an address of this machine, such as tcp://127.0.0.1:7400."
-        raise ConfigError(doing, "an address and a port that can be bound", str(error), do) from None
+        raise ConfigError(doing, "an address and a port that can be bound", str(error), remedy(error, do)) from None
     return machine
 
 
@@ -254,6 +262,20 @@ def _who(endpoint: str) -> str:
     if answer is None or answer["type"] != "machine":
         return "one in use"
     return f"the daemon {answer['name']!r}, process id {answer['pid']}"
+
+
+def _tell_unresolved(endpoint: str) -> None:
+    """Warn of an endpoint whose name this machine cannot resolve: others may, and hosts here cannot."""
+    host, port = host_and_port(endpoint)
+    if not is_name(host):
+        return
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        _tell(
+            f"warning: this machine cannot resolve {host} ({error.strerror or error}), so that nothing here finds this "
+            f"daemon by that name: enter it in /etc/hosts or DNS, or listen at an address, --listen tcp://10.0.0.1:{port}"
+        )
 
 
 def _tell(line: str) -> None:

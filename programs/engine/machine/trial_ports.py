@@ -15,6 +15,7 @@ from typing import Final, final
 from isthmus.programs.engine.cluster.cluster_file import checked_address
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.control_messages import Message
 
 OPEN: Final = "open-port"
@@ -51,7 +52,7 @@ class TrialPorts:
             server = addresses.serve(host if addresses.is_literal(host) else "", 0, 1)  # A name: at all addresses.
         except OSError as error:
             do = "Look at the limits of its daemon."
-            raise ConfigError(doing, "a free port", error.strerror or str(error), do) from None
+            raise ConfigError(doing, "a free port", error.strerror or str(error), remedy(error, do)) from None
         self._open.append(server)
         self._loop.call_later(OPEN_SECONDS, self._close, server)
         return {"type": "opened", "name": self._name, "port": server.getsockname()[1], "time_ns": time.time_ns()}

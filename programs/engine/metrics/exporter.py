@@ -22,6 +22,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.addresses import LOOPBACK
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.security_keys import is_loopback, is_loopback_name
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Exporter:
             self._server = make_server(address, port, self._answer, kind, _Handler)
         except (OSError, OverflowError) as error:
             do = "Take another --metrics-port, 0 for any that is free, and for --metrics-address one of this machine."
-            raise ConfigError(doing, "an address and a port that are free", str(error), do) from None
+            raise ConfigError(doing, "an address and a port that are free", str(error), remedy(error, do)) from None
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}{PATH}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

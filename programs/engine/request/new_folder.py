@@ -6,7 +6,8 @@ whose name was not requested gets the next number instead.
 
 The recorder decides the files that are written into the folder during the run.
 
-Exclusive use of a run folder: a lock on its file `run.lock`, which the kernel releases with the process that has it.
+Exclusive use of a run folder: a lock on its file `run.lock`, which the kernel releases with the process that has it; on
+a disk without locks a note stands in for it (`runtime.system.locks`).
 
 The processes that carry a run out have the lock for as long as one of them lives: a machine's daemon, or the command
 and its daemon, which inherits it; so no other command resumes a run between two daemons. The file names its last owner,
@@ -15,7 +16,6 @@ for people, and is never removed: a lock on a file that is gone keeps no process
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -30,6 +30,8 @@ from typing import Any, Final, Self, final
 from isthmus.programs import settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import is_text
+from isthmus.runtime.system.locks import NOTE_SUFFIX, FileLock, holder_of, is_locked
+from isthmus.runtime.system.refusals import is_absent, reason, remedy
 
 LOCK: Final = "run.lock"
 _TRIES_MAX: Final = 10
@@ -41,28 +43,53 @@ class InUseError(Exception):
     """A process that lives has this run folder."""
 
 
+class LockError(ConfigError):
+    """Whether another process has a run folder cannot be found out: the error is this process's, or its disk's."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        expected, do = "to lock it", "Name a folder on another disk with --run-dir."
+        super().__init__(f"Looking who has {path.parent}", expected, reason(error), remedy(error, do))
+
+
 @final
 class RunLock:
     """The lock on a folder, until it is closed, or this process ends, and every child that got its `file`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take it; InUseError if another process has it, OSError if there is no such folder."""
-        self._file = _opened(folder / LOCK)
-        for tries in range(1, _TRIES_MAX + 1):
-            if _is_taken(self._file):
-                break
-            if tries == _TRIES_MAX:
-                user = _said(self._file)
-                os.close(self._file)
-                raise InUseError(f"a run that goes on there, of process {user}")
-            time.sleep(_PAUSE_SECONDS)
+        """Take it; InUseError if another process has it, LockError where that cannot be found out, FileNotFoundError if
+        there is no such folder."""
+        path = folder / LOCK
+        try:
+            self._file = _opened(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise LockError(path, error) from None
+        try:
+            self._lock = self._taken(path)
+        except BaseException:
+            os.close(self._file)
+            raise
         self.sign()
+
+    def _taken(self, path: Path) -> FileLock:
+        lock = FileLock(self._file, path)
+        for tries in range(1, _TRIES_MAX + 1):
+            try:
+                if lock.take():
+                    return lock
+                if tries == _TRIES_MAX:
+                    raise InUseError(f"a run that goes on there, of process {_said(self._file, path)}")
+            except OSError as error:
+                raise LockError(path, error) from None
+            time.sleep(_PAUSE_SECONDS)
+        raise AssertionError("the last try returns, or raises")
 
     @classmethod
     def inherited(cls, file: int) -> Self:
         """The lock that the parent of this process has taken, by the descriptor that it passed on."""
         lock = cls.__new__(cls)
-        lock._file = file
+        lock._file, lock._lock = file, FileLock.inherited(file)
         os.set_inheritable(file, False)
         lock.sign()
         return lock
@@ -75,12 +102,14 @@ class RunLock:
     def sign(self) -> None:
         """Write the id of this process into the file, for people."""
         with suppress(OSError):  # A disk that takes nothing: the pid is missing, but the lock holds.
+            self._lock.sign()
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
         """Release the lock. Idempotent."""
         if self._file != -1:
+            self._lock.release()
             os.close(self._file)
             self._file = -1
 
@@ -94,13 +123,18 @@ class RunLock:
 
 
 def user_of(folder: Path) -> str:
-    """The id of the process that has a run folder; empty if none has."""
+    """The id of the process that has a run folder; empty if none has. LockError where that cannot be found out."""
+    path = folder / LOCK
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if is_absent(error):
+            return ""
+        raise LockError(path, error) from None
     try:
-        return "" if _is_taken(file) else _said(file)
+        return _said(file, path) if is_locked(file, path) else ""
+    except OSError as error:
+        raise LockError(path, error) from None
     finally:
         os.close(file)
 
@@ -113,17 +147,12 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
-def _is_taken(file: int) -> bool:
-    """Whether this process has the lock now."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _said(file: int) -> str:
-    """The pid in the file of the process that has the lock."""
+def _said(file: int, path: Path) -> str:
+    """The pid of the process that has the lock; with its host, and how to end that, where it is on another one."""
+    holder = holder_of(path)
+    if holder is not None and not holder.is_here:
+        note = path.with_name(path.name + NOTE_SUFFIX)
+        return f"{holder.pid} on {holder.host} (this disk has no locks: if that has ended, remove {note})"
     return os.pread(file, 32, 0).decode("ascii", "replace").strip() or "of an unknown number"
 
 
@@ -260,8 +289,10 @@ def prepared(path: Path) -> Iterator[None]:
 
 def _refused(path: Path, error: OSError) -> ConfigError:
     """The ConfigError for a disk that does not take the files of a run."""
-    reason, do = error.strerror or str(error), "Make room there, or choose another folder with --run-dir."
-    return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", reason, do)
+    do = "Make room there, or choose another folder with --run-dir."
+    return ConfigError(
+        f"Preparing the run folder {path}", "a disk that takes its files", reason(error), remedy(error, do)
+    )
 
 
 def document(config: Mapping[str, Mapping[str, Any]]) -> str:

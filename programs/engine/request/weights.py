@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from isthmus.ops.exchange.fragments import ROWS, Fragment
 from isthmus.ops.learner.first_version import file_of
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,7 @@ def tensors_in(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
             loaded = load_file(path)
         except (OSError, SafetensorError) as error:
             do = "The file is damaged; take the model from another copy of the run."
-            raise ConfigError(doing, f"{path.name}, whole", str(error), do) from None
+            raise ConfigError(doing, f"{path.name}, whole", str(error), remedy(error, do)) from None
         for name, array in loaded.items():
             rows = ROWS.fullmatch(name)
             if rows is None:

@@ -42,6 +42,7 @@ from isthmus.programs.engine.results.record import (
 )
 from isthmus.programs.engine.results.words import store_line
 from isthmus.runtime.supervision.incidents import Restarted
+from isthmus.runtime.system.refusals import is_absent, reason
 
 _END_SECONDS: Final = 3.5
 """A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
@@ -182,8 +183,9 @@ def _read(path: Path, problems: list[str], parse: Callable[[bytes], _T], otherwi
     """The parsed file, or `otherwise` and a problem."""
     try:
         return parse(path.read_bytes())
-    except OSError:
-        problems.append(f"{path.name} is not there.")
+    except OSError as error:
+        is_there = not is_absent(error)
+        problems.append(f"{path.name} cannot be read: {reason(error)}." if is_there else f"{path.name} is not there.")
     except (ValueError, RecursionError, KeyError, TypeError, OverflowError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
     return otherwise

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -31,7 +30,7 @@ from typing import Final
 import uvloop
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, LockError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead, ServerAhead
@@ -45,6 +44,7 @@ from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system import phases
 from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.system.processes import began_ns, cpu_seconds, name_process, unblock
+from isthmus.runtime.system.waiting import readable
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
@@ -73,6 +73,9 @@ def main(arguments: list[str]) -> int:
     except InUseError as error:
         sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")
         return IN_USE
+    except LockError as error:
+        sys.stderr.write(f"isthmus: {error}\n")
+        return IN_USE
     return _serve(options.run, lock, has_pipe=options.pipe, grace=options.grace)
 
 
@@ -87,7 +90,7 @@ def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int, asks
     server, plain = _server(descriptor, pid), _server(plain_descriptor, plain_pid)
     os.set_inheritable(asks, False)
     command, scripts = socket.socket(fileno=0), ScriptsAhead(socket.socket(fileno=asks))
-    while command not in (able := select.select([command, *scripts.watched()], [], [])[0]):
+    while command not in (able := readable([command, *scripts.watched()], None)):
         scripts.hear(able)
     text, files, _, _ = socket.recv_fds(command, ORDER_BYTES_MAX, 1)
     command.detach()

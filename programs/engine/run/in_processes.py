@@ -22,18 +22,23 @@ from typing import TYPE_CHECKING, Any, Final
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, interrupts
+from isthmus.programs.engine.run.going_on import going_on
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, interrupts
 from isthmus.programs.engine.run.preparing import DaemonAhead, in_child
 from isthmus.programs.engine.run.watch_loop import (
+    SECOND_SECONDS,
+    CutOffError,
     DetachedError,
+    LastResort,
     RunOutcome,
     RunWatch,
     Watch,
     ended,
     say,
 )
-from isthmus.runtime.errors import Fault, RunError
+from isthmus.runtime.errors import Fault, InterruptedRunError, RunError
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system import phases
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import began_ns, cpu_seconds
@@ -96,17 +101,19 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     `counts`: what this process has computed until now is the run's, because nothing else counts it.
     """
     from isthmus.programs.engine.islands.sizes import sizes_here
-    from isthmus.programs.engine.recorder.summary import fragments_in
+    from isthmus.programs.engine.recorder.summary import fragments_in, roster_counts
     from isthmus.programs.engine.request import spec
     from isthmus.programs.engine.request.graph_view import as_json
     from isthmus.programs.engine.request.kept_model import keep
     from isthmus.programs.engine.request.weights import weights_of
-    from isthmus.programs.engine.run.private_daemon import check_loopback
+    from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for
 
     fragments = fragments_in(request.graph)
     weights = None if begins_from is None else weights_of(begins_from, fragments)
     elastic = sizes_here(request)
-    check_loopback(f"Starting {request.name}")
+    doing = f"Starting {request.name}"
+    check_room_for(doing, sum(roster_counts(request.graph, request.job.learners).values()))
+    check_loopback(doing)
     request = request.with_folder()
     placement = {node.name: platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
@@ -199,19 +206,25 @@ def run_processes(
     folder = request.run_dir
     with request.locked() as lock, interrupts() as interrupted:
         daemon = PrivateDaemon(folder, lock, say, grace, request.ahead)
-        loop, is_detached = RunWatch(daemon, interrupted, grace), False
-        try:
-            loop.until_over(folder, watch, detaches=detaches)
-        except DetachedError:
-            is_detached = True
-            raise
-        except RunError as error:
-            daemon.kill()
-            if daemon.is_unwritten or not leave_failed(folder, daemon.seen, str(error)):
+        loop, is_detached = RunWatch(daemon, interrupted, grace, SECOND_SECONDS, is_own=True), False
+        with LastResort(daemon, interrupted):
+            try:
+                loop.until_over(folder, watch, detaches=detaches)
+            except DetachedError:
+                is_detached = True
                 raise
-        finally:
-            if not is_detached:
-                daemon.close(loop.patience)
+            except CutOffError as error:
+                daemon.kill()
+                way = going_on(folder, INTERRUPTED)
+                assert way is not None
+                raise InterruptedRunError(f"{folder} was {error}; to go on with it: {way.words()}") from None
+            except RunError as error:
+                daemon.kill()
+                if daemon.is_unwritten or not leave_failed(folder, daemon.seen, str(error), _left(interrupted)):
+                    raise
+            finally:
+                if not is_detached:
+                    daemon.close(loop.patience)
         if watch is None and detaches and interrupted.count:
             raise interrupted.error()
     path, over = folder / SUMMARY, folder / OVER
@@ -229,15 +242,26 @@ def detach(request: Submitted, grace: float = GRACE_SECONDS) -> None:
         run_processes(request, watch=None, detaches=True, grace=grace)
 
 
-def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
+ALL_SECONDS: Final = 9.5
+"""From a second signal until every process of the command is gone: what writes the end is one."""
+
+
+def _left(interrupted: Interrupts) -> float | None:
+    """The seconds in which the end of a run may be written without its daemon; None for as long as that takes."""
+    if interrupted.second_at is None:
+        return None
+    return max(0.0, interrupted.second_at + ALL_SECONDS - time.monotonic())
+
+
+def leave_failed(folder: Path, seen: Mapping[str, Any], error: str, seconds_max: float | None = None) -> bool:
     """Write the end of a run without a daemon, from the last status; returns whether it is written.
 
-    Does not wait for a disk that takes nothing now.
+    Does not wait for a disk that takes nothing now, nor for longer than `seconds_max`.
     """
     import msgspec
 
     from isthmus.programs.engine.run.private_daemon import refusal_of
-    from isthmus.programs.engine.run.run_end import RunEnd, finish_apart
+    from isthmus.programs.engine.run.run_end import FINISH_SECONDS_MAX, RunEnd, finish_apart
     from isthmus.runtime.supervision.flows import Flows, as_used
 
     if refusal_of(folder):
@@ -250,7 +274,7 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
     ending = RunEnd("failed", error, seen.get("training", {}), cpu, used, time.monotonic_ns(), None, [])
     with suppress(OSError, subprocess.SubprocessError):
         if not (folder / SUMMARY).exists():
-            finish_apart(folder, ending)
+            finish_apart(folder, ending, FINISH_SECONDS_MAX if seconds_max is None else seconds_max)
         write_json(folder / OVER, {"outcome": "failed", "error": error})
         return (folder / SUMMARY).exists()
     return False

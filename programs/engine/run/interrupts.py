@@ -22,6 +22,8 @@ import os
 import signal
 import sys
 import termios
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -44,12 +46,21 @@ def checked_grace(value: float) -> float:
     return value
 
 
+SAME_NOTICE_SECONDS: Final = 1.0
+"""Between two notices that are one: a terminal that goes sends SIGHUP twice, by the kernel and by its shell."""
+
+
 class Interrupts:
-    """The number of signals so far, how many were Ctrl-C (`presses`), and whether one was a notice to leave."""
+    """The number of signals so far, how many were Ctrl-C (`presses`), and whether one was a notice to leave; since
+    when there is one (`first_at`) and a `second_at`, on the monotonic clock."""
 
     def __init__(self) -> None:
         self.count = self.presses = 0
-        self._last = int(signal.SIGINT)
+        self.first_at: float | None = None
+        self.second_at: float | None = None
+        self._last, self._noticed_at = int(signal.SIGINT), -SAME_NOTICE_SECONDS
+        self.second = threading.Event()
+        """Set at the second one."""
 
     @property
     def is_to_leave(self) -> bool:
@@ -60,7 +71,19 @@ class Interrupts:
         """The signals' handler."""
         self.count, self._last = self.count + 1, number
         self.presses += number == signal.SIGINT
+        self._note_time(number, time.monotonic())
         _leave_terminal(number)
+
+    def _note_time(self, number: int, now: float) -> None:
+        if number != signal.SIGINT:
+            is_same, self._noticed_at = now - self._noticed_at < SAME_NOTICE_SECONDS, now
+            if is_same:
+                return
+        if self.first_at is None:
+            self.first_at = now
+        elif self.second_at is None:
+            self.second_at = now
+            self.second.set()
 
     def error(self) -> KeyboardInterrupt:
         """The KeyboardInterrupt of the last signal."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.disk import make_usable
 
 DAEMON_LOG: Final = "daemon.log"
 FORK_SERVER_LOG: Final = "forkserver.log"
@@ -17,10 +18,21 @@ PLAIN_SERVER_LOG: Final = "plainserver.log"
 """Of the fork server of the hosts that do not compute."""
 
 
-def opened_log(path: Path) -> BinaryIO:
-    """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
+def open_log(path: Path) -> BinaryIO:
+    """A log opened for appending, which its owner can read whatever the umask is that a task has set; OSError."""
+    file = path.open("ab")
     try:
-        return path.open("ab")
+        make_usable(file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def opened_log(path: Path) -> BinaryIO:
+    """The same; /dev/null if the disk refuses, because a host without a log is better than none."""
+    try:
+        return open_log(path)
     except OSError:
         return Path(os.devnull).open("ab")
 

@@ -13,6 +13,8 @@ was over, reads that from the run's folder. The evaluator's host has the script'
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
 from isthmus.programs.engine.request.weights import weights_of
 from isthmus.programs.engine.run.host_process import host_of, settle_on_core
+from isthmus.programs.engine.run.logs import log_of, opened_log
 from isthmus.programs.loop_task import LoopLife, layout_rows, leaf_rows, unlike
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, RunError
@@ -45,6 +48,51 @@ from isthmus.runtime.wire.daemon_notes import note_of
 
 END_SECONDS: Final = 10.0
 """Time limit for the thread of a host to end once it has been told to: it closes bodies, and writes its tape."""
+
+CLOSED_STATUS: Final = 71
+"""The exit status of a process whose script has closed the descriptors of its host: EX_OSERR."""
+CLOSED: Final = (
+    "isthmus: this script has closed descriptors that it had not opened (os.closerange, os.close), among them those of "
+    "its island, which ends with it.\n  Close only files of your own. A process that subprocess starts has none of "
+    "them anyway.\n"
+)
+
+
+@final
+class DescriptorWatch:
+    """Whether the descriptors that this process had as it began are still what they were.
+
+    libzmq aborts the process at its next call after one of its own was closed, and says no more than that.
+    """
+
+    def __init__(self) -> None:
+        self._ends = os.pipe()  # A pipe has an inode of its own, so that no other file passes for it.
+        self._known = self._found()
+
+    def is_whole(self) -> bool:
+        """Whether they are."""
+        return self._found() == self._known
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self.is_whole():
+            for each in self._ends:
+                os.close(each)
+
+    def _found(self) -> tuple[int, int] | None:
+        return identity_of(self._ends[0])
+
+
+def identity_of(descriptor: int) -> tuple[int, int] | None:
+    """Device and inode of an open file; None for a descriptor that is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return None
+        raise
+    return found.st_dev, found.st_ino
+
 
 Make = Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning]
 
@@ -96,6 +144,7 @@ class LoopHost:
         close_in_forks(in_forks)  # Before anything is dialled.
         self._host = host_of(folder, run_spec, member, life.daemon, plan, lent=lent)
         self._status: int | None = None
+        self._descriptors = DescriptorWatch()
         self._served = threading.Thread(target=self._serve, name=f"isthmus {replica}", daemon=True)
         self.place = IslandSlot(replica.slot, run_spec.job.slots_max, run_spec.job.seed)
         self.tokens_most = run_spec.job.tokens_at_most
@@ -130,6 +179,7 @@ class LoopHost:
     def leave(self) -> None:
         """Give what is left to give, and end; where the run is over, wait for its last model. A loop that has gone on
         since it had that has it again."""
+        self._check_descriptors()
         if not self._has_ended:
             self._host.back(self._node.name)
             if self._is_there and not self._host.is_run_over:
@@ -158,7 +208,20 @@ class LoopHost:
         assert isinstance(body, InnerStep)
         return body
 
+    def _check_descriptors(self) -> None:
+        """End this process, and say why, if its script has closed what the host needs: without that it cannot leave."""
+        if self._has_ended or self._descriptors.is_whole():
+            return
+        if self._is_guest:
+            with suppress(OSError):  # It may be closed, too.
+                os.write(2, CLOSED.encode())
+        else:
+            with opened_log(log_of(self._folder, self._replica)) as log:
+                log.write(CLOSED.encode())
+        os._exit(CLOSED_STATUS)
+
     def _go_on(self, is_enough: Callable[[], bool]) -> None:
+        self._check_descriptors()
         self._host.back(self._node.name)
         self._is_there = self._thread.run(is_enough)
         if self._is_there:
@@ -183,6 +246,7 @@ class LoopHost:
         """Wait for the end of the host, and see that the loop has the run's last model, where the run is over; RunError
         if it has failed, or that model is not here."""
         self._has_ended = True
+        self._descriptors.close()
         self._served.join(END_SECONDS)
         if self._status != 0:
             raise RunError("this island has ended: its log has the reason")

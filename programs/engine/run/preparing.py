@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,7 @@ from isthmus.runtime.system.processes import (
     kill_session,
     name_process,
 )
+from isthmus.runtime.system.waiting import readable
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
@@ -98,7 +100,7 @@ def _read(reader: int, child: int, interrupted: Interrupts) -> bytes:
         while True:
             if interrupted.count:
                 raise interrupted.error()
-            able = select.select(watched, [], [], SIGNAL_SECONDS)[0]
+            able = readable(watched, SIGNAL_SECONDS)
             if reader in able:
                 parts.append(os.read(reader, 1 << 16))
                 if not parts[-1] or parts[-1].endswith(_END):
@@ -241,19 +243,29 @@ class DaemonAhead:
             os.kill(self.pid, signal.SIGKILL)
 
     def _end(self, preparer: int) -> None:
-        """End both, and what the task has started: the daemon does that as it reads the end of this socket."""
-        with suppress(OSError):  # It is gone, and so is what it had.
-            watch = pidfd_open(preparer)
+        """End both, and what the task has started: the daemon does that as it reads the end of this socket. `preparer`:
+        0 if there is none."""
+        try:
+            if preparer:
+                _end_preparer(preparer)
+        finally:
+            self._socket.close()
+            until = time.monotonic() + END_SECONDS
+            while self.poll() is None and time.monotonic() < until:
+                time.sleep(SIGNAL_SECONDS)
+            self.kill()
+            self.wait()
+
+
+def _end_preparer(pid: int) -> None:
+    with suppress(ProcessLookupError):  # It is gone, and so is what it had.
+        watch = pidfd_open(pid)
+        try:
             pidfd_send_signal(watch, signal.SIGKILL)
-            select.select([watch], [], [])
-            kill_session(preparer)
+            readable([watch], None)
+            kill_session(pid)
+        finally:
             os.close(watch)
-        self._socket.close()
-        watch = pidfd_open(self.pid)
-        select.select([watch], [], [], END_SECONDS)
-        os.close(watch)
-        self.kill()
-        self.wait()
 
 
 def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: socket.socket) -> NoReturn:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -19,15 +18,17 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
-from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG
+from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG, open_log
 from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.daemon.ledger import FILE as LEDGER
+from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import signal_name
+from isthmus.runtime.system.processes import check_descriptors, kill_if, signal_name, started_at
+from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
@@ -67,7 +68,7 @@ class PrivateDaemon:
         `grace`: the seconds in which each sets the run aside.
         """
         self._folder, self._lock, self._say, self._grace = folder, lock, say, grace
-        self._is_set_aside = False
+        self._is_set_aside = self._is_given_up = False
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
@@ -102,6 +103,8 @@ class PrivateDaemon:
 
     def tend(self) -> None:
         """Start the next daemon once it is due; RunError if another is pointless."""
+        if self._is_given_up:
+            raise RunError("ended at once by a second signal")
         if self._process is not None and self._process.poll() is not None:
             self._follow(self._process)
         if self._process is None and not self.is_over and _now() >= self._due:
@@ -129,6 +132,15 @@ class PrivateDaemon:
         kill_all(self._folder)
         remove_dead_socket(self._folder)
 
+    def give_up(self) -> None:
+        """Kill every process of the run, from another thread than that of all else; the next `tend` raises."""
+        self._is_given_up = True
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        kill_all(self._folder)
+
     def close(self, patience: Callable[[], float]) -> None:
         """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
 
@@ -148,7 +160,9 @@ class PrivateDaemon:
     @property
     def _endpoint(self) -> str | None:
         """The daemon's endpoint; None until it is published, and while there is no daemon."""
-        note = note_of(self._folder)
+        note = None
+        with suppress(OSError):  # Too few descriptors now: it is asked again.
+            note = note_of(self._folder)
         is_there = note is not None and self._process is not None and note.pid == self._process.pid
         return note.endpoint if note is not None and is_there else None
 
@@ -173,7 +187,7 @@ class PrivateDaemon:
         command += ["--grace", str(self._grace)]
         try:
             logs.mkdir(exist_ok=True)
-            with (logs / DAEMON_LOG).open("ab") as log:
+            with open_log(logs / DAEMON_LOG) as log:
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -230,20 +244,35 @@ class PrivateDaemon:
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
 
 
+DESCRIPTORS_BASE: Final = 48
+"""Of a host: it has 40 beside those of its connections, and some more while it opens its bodies."""
+DESCRIPTORS_A_HOST: Final = 4
+"""Of a host that hears all others, as the evaluator and the recorder do, for each: control and data, both ways."""
+
+
+def check_room_for(doing: str, hosts: int) -> None:
+    """ConfigError unless each of so many hosts may have as many files open as it has connections."""
+    check_descriptors(doing, DESCRIPTORS_BASE + DESCRIPTORS_A_HOST * hosts)
+
+
 def check_loopback(doing: str) -> None:
     """ConfigError unless processes of this machine reach each other: hosts at 127.0.0.1, a daemon at its socket."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS_MAX).close()
     except OSError as error:
+        if is_own(error):
+            raise
         do = "Bring it up (ip link set lo up), or train in one process: --transport inproc."
         expected = "a loopback interface, over which the processes of a run talk"
-        raise ConfigError(doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", do) from None
+        raise ConfigError(
+            doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", remedy(error, do)
+        ) from None
     try:
         forget(private_endpoint())
     except OSError as error:
         expected, do = "room for the daemon's socket in the temporary folder", "Set TMPDIR to another folder."
-        raise ConfigError(doing, expected, str(error), do) from None
+        raise ConfigError(doing, expected, str(error), remedy(error, do)) from None
 
 
 def refusal_of(folder: Path) -> str:
@@ -285,18 +314,33 @@ def kill_all(folder: Path) -> None:
     """Kill every process of the run, and wait until they are gone.
 
     Processes of a run are identified by the destination of their output, so that one which its daemon had not yet
-    noted, or could not, is found as well.
+    noted, or could not, is found as well; and by its ledger, so that one which has closed its output is.
     """
     until = time.monotonic() + GONE_SECONDS_MAX
-    logs = os.path.realpath(folder / "logs")
-    while (processes := list(processes_of(folder))) and time.monotonic() < until:
-        for pid, _ in processes:
+    logs, noted = os.path.realpath(folder / "logs"), _noted(folder)
+
+    def is_of_run(pid: int) -> bool:
+        log = _log_of(pid)
+        return noted.get(pid, _NEVER) == started_at(pid) or (log is not None and str(log.parent) == logs)
+
+    while processes := [pid for pid in {*noted, *(pid for pid, _ in processes_of(folder))} if is_of_run(pid)]:
+        if time.monotonic() > until:
+            return
+        for pid in processes:
             with suppress(ProcessLookupError):
-                watch = pidfd_open(pid)
-                if (log := _log_of(pid)) is not None and str(log.parent) == logs:  # The number is no stranger's by now.
-                    pidfd_send_signal(watch, signal.SIGKILL)
-                os.close(watch)
+                kill_if(pid, is_of_run)
         time.sleep(PAUSE_SECONDS)
+
+
+_NEVER: Final = -1
+"""When no process has started."""
+
+
+def _noted(folder: Path) -> dict[int, int]:
+    """The living hosts in the ledger of a run: pid -> when it started. This process is none of them, where it is a
+    user's, which is a host beside its script."""
+    pids = living(folder) if (folder / LEDGER).exists() else []
+    return {pid: begun for pid in pids if pid != os.getpid() and (begun := started_at(pid)) is not None}
 
 
 def _log_of(pid: int) -> Path | None:

@@ -7,7 +7,6 @@ recalls its books, and holds the versions of the last snapshot like any other ho
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -37,7 +36,7 @@ from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
+from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for, kill_all
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
@@ -51,6 +50,8 @@ from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.locks import FileLock
+from isthmus.runtime.system.refusals import is_own, reason, remedy
 
 KEPT: Final = (FOLDER, "local")
 """The folders of a run that have what it goes on from."""
@@ -179,6 +180,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     _check_folder(folder, doing)
     check_loopback(doing)
     run_spec, outcome = spec.load(folder), outcome_of(folder)
+    check_room_for(doing, sum(run_spec.roles.values()))
     read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ))
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
@@ -214,14 +216,21 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
         file = path.open("ab")
     except OSError as error:
         do = "Name another folder with --run-dir."
-        raise ConfigError(doing, "a folder that can be written to", error.strerror or str(error), do) from None
+        raise ConfigError(doing, "a folder that can be written to", reason(error), remedy(error, do)) from None
     with file:
+        lock = FileLock(file.fileno(), path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            is_alone = lock.take()
+        except OSError as error:
+            do = "Name a folder on another disk with --run-dir."
+            raise ConfigError(doing, f"to lock {path}", reason(error), remedy(error, do)) from None
+        if not is_alone:
             do = f"Look at it: isthmus status {folder}"
-            raise ConfigError(doing, "a run that only this command starts", "another that does", do) from None
-        yield
+            raise ConfigError(doing, "a run that only this command starts", "another that does", do)
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def is_there(folder: Path, say: Callable[[str], None]) -> bool:
@@ -293,7 +302,7 @@ def _writing(folder: Path, doing: str) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         found = getattr(error, "strerror", None) or str(error)
         do = "Make room there, and type it again."
-        raise ConfigError(doing, f"a disk that takes what is written into {folder}", found, do) from None
+        raise ConfigError(doing, f"a disk that takes what is written into {folder}", found, remedy(error, do)) from None
 
 
 def _end_no_more(folder: Path, total: int, counted: int) -> None:
@@ -380,7 +389,9 @@ def _has_run(folder: Path, run: str) -> bool:
     """Whether a folder is that of the run, or may be about to be."""
     try:
         return spec.load(folder).run == run
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if is_own(error):
+            raise
         return not (folder / spec.SPEC).exists()
 
 
@@ -559,7 +570,9 @@ def _why_no_spec(folder: Path) -> tuple[str, str] | None:
         return (f"no {spec.SPEC}" if folder.is_dir() else "no such folder"), do
     except NotADirectoryError:
         return "a file", do
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        return f"a {spec.SPEC} that cannot be read: {reason(error)}", remedy(error, do)
+    except (ValueError, KeyError, TypeError) as error:
         do = "Resume it with the version of isthmus that began it; if that file is damaged, look for a copy of it."
         return f"a {spec.SPEC} that cannot be read: {error}", do
 

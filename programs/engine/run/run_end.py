@@ -69,15 +69,15 @@ def error_of(daemon: Daemon) -> str | None:
     return words.failure(daemon.failure, log)
 
 
-def finish_apart(folder: Path, ending: RunEnd) -> None:
-    """`finish` in a process of its own; its errors are in the run's log of the daemon."""
+def finish_apart(folder: Path, ending: RunEnd, seconds_max: float = FINISH_SECONDS_MAX) -> None:
+    """`finish` in a process of its own, for at most so long; its errors are in the run's log of the daemon."""
     with (folder / "logs" / "daemon.log").open("ab") as log:
         subprocess.run(
             [sys.executable, "-m", "isthmus.programs.engine.run.finish", str(folder)],
             input=msgpack.packb(asdict(ending)),
             stdout=log,
             stderr=log,
-            timeout=FINISH_SECONDS_MAX,
+            timeout=seconds_max,
             check=False,
             start_new_session=True,  # Shields it from Ctrl-C on the daemon's terminal.
         )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -47,6 +46,7 @@ from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import PR_SET_PDEATHSIG, end_child, environment, outlive_parent, spawn_leader
+from isthmus.runtime.system.waiting import readable
 
 MESSAGE_BYTES_MAX: Final = 1 << 16
 """Of a script with its arguments, and of a life."""
@@ -136,7 +136,7 @@ class _Waiting:
 
     def has_told(self) -> bool:
         """Whether it has said that it has told of its model."""
-        return bool(select.select([self.told], [], [], 0)[0] and self.told.read(1))
+        return bool(readable([self.told], 0) and self.told.read(1))
 
     def begin(self, life: LoopLife, log: Path) -> bool:
         """Give it its life, and the log for its output; whether it is there for that."""

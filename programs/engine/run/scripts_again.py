@@ -21,6 +21,7 @@ from isthmus.programs.engine.run.resume import locked
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.refusals import is_own
 
 CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
 """The settings that still mean something."""
@@ -34,7 +35,11 @@ def unfinished(folder: Path) -> list[str]:
         dismissed = summary.get("scripts_dismissed", []) if summary["outcome"] == "done" else []
         names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
         return [str(name) for name in (*names, *dismissed)]
-    except (OSError, ValueError, LookupError, TypeError):
+    except OSError as error:
+        if is_own(error):
+            raise
+        return []
+    except (ValueError, LookupError, TypeError):
         return []
 
 

@@ -1,19 +1,23 @@
 """The watch of a command over a run, under the run's own daemon or that of a machine: one loop, one rule for Ctrl-C.
 
 The first Ctrl-C asks the daemon to stop the run, the second to end it at once; SIGTERM asks it to set the run aside. A
-daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C.
+daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C. After a
+second signal of any kind nothing of the run lives for longer than ten seconds (`LastResort`).
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, final
 
 from isthmus.programs.engine.results.words import counted
 from isthmus.programs.engine.run.going_on import going_on
@@ -24,9 +28,23 @@ from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 STATUS_SECONDS: Final = 0.25
 END_SECONDS_MAX: Final = 90.0
 """Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
+SECOND_SECONDS: Final = 7.0
+"""Time limit for a run's own daemon to end it, after a second signal: of the ten seconds until all processes are gone,
+the rest is to kill them, and to write the end."""
+MARGIN_SECONDS: Final = 30.0
+"""Beyond the grace of a notice, until its daemon is given up: a busy machine writes the last files for long."""
+BLOCKED_SECONDS: Final = 1.0
+"""Beyond SECOND_SECONDS, for a command that is not blocked to give its daemon up itself."""
 HURRIED_SECONDS: Final = 5.0
 """Time limit for a daemon to end the run at once, after a third Ctrl-C."""
 SECOND: Final = "ended at once by a second Ctrl-C"
+
+
+CUT_OFF: Final = "cut off by a second signal"
+
+
+class CutOffError(RunError):
+    """A notice to leave was not carried out in time, or a second one came: the run is cut off, as by a kill."""
 
 
 class Watch(Protocol):
@@ -78,8 +96,18 @@ class WatchedDaemon(Protocol):
 class RunWatch:
     """Watches the run of a daemon, and passes Ctrl-C on."""
 
-    def __init__(self, daemon: WatchedDaemon, interrupted: Interrupts, grace: float = GRACE_SECONDS) -> None:
+    def __init__(
+        self,
+        daemon: WatchedDaemon,
+        interrupted: Interrupts,
+        grace: float = GRACE_SECONDS,
+        end_seconds: float = END_SECONDS_MAX,
+        *,
+        is_own: bool = False,
+    ) -> None:
+        """`is_own`: the daemon is this command's, which ends it if it does not come to the end within `end_seconds`."""
         self._daemon, self._interrupted, self._grace = daemon, interrupted, grace
+        self._end_seconds, self._is_own = end_seconds, is_own
         self._heard, self._since = 0, 0.0
         self._has_set_aside = False
 
@@ -101,10 +129,29 @@ class RunWatch:
 
     def patience(self) -> float:
         """Seconds to wait for a daemon."""
-        return HURRIED_SECONDS if self._interrupted.presses > 2 else END_SECONDS_MAX
+        if self._is_own and self._interrupted.second_at is not None:
+            return max(0.0, min(self._interrupted.second_at + SECOND_SECONDS - time.monotonic(), self._limit()))
+        return self._limit()
+
+    def _limit(self) -> float:
+        """Seconds for the answer to a request."""
+        if self._interrupted.presses > 2:
+            return HURRIED_SECONDS
+        return self._end_seconds if self._interrupted.presses == 2 else END_SECONDS_MAX
+
+    def _check_left(self) -> None:
+        """CutOffError if a notice to leave was not carried out by now, where this command can do it."""
+        if not self._is_own or not self._interrupted.is_to_leave:
+            return
+        now, first, second = time.monotonic(), self._interrupted.first_at, self._interrupted.second_at
+        if second is not None and now > second + self._end_seconds:
+            raise CutOffError(CUT_OFF)
+        if first is not None and now > first + self._grace + MARGIN_SECONDS:
+            raise CutOffError(f"cut off: its daemon did not set it aside within {self._grace:g} s")
 
     def _pass_on(self) -> None:
         """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
+        self._check_left()
         if self._interrupted.is_to_leave and not self._has_set_aside:
             self._has_set_aside = self._daemon.confirms({"type": SET_ASIDE, "seconds": self._grace})
         wanted = min(self._interrupted.presses, 2)
@@ -115,12 +162,52 @@ class RunWatch:
             self._heard, self._since = wanted, time.monotonic()
         elif wanted > self._heard and wanted == 2:
             raise RunError(f"{SECOND}; its daemon did not answer, and {fate}")
-        limit = self.patience()
+        limit = self._limit()
         is_late = time.monotonic() > self._since + limit
         if self._heard == 2 and is_late:
             raise RunError(f"{SECOND}; its daemon did not come to the end within {limit:.0f} s, and {fate}")
         if wanted > self._heard and is_late:
             raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
+
+
+class Endable(Protocol):
+    """A daemon that this command can end, with its run."""
+
+    def give_up(self) -> None:
+        """End all of its processes; the command finds no daemon any more."""
+
+
+@final
+class LastResort:
+    """While a run lasts: a thread that ends its processes after a second signal, where the command itself is blocked,
+    as by a terminal that takes no output."""
+
+    def __init__(self, daemon: Endable, interrupted: Interrupts) -> None:
+        self._daemon, self._interrupted = daemon, interrupted
+        self._is_over = threading.Event()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="isthmus-last-resort", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._interrupted.second.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        self._interrupted.second.wait()
+        if self._is_over.wait(SECOND_SECONDS + BLOCKED_SECONDS):
+            return
+        self._daemon.give_up()
+        if not self._is_over.wait(BLOCKED_SECONDS):
+            leave_output()
+            with suppress(ProcessLookupError):
+                signal.pthread_kill(self._main, signal.SIGINT)  # What is blocked is tried again, and goes nowhere.
 
 
 def _is_read(watch: Watch | None, status: Mapping[str, Any], *, otherwise: bool) -> bool:

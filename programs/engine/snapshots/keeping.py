@@ -33,6 +33,7 @@ from isthmus.programs.engine.snapshots.stored import (
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
+from isthmus.runtime.system.refusals import remedy
 
 
 class CourierResult(NamedTuple):
@@ -243,7 +244,7 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
             _write(snapshot.head, folder, disk)
     except OSError as error:
         do = "Look at its name, at the credentials of this machine, and at the room on its disk."
-        raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), do) from None
+        raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), remedy(error, do)) from None
     except ValueError as error:
         do = "Look for a copy of it, or start the run again."
         raise ConfigError(doing, f"a snapshot in {place.text} that is whole", str(error)[:1000], do) from None
@@ -278,7 +279,9 @@ def begin_term(place: StorePlace, snapshot: FetchedSnapshot, folder: Path, home:
         write_bytes(folder / TERM, f"{term}\n".encode(), disk)
     except OSError as error:
         do = "Look for the run there; or type the command again, if there is none."
-        raise ConfigError(doing, f"a run in {place.text} that nobody else resumes", words(error), do) from None
+        raise ConfigError(
+            doing, f"a run in {place.text} that nobody else resumes", words(error), remedy(error, do)
+        ) from None
 
 
 @final

@@ -27,6 +27,7 @@ from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, Version
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.refusals import remedy
 
 
 class Store(Protocol):
@@ -494,7 +495,9 @@ def check(place: StorePlace, disk: Disk, *, run: str = "") -> None:
         finally:
             store.remove(name)
     except OSError as error:
-        raise ConfigError(doing, f"a place that can be written, {place.text}", words(error), do) from None
+        raise ConfigError(
+            doing, f"a place that can be written, {place.text}", words(error), remedy(error, do)
+        ) from None
     if not is_there:
         raise ConfigError(doing, f"a place that gives back what it was given, {place.text}", "something else", do)
     if present:

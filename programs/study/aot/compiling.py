@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,8 @@ from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, Count
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.processes import status_name
+from isthmus.runtime.system.waiting import readable
 
 WORKER: Final = "isthmus.programs.study.aot.worker"
 _ENVIRONMENT: Final = {
@@ -102,7 +103,7 @@ def compiled_for(
         faults = (Fault(*fault) for fault in answer["faults"])
         raise ConfigError.of(fault._replace(action=fault.action + there) for fault in faults)
     if "answer" not in answer:
-        how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
+        how = answer.get("error") or f"its process ended with {status_name(answer['status'])}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
     return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
 
@@ -119,7 +120,7 @@ def _heard(worker: subprocess.Popen[bytes], request: str, on_progress: Callable[
     begun, doing, buffered = time.monotonic(), "", b""
     while True:
         on_progress(doing, time.monotonic() - begun)
-        if not select.select([worker.stdout], [], [], _PROGRESS_SECONDS)[0]:
+        if not readable([worker.stdout], _PROGRESS_SECONDS):
             continue
         read = os.read(worker.stdout.fileno(), 1 << 16)
         buffered += read

@@ -39,6 +39,7 @@ from isthmus.programs.study.dashboard import parts
 from isthmus.programs.study.dashboard.watched_run import Look, WatchedRun, place_of, runs_below
 from isthmus.programs.study.terminal.figures import TokenSpeed
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.security_keys import OTHERS, is_loopback, is_loopback_name
 
 if TYPE_CHECKING:
@@ -432,7 +433,7 @@ def read_token(file: Path | None) -> str:
                 text = opened.read(4096).decode("utf-8").strip()
         except (OSError, ValueError) as error:
             do = "Make one: (umask 077; openssl rand -hex 16 > FILE)."
-            raise ConfigError(doing, "a file with a token", str(error), do) from None
+            raise ConfigError(doing, "a file with a token", str(error), remedy(error, do)) from None
         if mode & OTHERS:
             do = f"Type `chmod 600 {file}`; and make a new one if somebody may have read it."
             raise ConfigError(doing, "a file that only its owner may read", f"one with mode {mode:04o}", do)
@@ -456,7 +457,7 @@ def bound(address: str, port: int, token: str) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         do = "Take another --port, 0 for any that is free, and for --address one of this machine."
-        raise ConfigError(doing, "an address and a port that are free", str(error), do) from None
+        raise ConfigError(doing, "an address and a port that are free", str(error), remedy(error, do)) from None
 
 
 @final

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.programs.engine.results.words import seconds, size
+from isthmus.programs.engine.run.private_daemon import DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
 
 State: TypeAlias = Literal["ok", "note", "fails"]
 OK: Final = "ok"
 NOTE: Final = "note"
 FAILS: Final = "fails"
 
-DESCRIPTORS: Final = 32
-DESCRIPTORS_PER_HOST: Final = 8
-"""Of a host in a run of so many hosts: at most 55 were counted in one of 7."""
 THREADS_PER_HOST: Final = 24
 THREADS_PER_CORE: Final = 2
 """Of a host: 20 were counted on 2 cores; the pools of jax have a thread for each core."""
@@ -296,7 +294,7 @@ def _limits(facts: Facts) -> Iterator[Check]:
         do = "Correct it as `isthmus train` demands; memory and limits are judged once it can be prepared."
         yield Check("request", FAILS if need.is_wrong else NOTE, need.refusal, f"{need.what}, prepared", do)
     hosts = max(need.hosts, 1)
-    least = DESCRIPTORS + DESCRIPTORS_PER_HOST * hosts
+    least = DESCRIPTORS_BASE + DESCRIPTORS_A_HOST * hosts
     limit = f"{facts.descriptors} (hard {facts.descriptors_max})"
     do = f"ulimit -n {least}" if facts.descriptors_max >= least else f"Raise the hard limit to {least} or more."
     is_enough = facts.descriptors >= least

@@ -27,6 +27,7 @@ from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.study.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
+from isthmus.runtime.system.processes import status_name
 
 JAX_SECONDS_MAX: Final = 90.0
 """The runtime of a TPU takes half a minute to open its chips; a jax that waits for other processes waits for ever."""
@@ -79,7 +80,7 @@ class OpeningDevices:
             return JaxFacts(refusal=f"no device within {JAX_SECONDS_MAX:.0f} s")
         lines = output.decode(errors="replace").splitlines()
         if self._process.returncode != 0 or not lines:
-            reason = (errors.decode(errors="replace").strip().splitlines() or [f"status {self._process.returncode}"])[
+            reason = (errors.decode(errors="replace").strip().splitlines() or [status_name(self._process.returncode)])[
                 -1
             ]
             return JaxFacts(refusal=reason[:_REASON_LENGTH_MAX])

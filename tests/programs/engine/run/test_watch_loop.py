@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isthmus.programs.engine.request.new_folder import RunLock
-from isthmus.programs.engine.run import watch_loop
+from isthmus.programs.engine.run import interrupts, watch_loop
 from isthmus.programs.engine.run.interrupts import Interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
-from isthmus.programs.engine.run.watch_loop import DetachedError, RunWatch
+from isthmus.programs.engine.run.watch_loop import (
+    MARGIN_SECONDS,
+    SECOND_SECONDS,
+    CutOffError,
+    DetachedError,
+    LastResort,
+    RunWatch,
+)
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.wire.control_messages import Message
+from tests.patience import PATIENCE
 
 RUN = Path("run")
 STATUS: Message = {"training": {}, "hosts": []}
@@ -101,6 +110,88 @@ def test_a_daemon_that_confirms_the_end_and_does_not_come_to_it_is_given_up(monk
     daemon.interrupted.count = daemon.interrupted.presses = 2
     with pytest.raises(RunError, match="did not come to the end within 90 s, and is no more"):
         RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+
+
+class Clock:
+    """So many seconds from one look at it to the next."""
+
+    def __init__(self, step: float) -> None:
+        self._now, self._step = 0.0, step
+
+    def __call__(self) -> float:
+        self._now += self._step
+        return self._now
+
+
+@pytest.mark.parametrize(("seconds_apart", "is_second"), [(0.5, False), (1.5, True)])
+def test_notices_within_a_second_are_one(
+    seconds_apart: float, is_second: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts.time, "monotonic", Clock(seconds_apart))
+    interrupted = Interrupts()
+    for _ in range(2):
+        interrupted.on_signal(signal.SIGHUP, None)
+    assert interrupted.second.is_set() == is_second
+    assert interrupted.count == 2
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)])
+def test_a_press_is_a_signal_of_its_own(numbers: tuple[int, int]) -> None:
+    interrupted = Interrupts()
+    for number in numbers:
+        interrupted.on_signal(number, None)
+    assert interrupted.second.is_set()
+
+
+@pytest.mark.parametrize("is_second", [True, False])
+def test_a_notice_that_is_not_carried_out_cuts_the_run_off(is_second: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(1000, is_deaf=True)
+    for number in (signal.SIGTERM, *((signal.SIGINT,) if is_second else ())):
+        daemon.interrupted.on_signal(number, None)
+    clock = Clock(1.0)
+    monkeypatch.setattr(watch_loop.time, "monotonic", clock)
+    daemon.interrupted.first_at = 0.0
+    daemon.interrupted.second_at = 0.0 if is_second else None
+    with pytest.raises(CutOffError):
+        RunWatch(daemon, daemon.interrupted, 20.0, SECOND_SECONDS, is_own=True).until_over(RUN, None)
+    least = SECOND_SECONDS if is_second else 20.0 + MARGIN_SECONDS
+    assert least < clock() <= least + 10.0
+
+
+def test_a_daemon_that_is_not_this_commands_is_only_asked() -> None:
+    daemon = Daemon(5)
+    daemon.interrupted.on_signal(signal.SIGTERM, None)
+    daemon.interrupted.first_at = -1e6
+    RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+    assert daemon.requests == ["set-aside"]
+
+
+class Wedged:
+    """A daemon whose command is blocked."""
+
+    def __init__(self) -> None:
+        self.is_given_up = threading.Event()
+
+    def give_up(self) -> None:
+        self.is_given_up.set()
+
+
+def test_a_thread_ends_what_a_blocked_command_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_loop, "SECOND_SECONDS", 0.0)
+    monkeypatch.setattr(watch_loop, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(watch_loop.signal, "pthread_kill", lambda thread, number: None)
+    daemon, interrupted = Wedged(), Interrupts()
+    with LastResort(daemon, interrupted):
+        for _ in range(2):
+            interrupted.on_signal(signal.SIGINT, None)
+        assert daemon.is_given_up.wait(PATIENCE)
+
+
+def test_a_command_that_ends_is_left_alone() -> None:
+    daemon = Wedged()
+    with LastResort(daemon, Interrupts()):
+        pass
+    assert not daemon.is_given_up.is_set()
 
 
 def test_where_nobody_reads_the_output_the_run_goes_on_with_its_command_or_without(
