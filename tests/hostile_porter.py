@@ -74,6 +74,7 @@ class HostilePorter:
                 return
             names = [*WAYS, SLOW, SILENT]
             name = names[next(self._numbers) % len(names)]
+            self.met[name] += 1
             made.recv(100)
             if name == SLOW:
                 for each in GREETED + CONNECTED:
@@ -87,7 +88,6 @@ class HostilePorter:
                 if answered:
                     made.recv(100)
                     made.sendall(answered)
-            self.met[name] += 1
 
     def _lead(self, made: socket.socket) -> None:
         with socket.create_connection(self._daemon) as far:

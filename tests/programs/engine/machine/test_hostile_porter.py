@@ -11,7 +11,7 @@ import pytest
 from isthmus.runtime.supervision.incidents import Ended
 from tests.hostile_porter import HostilePorter
 from tests.programs.engine.machine.cluster_place import Machines
-from tests.programs.engine.machine.daemon_place import MachineDaemon, Place
+from tests.programs.engine.machine.daemon_place import Place
 
 pytestmark = pytest.mark.process
 ONE_PORT = ("--ports", "7400-7400")
@@ -26,8 +26,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(place: Place) -> None:
     machines = Machines(place, "alpha")
-    machines.here("beta")
-    beta = MachineDaemon(place, "beta", "tcp://127.0.0.1:0", *ONE_PORT)
+    beta = machines.start("beta", "tcp://127.0.0.1:0", *ONE_PORT)
     machines.here("alpha")
     alpha = machines.daemons["alpha"]
     with closing(HostilePorter(beta.address)) as porter:
@@ -43,10 +42,10 @@ def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(plac
 
 
 def test_a_placed_syncer_and_a_joined_machine_outlive_a_hostile_porter_of_their_home(place: Place) -> None:
-    machines = Machines(place, "beta")
+    machines = Machines(place)
+    alpha = machines.start("alpha", "tcp://127.0.0.1:0", *ONE_PORT)
+    machines.start("beta")
     machines.here("alpha")
-    machines.daemons["alpha"] = alpha = MachineDaemon(place, "alpha", "tcp://127.0.0.1:0", *ONE_PORT)
-    machines.first = "alpha"
     with closing(HostilePorter(alpha.address)) as porter:
         inner, alpha.address = alpha.address, porter.address
         roles = {"alpha": 'roles = ["evaluator", "learner"]\nislands = 1', "beta": 'roles = ["syncer"]'}
