@@ -1,4 +1,4 @@
-"""What stands before a daemon as its porter seems to: it leads to the daemon, and is hostile to whoever asks for a host."""
+"""What seems to be the porter of a daemon: it leads to the daemon, and is hostile to whoever asks for a host."""
 
 from __future__ import annotations
 

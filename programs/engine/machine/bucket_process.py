@@ -1,8 +1,9 @@
 """The process beside a daemon that carries connections through a bucket, to or from the home of its runs.
 
 `python -m isthmus.programs.engine.machine.bucket_process [LISTENER]`, started by a daemon (`bucket`), never by hand.
-The first line of its standard input is a `BucketTask`; further ones are the keys that a home admits, and of how many machines each may be. Lines of output
-are for people (`tell`), or count its requests (`use`). When standard input ends, so does the process.
+The first line of its standard input is a `BucketTask`; further ones are the keys that a home admits, and of how many
+machines each may be. Lines of output are for people (`tell`), or count its requests (`use`). When standard input ends,
+so does the process.
 
 It decides when an object is written and when the next one is looked for, what becomes of passages that nobody goes on
 with, and what is removed. `bucket_passage` decides what is in an object.

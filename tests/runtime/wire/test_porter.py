@@ -261,7 +261,7 @@ def test_a_site_has_its_share_of_connections_that_say_nothing_and_of_ways(
     first, *_ = [served.dial() for _ in range(3)]
     assert received(first, 1) == b""
     daemon = served.dial(b"\xff1")
-    there, source = served.accepted(served.daemon)
+    there, _ = served.accepted(served.daemon)
     assert received(there, 2) == b"\xff1"
     refused = [served.dial(b"\xff2") for _ in range(3)]
     assert [received(each, 1) for each in refused] == [b"", b"", b""]
@@ -534,7 +534,7 @@ class OneProxy:
                 made, _ = self._listener.accept()
                 with suppress(OSError), made:
                     made.settimeout(PATIENCE)
-                    for answer in self._answers:
+                    for answer in filter(None, self._answers):
                         made.recv(100)
                         for at in range(0, len(answer), 1 if self._pause else 1000):
                             made.sendall(answer[at : at + (1 if self._pause else 1000)])
@@ -555,9 +555,11 @@ def test_a_proxy_has_one_time_for_all_of_its_answers() -> None:
 
 @pytest.mark.parametrize("end", [b"\x01" + bytes(6), b"\x04" + bytes(18), b"\x03\x05alpha\x0f\xa1"])
 def test_of_an_answer_nothing_is_left_to_those_who_dial(end: bytes) -> None:
-    with OneProxy(GREETED, CONNECTED[:3] + end + b"next") as proxy:
-        with porter_relay.dial(proxy.address, "tcp://alpha:4001", PATIENCE) as way:
-            assert received(way, 4) == b"next"
+    with (
+        OneProxy(GREETED, CONNECTED[:3] + end + b"next") as proxy,
+        porter_relay.dial(proxy.address, "tcp://alpha:4001", PATIENCE) as way,
+    ):
+        assert received(way, 4) == b"next"
 
 
 @pytest.mark.parametrize(
