@@ -250,6 +250,8 @@ def test_a_hello_that_comes_again_after_its_passage_begins_none(ways: Ways, monk
     for task in list(ways.home_end._runs.values()):
         ways.loop.call_soon_threadsafe(task.cancel)
     wait_for(lambda: identity not in ways.home_end._runs)
+    # Nobody is about to remove it for its first time: the home has to see it.
+    wait_for(lambda: name not in ways.objects() and not any(store._gone for store in ways.stores))
     begun: list[bytes] = []
     greeted = bucket_process.BucketPassage
 
