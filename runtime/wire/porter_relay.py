@@ -110,6 +110,8 @@ class ProxyAnswers:
                 more = self._way.recv(count - len(data))
             except TimeoutError:
                 raise OSError(f"no answer within {self._seconds_max:g} s") from None
+            except ConnectionError:
+                more = b""
             if not more:
                 raise OSError("it has hung up")
             data += more
