@@ -4,20 +4,21 @@
 and of a line to the daemon, and the port on loopback at which the daemon itself listens. Started by a daemon, never by
 hand.
 
-It decides how many connections there may be, and whose turn it is; `porter_greeting` decides where each leads. It has
-no keys, and reads nothing of what it passes on.
+It decides how many connections there may be, of all and of one site; `porter_greeting` decides where each leads, and
+`ways` pass bytes on. It has no keys, and reads nothing of what it passes on.
 
-Theory of operation. One thread, one epoll. A *way* is a pair of sockets. A turn reads at most PIECE_BYTES of each
-socket that has some, and writes them to the other one; what that does not take waits here, and nothing more is read
-until it is gone. So TCP slows the sender down, the credit of sessions counts end to end, and a heartbeat waits for one
-piece of each other way at most. The daemon sends the endpoints of its hosts whenever they change, all of them each
-time; of connections to itself it learns the real address of the peer, because it sees them come from loopback. When the
-daemon has gone, so has the porter.
+Theory of operation. One thread, one epoll. A *site* is an address, or a network of IPv6 of 64 bits, as one party has
+it; it has bounds of its own, so that none takes what the others need. Loopback is none: from there come the connections
+of this machine's bucket, whose passages have bounds of their own. A bound that is reached is told to the daemon, once a
+minute. The daemon sends the endpoints of its hosts whenever they change, all of them each time; of connections to
+itself it learns the real address of the peer, because it sees them come from loopback. When the daemon has gone, so has
+the porter.
 """
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import resource
 import selectors
@@ -25,11 +26,11 @@ import signal
 import socket
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX, is_literal
+from isthmus.runtime.system.addresses import is_literal
 from isthmus.runtime.system.processes import die_with_parent
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -42,36 +43,34 @@ from isthmus.runtime.wire.porter_greeting import (
     ToHost,
     TurnDown,
 )
+from isthmus.runtime.wire.ways import Ways, WaySocket, prepared, sent
 
-PIECE_BYTES: Final = 512 << 10
-"""Read at once: 0.3 ms of a core. Smaller ones carry less, larger no more (tests/bench/long/bench_porter.py)."""
 WAYS_MAX: Final = 4096
 """Two for each pair of hosts: four times the peers of one host, and twice the file descriptors."""
+WAYS_OF_SITE_MAX: Final = 1024
+"""512 pairs of hosts: 64 machines behind one address, with eight of each."""
 GREETINGS_MAX: Final = 256
 """Connections that have not said yet where they lead; the oldest gives way."""
+GREETINGS_OF_SITE_MAX: Final = 64
+"""Likewise: as many begin at once where 32 hosts behind one address dial one of this machine."""
 GREETING_SECONDS_MAX: Final = 5.0
 CROWDED_SECONDS: Final = 0.2
 """Time without accepting after descriptors have run out."""
 LINE_BYTES_MAX: Final = 1 << 20
 SOURCES: Final = 1 << 16
 """Addresses 127.1.0.0 to 127.1.255.255, from which connections reach the daemon, in turns."""
+TELL_SECONDS: Final = 60.0
+FULL: Final = "full"
+"""Begins a line to the daemon about a bound that is reached: `full KIND BOUND SITE`, without a SITE where the bound is
+that of all."""
+BoundKind: TypeAlias = Literal["ways", "greetings"]
 
 
-class RelaySocket:
-    """One socket of a way: `held` are bytes for it that it has not taken; `other` is the far end."""
+class Greeting(NamedTuple):
+    """A connection that has not said yet where it leads, until when it may, and what of it has come."""
 
-    __slots__ = ("connecting", "greeting", "greeting_until", "held", "is_closing", "other", "peer", "socket", "watched")
-
-    def __init__(self, made: socket.socket, peer: str = "") -> None:
-        self.socket, self.peer = made, peer
-        self.other: RelaySocket | None = None
-        self.greeting: SocksGreeting | None = None
-        self.greeting_until = 0.0
-        self.held = memoryview(b"")
-        self.connecting = b""
-        """On the far end, until it is connected: the bytes that tell the dialler so."""
-        self.is_closing = False
-        self.watched = 0
+    until: float
+    greeting: SocksGreeting
 
 
 class PorterProcess:
@@ -81,9 +80,12 @@ class PorterProcess:
         self._listener, self._line, self._port = listener, line, port
         self._selector = selectors.DefaultSelector()
         self._open: set[tuple[str, int]] = set()
-        self._greeting: OrderedDict[RelaySocket, None] = OrderedDict()
-        self._piece = memoryview(bytearray(PIECE_BYTES))
-        self._ways = self._sources = 0
+        self._greeting: OrderedDict[WaySocket, Greeting] = OrderedDict()
+        self._ways = Ways(self._selector, self._ended)
+        self._counts: Counter[str] = Counter()
+        """Ways by site."""
+        self._told: dict[BoundKind, float] = {}
+        self._sources = 0
         self._crowded_until = 0.0
         self._is_over = False
         for each in (listener, line):
@@ -98,9 +100,18 @@ class PorterProcess:
                     self._accept()
                 elif key.fileobj is self._line:
                     self._hear()
-                elif key.data.watched:  # Not closed in this turn.
-                    self._turn(key.data, ready)
+                elif not key.data.watched:  # Closed in this turn.
+                    continue
+                elif key.data in self._greeting:
+                    self._greet(key.data)
+                elif key.data.connecting:
+                    self._connected(key.data)
+                else:
+                    self._ways.turn(key.data, ready)
             self._look_at_time()
+        self._ways.close_all()
+        for each in self._greeting:
+            each.socket.close()
         self._selector.close()
 
     # -- connections ---------------------------------------------------------------------------------------------------
@@ -113,17 +124,34 @@ class PorterProcess:
                 self._crowded_until = time.monotonic() + CROWDED_SECONDS
                 self._selector.unregister(self._listener)
             return
-        end = RelaySocket(_prepared(made), address[0].removeprefix("::ffff:"))
-        end.greeting = SocksGreeting(lambda host, port: (host, port) in self._open)
-        end.greeting_until = time.monotonic() + GREETING_SECONDS_MAX
-        self._greeting[end] = None
-        self._watch(end, selectors.EVENT_READ)
-        if len(self._greeting) > GREETINGS_MAX:
-            self._close(next(iter(self._greeting)))
+        end = WaySocket(prepared(made), address[0].removeprefix("::ffff:"))
+        greeting = SocksGreeting(lambda host, port: (host, port) in self._open)
+        self._greeting[end] = Greeting(time.monotonic() + GREETING_SECONDS_MAX, greeting)
+        self._ways.watch(end, selectors.EVENT_READ)
+        site = site_of(end.peer)
+        of_site = [each for each in self._greeting if site and site_of(each.peer) == site]
+        if len(of_site) > GREETINGS_OF_SITE_MAX:
+            self._tell_full("greetings", GREETINGS_OF_SITE_MAX, site)
+            self._hang_up(of_site[0])
+        elif len(self._greeting) > GREETINGS_MAX:
+            self._tell_full("greetings", GREETINGS_MAX)
+            self._hang_up(next(iter(self._greeting)))
 
-    def _greet(self, end: RelaySocket) -> None:
+    def _hang_up(self, end: WaySocket) -> None:
+        """Close a connection that has not said where it leads."""
+        del self._greeting[end]
+        self._ways.watch(end, 0)
+        end.socket.close()
+
+    def _ended(self, end: WaySocket) -> None:
+        """Both ends of a way are closed."""
+        site = site_of(end.peer)
+        self._counts[site] -= 1
+        if not self._counts[site]:
+            del self._counts[site]
+
+    def _greet(self, end: WaySocket) -> None:
         """Bytes of a connection that has not said yet where it leads."""
-        assert end.greeting is not None
         try:
             data = end.socket.recv(GREETING_BYTES_MAX)
         except BlockingIOError:
@@ -131,13 +159,13 @@ class PorterProcess:
         except OSError:
             data = b""
         if not data:
-            self._close(end)
+            self._hang_up(end)
             return
-        verdict = end.greeting.receive(data)
+        verdict = self._greeting[end].greeting.receive(data)
         if isinstance(verdict, ToDaemon):
             self._lead(end, "127.0.0.1", self._port, b"", verdict.received)
-        elif not _sent(end.socket, verdict.answer) or isinstance(verdict, TurnDown):
-            self._close(end)
+        elif not sent(end.socket, verdict.answer) or isinstance(verdict, TurnDown):
+            self._hang_up(end)
         elif isinstance(verdict, ToHost):
             # A host whose machine has a name listens at all addresses; resolving it would hold everybody up.
             host = verdict.host if is_literal(verdict.host) else "127.0.0.1"
@@ -145,29 +173,47 @@ class PorterProcess:
         else:
             assert isinstance(verdict, AskMore)
 
-    def _lead(self, end: RelaySocket, host: str, port: int, word: bytes, received: bytes) -> None:
+    def _lead(self, end: WaySocket, host: str, port: int, word: bytes, received: bytes) -> None:
         """Dial for a connection; `word` tells it that its far end is there."""
-        del self._greeting[end]
-        end.greeting = None
-        if self._ways >= WAYS_MAX:
-            _sent(end.socket, FORBIDDEN if word else b"")
-            self._close(end)
+        site = site_of(end.peer)
+        if self._is_full(site):
+            sent(end.socket, FORBIDDEN if word else b"")
+            self._hang_up(end)
             return
         try:
-            far = RelaySocket(_prepared(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)))
+            far = WaySocket(prepared(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)), end.peer)
         except OSError:
-            self._close(end)
+            self._hang_up(end)
             return
-        self._ways += 1
-        end.other, far.other = far, end
+        del self._greeting[end]
+        self._counts[site] += 1
+        self._ways.join(end, far)
         far.connecting, far.held = word or b"\0", memoryview(received)
         if not word:
             self._tell_source(far.socket, end.peer)
-        self._watch(end, 0)
+        self._ways.watch(end, 0)
         if far.socket.connect_ex((host, port)) not in (0, errno.EINPROGRESS):
             self._fail(far)
             return
-        self._watch(far, selectors.EVENT_WRITE)
+        self._ways.watch(far, selectors.EVENT_WRITE)
+
+    def _is_full(self, site: str) -> bool:
+        """Whether a site may have no further way."""
+        if site and self._counts[site] >= WAYS_OF_SITE_MAX:
+            self._tell_full("ways", WAYS_OF_SITE_MAX, site)
+            return True
+        if self._counts.total() >= WAYS_MAX:
+            self._tell_full("ways", WAYS_MAX)
+            return True
+        return False
+
+    def _tell_full(self, kind: BoundKind, bound: int, site: str = "") -> None:
+        """Tell the daemon of a bound that is reached, unless one of its kind was told within a minute."""
+        now = time.monotonic()
+        if now - self._told.get(kind, float("-inf")) >= TELL_SECONDS:
+            with suppress(OSError):  # Where the line is full, the next one is told.
+                self._line.send(f"{FULL} {kind} {bound} {site}".encode())
+                self._told[kind] = now
 
     def _tell_source(self, made: socket.socket, peer: str) -> None:
         """Bind a socket that dials the daemon to an address of its own, and tell the daemon whose it is."""
@@ -178,106 +224,25 @@ class PorterProcess:
             made.bind((source, 0))
             self._line.send(f"{source} {peer}".encode())
 
-    def _fail(self, far: RelaySocket) -> None:
+    def _fail(self, far: WaySocket) -> None:
         """The far end cannot be reached."""
         assert far.other is not None
         if far.connecting == CONNECTED:
-            _sent(far.other.socket, UNREACHABLE)
-        self._close(far)
+            sent(far.other.socket, UNREACHABLE)
+        self._ways.close(far)
 
-    def _connected(self, far: RelaySocket) -> None:
+    def _connected(self, far: WaySocket) -> None:
         assert far.other is not None
         if far.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._fail(far)
             return
         word, far.connecting = far.connecting, b""
-        if word == CONNECTED and not _sent(far.other.socket, word):
-            self._close(far)
+        if word == CONNECTED and not sent(far.other.socket, word):
+            self._ways.close(far)
             return
-        self._watch(far.other, selectors.EVENT_READ)
-        self._watch(far, selectors.EVENT_READ)
-        self._flush(far)
-
-    # -- bytes ---------------------------------------------------------------------------------------------------------
-
-    def _turn(self, end: RelaySocket, ready: int) -> None:
-        if end.greeting is not None:
-            self._greet(end)
-        elif end.connecting:
-            self._connected(end)
-        else:
-            if ready & selectors.EVENT_WRITE:
-                self._flush(end)
-            if ready & selectors.EVENT_READ and end.watched & selectors.EVENT_READ:
-                self._pass_on(end)
-
-    def _pass_on(self, end: RelaySocket) -> None:
-        """Read a piece, and write it to the other end."""
-        other = end.other
-        assert other is not None
-        try:
-            count = end.socket.recv_into(self._piece)
-        except BlockingIOError:
-            return
-        except OSError:
-            count = 0
-        if not count:
-            self._close(end)
-            return
-        taken = _taken(other.socket, self._piece[:count])
-        if taken is None:
-            self._close(end)
-        elif taken < count:
-            other.held = memoryview(bytes(self._piece[taken:count]))
-            self._watch(end, end.watched & ~selectors.EVENT_READ)
-            self._watch(other, other.watched | selectors.EVENT_WRITE)
-
-    def _flush(self, end: RelaySocket) -> None:
-        """Write what waits for an end; then the other one is read again."""
-        if not end.held:
-            return
-        taken = _taken(end.socket, end.held)
-        if taken is None:
-            self._close(end)
-            return
-        end.held = end.held[taken:]
-        if end.held:
-            self._watch(end, end.watched | selectors.EVENT_WRITE)
-            return
-        self._watch(end, end.watched & ~selectors.EVENT_WRITE)
-        if end.is_closing:
-            self._close(end)
-        elif end.other is not None:
-            self._watch(end.other, end.other.watched | selectors.EVENT_READ)
-
-    def _watch(self, end: RelaySocket, events: int) -> None:
-        """Have the selector report these events of an end; 0 for none."""
-        if events == end.watched:
-            return
-        if not events:
-            self._selector.unregister(end.socket)
-        elif end.watched:
-            self._selector.modify(end.socket, events, end)
-        else:
-            self._selector.register(end.socket, events, end)
-        end.watched = events
-
-    def _close(self, end: RelaySocket) -> None:
-        """An end has gone: so does the way, once the other end has what was read for it."""
-        other, end.other = end.other, None
-        self._greeting.pop(end, None)
-        self._watch(end, 0)
-        end.socket.close()
-        if other is None:
-            return
-        other.other = None
-        self._ways -= 1
-        if other.held and not other.connecting:
-            other.is_closing = True
-            self._watch(other, selectors.EVENT_WRITE)
-        else:
-            self._watch(other, 0)
-            other.socket.close()
+        self._ways.watch(far.other, selectors.EVENT_READ)
+        self._ways.watch(far, selectors.EVENT_READ)
+        self._ways.flush(far)
 
     # -- the daemon, and time ------------------------------------------------------------------------------------------
 
@@ -296,47 +261,25 @@ class PorterProcess:
 
     def _wait(self) -> float | None:
         """Seconds until the next moment at which something is due; None if there is none."""
-        due = [each.greeting_until for each in list(self._greeting)[:1]]
+        due = [each.until for each in list(self._greeting.values())[:1]]
         due += [self._crowded_until] if self._crowded_until else []
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _look_at_time(self) -> None:
         now = time.monotonic()
-        while self._greeting and (oldest := next(iter(self._greeting))).greeting_until <= now:
-            self._close(oldest)
+        while self._greeting and self._greeting[oldest := next(iter(self._greeting))].until <= now:
+            self._hang_up(oldest)
         if self._crowded_until and self._crowded_until <= now:
             self._crowded_until = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ)
 
 
-def _prepared(made: socket.socket) -> socket.socket:
-    """A socket that does not block, and gives up a silent peer as those of hosts do."""
-    made.setblocking(False)
-    for level, option, value in (
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS_MAX),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER_SECONDS),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES_MAX),
-    ):
-        made.setsockopt(level, option, value)
-    return made
-
-
-def _taken(there: socket.socket, data: memoryview) -> int | None:
-    """How many bytes a socket has taken; None if its connection has ended."""
-    try:
-        return there.send(data)
-    except BlockingIOError:
-        return 0
-    except OSError:
-        return None
-
-
-def _sent(there: socket.socket, data: bytes) -> bool:
-    """Send a few bytes on a connection that has sent nothing else yet; whether they were taken."""
-    return not data or _taken(there, memoryview(data)) == len(data)
+def site_of(address: str) -> str:
+    """The site of an address; empty for loopback."""
+    if ":" not in address:
+        return "" if address.startswith("127.") else address
+    network = ipaddress.ip_network((address.partition("%")[0], 64), strict=False)
+    return "" if address == "::1" else str(network)
 
 
 def main(arguments: list[str]) -> None:

@@ -182,6 +182,8 @@ class Keyring:
         self.pair = pair
         self.invitations: frozenset[str] = frozenset()
         """The public keys of invitations, used ones and expired ones included: their holders are told so."""
+        self.invited: dict[str, int] = {}
+        """How many machines may come by an invitation, by its key."""
         self.owners: dict[str, MachineOwner] = {}
         """Whose machines are, by name, where their invitation says it."""
         self.parties: dict[str, Party] = {}

@@ -12,7 +12,7 @@ be sent any more, and the socket is replaced. A bound socket outlives its peers;
 high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
 
 A socket may dial through a SOCKS5 proxy: the porter of the machine that it dials, or one that the environment names.
-It tries that way first, because libzmq does not survive one that is closed (`porter_trial`).
+The way is dialled by `porter_relay`, because libzmq does not survive a proxy that turns it down.
 
 With keys every socket is CURVE. A bound one looks up, for each message, the key that its connection has proved, and
 drops those of a key that is not, or no longer, admitted, before anything reads them; a dialled one accepts one key
@@ -22,10 +22,8 @@ only.
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -36,8 +34,9 @@ from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system import forks
 from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX
 from isthmus.runtime.system.shared_loop import Loop
-from isthmus.runtime.wire import porter_trial, security_curve
+from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
+from isthmus.runtime.wire.porter_relay import PorterRelay
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
@@ -96,16 +95,18 @@ class ZmqSocket:
         counts: Counter[str],
         domain: str = "",
         proxy: str = "",
+        relay: PorterRelay | None = None,
         reached: Reached | None = None,
         is_far: bool = False,
     ) -> None:
+        """`relay`: dials through `proxy`, where that is given."""
         self._loop = loop
         self._context = context
         self._on_message = on_message
         self._gone = gone
         self._keys = keys
         self._counts, self._domain = counts, domain
-        self._proxy, self._reached, self._mark = proxy, reached, mark
+        self._proxy, self._relay, self._reached, self._mark = proxy, relay, reached, mark
         self._is_closed = self._is_scheduled = False
         self._is_far = is_far
         self._is_router = kind == zmq.ROUTER
@@ -114,14 +115,14 @@ class ZmqSocket:
         self._send = partial(_send, self._socket)
         for option, value in _options(kind, mark, is_far=is_far).items():
             self._socket.setsockopt(option, value)
-        if proxy:
-            self._socket.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
         self._monitor: zmq.Socket[bytes] | None = None
         self._report: list[bytes] | None = None
         """The last report of the monitor, where progress is looked for."""
         self._handshakes: Handshakes | None = None
         self._early: list[list[Any]] | None = None
-        """Messages that wait until a proxy is known to lead to the peer: up to the high-water mark, as in libzmq."""
+        """Messages that wait until a proxy has led to the peer: up to the high-water mark, as in libzmq."""
+        self._wayless = ""
+        """Why there is no way through the proxy."""
         self._fds: list[int] = []
         self._listen(self._socket, self._read)
 
@@ -147,26 +148,23 @@ class ZmqSocket:
         Raises OSError for an invalid endpoint.
         """
         security_curve.secure_client(self._socket, self._keys, server_key)
-        if self._proxy:
+        if self._relay is not None:
             self._early = []
-            threading.Thread(target=self._try, args=(endpoint,), name="porter trial", daemon=True).start()
+            self._relay.dial(self._proxy, endpoint, self._on_way)
         else:
             self._dial(endpoint)
 
-    def _try(self, endpoint: str) -> None:
-        """In a thread, because it waits: dial, if the proxy leads there."""
-        is_open = porter_trial.leads(self._proxy, endpoint, UNHEARD_MS_MAX / 1000)
-        with suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(self._on_trial, endpoint, is_open)
-
-    def _on_trial(self, endpoint: str, is_open: bool) -> None:
+    def _on_way(self, where: str, reason: str) -> None:
+        """The relay has a way at an endpoint, or none."""
         early, self._early = self._early, None
         if self._is_closed or early is None:
             return
+        if not where:
+            self._wayless = reason
+            self._end()
+            return
         try:
-            if not is_open:
-                raise OSError("no way")
-            self._dial(endpoint)
+            self._dial(where)
         except OSError:
             self._end()
             return
@@ -178,9 +176,9 @@ class ZmqSocket:
         self._monitor = security_curve.watched(self._socket, self._context, events)
         self._listen(self._monitor, self._watch)
         try:
-            for each in (endpoint, f"tcp://{self._proxy}") if self._proxy else (endpoint,):
-                forks.note(each)
-                security_curve.allow_ipv6(self._socket, each)
+            forks.note(endpoint)
+            if self._relay is None:
+                security_curve.allow_ipv6(self._socket, endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error
@@ -311,7 +309,9 @@ class ZmqSocket:
             self._loop.call_soon(gone, self._reason())
 
     def _reason(self) -> str:
-        """Why a dialled connection ended, as far as the monitor reports."""
+        """Why a dialled connection ended, as far as the relay or the monitor reports."""
+        if self._wayless:
+            return self._wayless
         reason = None if self._report is None else security_curve.failure(self._report)
         monitor = self._monitor
         while monitor is not None and reason is None and int(monitor.get(EVENTS)) & POLLIN:
@@ -352,10 +352,15 @@ class ZmqSockets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
         self._zap: Zap | None = None
+        self._relay: PorterRelay | None = None
+        """From the first socket that dials through a proxy on."""
 
     def dealer(
         self, purpose: Purpose, on_message: OnMessage, gone: Gone, *, porter: str = "", reached: Reached | None = None
     ) -> Socket:
+        proxy = self._proxy or porter.removeprefix("tcp://")
+        if proxy and self._relay is None:
+            self._relay = PorterRelay(self._loop)
         return ZmqSocket(
             self._loop,
             self._context,
@@ -365,7 +370,8 @@ class ZmqSockets:
             gone,
             keys=self.keys,
             counts=Counter[str](),
-            proxy=self._proxy or porter.removeprefix("tcp://"),
+            proxy=proxy,
+            relay=self._relay if proxy else None,
             reached=reached,
             is_far=self._is_far,
         )
@@ -397,6 +403,8 @@ class ZmqSockets:
         if self.desk is not None:
             self.desk.close()
         self._context.destroy(linger=0)
+        if self._relay is not None:
+            self._relay.close()
 
 
 def _options(kind: int, mark: int, *, is_far: bool) -> dict[int, int]:

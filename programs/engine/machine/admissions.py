@@ -299,10 +299,13 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
     with changing(machine, f"Starting the daemon {machine!r}") as register:
         entries = register.machines
         kept = {key: entry for key, entry in entries.items() if entry.way in (ADMITTED, EXPELLED)}
+        kept.pop(config.pair.public, None)  # Whatever it was: from now on it is the own key.
         entries.clear()
         entries[config.pair.public] = Admission(machine, OWN, is_operator=True)
         for key, name in config.admitted.items():
             security_keys.check(admitted(entries), name, key, f"Starting the daemon {machine!r}")
+            if key == config.pair.public:
+                continue  # A list that all machines share has it, too.
             entries[key] = _settled(Admission(name, CONFIGURED, key in config.operators), kept.pop(key, None))
         for key, entry in kept.items():
             if entry.way == ADMITTED:
@@ -310,6 +313,7 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
             if entry.way == ADMITTED or entry.by in register.invitations:  # An expelled name stays used.
                 entries[key] = entry
     ring = Keyring(config.pair, admitted(entries), machine, operators(entries))
+    ring.invited = {key: each.count or 1 for key, each in register.invitations.items()}
     ring.invitations = frozenset(register.invitations)
     ring.owners, ring.parties = owners(entries), parties(register)
     return ring
@@ -453,6 +457,7 @@ class Admissions:
     def _follow(self, register: Register) -> None:
         before, operated = self._ring.admitted, self._ring.operators
         self._ring.replace(admitted(register.machines), operators(register.machines))
+        self._ring.invited = {key: each.count or 1 for key, each in register.invitations.items()}
         self._ring.invitations = frozenset(register.invitations)
         self._ring.owners, self._ring.parties = owners(register.machines), parties(register)
         now = self._ring.admitted

@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -88,14 +88,15 @@ class BucketRunning(NamedTuple):
 
 @final
 class Bucket:
-    """The process for one end. `admitted` returns the keys that a home admits; `tell` gets lines for people."""
+    """The process for one end. `admitted` returns the keys that a home admits, and of how many machines each may be;
+    `tell` gets lines for people."""
 
     def __init__(
         self,
         task: BucketTask,
         listener: socket.socket | None = None,
         *,
-        admitted: Callable[[], Iterable[str]] = tuple,
+        admitted: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._task, self._listener, self._admitted = task, listener, admitted
         self._tell: Callable[[str], None] = lambda line: None
@@ -103,7 +104,7 @@ class Bucket:
         self._running: BucketRunning | None = None
         self._rest = b""
         self._begun_at = 0.0
-        self._said: list[str] | None = None
+        self._said: dict[str, int] | None = None
         self._is_closed = False
         self.use: dict[str, Any] = {}
         """Requests and bytes since the process began, by kind, and the seconds in which the store was reached."""
@@ -115,7 +116,9 @@ class Bucket:
         return cls(BucketTask(part.text, part.every, _plain(pairs), home), listener)
 
     @classmethod
-    def of_home(cls, place: RoadPlace, pair: KeyPair, endpoint: str, admitted: Callable[[], Iterable[str]]) -> Bucket:
+    def of_home(
+        cls, place: RoadPlace, pair: KeyPair, endpoint: str, admitted: Callable[[], Mapping[str, int]]
+    ) -> Bucket:
         """The end of a home whose porter is at an endpoint."""
         host, port = addresses.host_and_port(endpoint)
         host = "127.0.0.1" if host in ("*", "0.0.0.0", "::") or addresses.is_name(host) else host.strip("[]")
@@ -175,7 +178,7 @@ class Bucket:
         """Have the process know the keys that are admitted now."""
         if self._is_closed:
             return
-        admitted = sorted(self._admitted())
+        admitted = dict(self._admitted())
         if self._running is not None and admitted != self._said:
             self._running.write(json.dumps(admitted))
             self._said = admitted

@@ -1,8 +1,9 @@
 """The process beside a daemon that carries connections through a bucket, to or from the home of its runs.
 
 `python -m isthmus.programs.engine.machine.bucket_process [LISTENER]`, started by a daemon (`bucket`), never by hand.
-The first line of its standard input is a `BucketTask`; further ones are the keys that a home admits. Lines of output
-are for people (`tell`), or count its requests (`use`). When standard input ends, so does the process.
+The first line of its standard input is a `BucketTask`; further ones are the keys that a home admits, and of how many
+machines each may be. Lines of output are for people (`tell`), or count its requests (`use`). When standard input ends,
+so does the process.
 
 It decides when an object is written and when the next one is looked for, what becomes of passages that nobody goes on
 with, and what is removed. `bucket_passage` decides what is in an object.
@@ -28,7 +29,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,6 +65,13 @@ from isthmus.runtime.wire.porter_greeting import (
 from isthmus.runtime.wire.security_keys import KeyPair
 
 PASSAGES_MAX: Final = 256
+PASSAGES_OF_MACHINE_MAX: Final = 4
+"""A machine has one, and leaves another behind where its process is killed, until that has said nothing for long."""
+PASSAGES_OF_KEY_MAX: Final = 192
+"""Of an invitation for many machines: others keep a quarter of all."""
+OVER_MAX: Final = 1 << 16
+"""Passages that are over, whose hellos begin no other one: 10 MB."""
+TELL_SECONDS: Final = 60.0
 PIECE_BYTES: Final = 256 << 10
 BACKLOG_BYTES: Final = 2 * OBJECT_BYTES_MAX
 """Of frames that wait; then sockets are read no further, and TCP slows their senders down."""
@@ -234,6 +242,8 @@ class PassageRun:
         """Bytes for connections that are being dialled."""
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
+        self._is_displaced = asyncio.Event()
+        self.heard_at = time.monotonic()
         self._puts = asyncio.Semaphore(PUTS_MAX)
         self._pending_puts = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -241,7 +251,7 @@ class PassageRun:
 
     async def run(self) -> str:
         """Serve until the passage ends; returns why. Then `part`; nothing is carried any more."""
-        tasks = [asyncio.create_task(each) for each in (self._read(), self._write())]
+        tasks = [asyncio.create_task(each) for each in (self._read(), self._write(), self._make_way())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             why = next(iter(done)).result()
@@ -253,6 +263,14 @@ class PassageRun:
             self._carried.clear()
             self._room.set()
         return why
+
+    def displace(self) -> None:
+        """End the passage, for a newer one of the same machine."""
+        self._is_displaced.set()
+
+    async def _make_way(self) -> str:
+        await self._is_displaced.wait()
+        return "a newer one has taken its place"
 
     async def part(self) -> None:
         """Tell the other end that the passage has ended, so that it does not wait, and remove what is left of it."""
@@ -361,7 +379,7 @@ class PassageRun:
                 events = passage.accept(data)
             except PassageError as error:
                 return f"refused an object: {error}"
-            self.is_heard = True
+            self.is_heard, self.heard_at = True, time.monotonic()
             for event in events:
                 match event:
                     case Opened():
@@ -538,14 +556,22 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @final
 class HomeEnd:
-    """The end of a home: a passage for each machine whose hello has a key that is in `admitted`."""
+    """The end of a home: a passage for each machine whose hello has a key that is in `admitted`, which has of how many
+    machines a key may be.
+
+    A key may have some passages for each machine. Beyond them, one that was never heard makes way, or else the one that
+    was silent for longest: its machine has begun another one, or somebody has put an old hello there again.
+    """
 
     def __init__(self, task: BucketTask, store: CountedRoad, tell: Callable[[str], None]) -> None:
-        self.admitted: frozenset[str] = frozenset()
+        self.admitted: Mapping[str, int] = {}
         self._task, self._store, self._tell = task, store, tell
         self._secret = task.pairs[0][1]
         self._runs: dict[bytes, asyncio.Task[None]] = {}
         self._passages: dict[bytes, PassageRun] = {}
+        self._senders: dict[bytes, str] = {}
+        """The keys of those that have passages."""
+        self._told: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._over: dict[bytes, None] = {}
         self._hellos: dict[str, HelloContents] = {}
@@ -567,7 +593,8 @@ class HomeEnd:
         self._seen = {name: self._seen.get(name, now) for name in names}
         self._hellos = {name: hello for name, hello in self._hellos.items() if name in self._seen}
         for name in [each for each in names if each.startswith(HELLO)]:
-            await self._greet(name)
+            with suppress(OSError):  # Of this one: the store has told, and the others are greeted.
+                await self._greet(name)
         for name, since in self._seen.items():
             if now - since > LEFT_SECONDS and identity_of(name) not in self._runs:
                 self._store.remove([name])
@@ -587,24 +614,49 @@ class HomeEnd:
             except ValueError:
                 self._store.remove([name])
                 return
-        if hello.sender not in self.admitted or len(self._runs) >= PASSAGES_MAX:
+        if hello.sender not in self.admitted or not self._has_room(hello.sender):
             return  # It may be admitted later; what stays is removed after a time.
         passage = BucketPassage(identity, BoxSeal(self._secret, hello.key), is_home=True)
         self._store.remove([name])
-        self._runs[identity] = asyncio.create_task(self._serve(passage))
-
-    async def _serve(self, passage: BucketPassage) -> None:
+        self._senders[identity] = hello.sender
         run = PassageRun(passage, self._store, self._task.every, ISLAND_SILENT_SECONDS, self._dial)
-        self._passages[passage.identity] = run
+        self._passages[identity] = run
+        self._runs[identity] = asyncio.create_task(self._serve(run))
+
+    def _has_room(self, sender: str) -> bool:
+        """Whether one more passage of a key may begin now; where it has its share, one of them makes way first."""
+        bound = min(PASSAGES_OF_MACHINE_MAX * self.admitted[sender], PASSAGES_OF_KEY_MAX)
+        of_key = [each for each, key in self._senders.items() if key == sender]
+        if len(of_key) >= bound:
+            self._tell_full("key", f"a machine has {bound} passages through the bucket, and begins another one: "
+                                   "the one that was silent for longest ends")  # fmt: skip
+            runs = [self._passages[each] for each in of_key]
+            min(runs, key=lambda run: (run.is_heard, run.heard_at)).displace()
+            return False  # Until it has ended.
+        if len(self._runs) >= PASSAGES_MAX:
+            self._tell_full("all", f"{PASSAGES_MAX} machines are connected through the bucket; further ones wait")
+            return False
+        return True
+
+    def _tell_full(self, kind: str, line: str) -> None:
+        """Tell of a bound that is reached, once a minute."""
+        now = time.monotonic()
+        if now - self._told.get(kind, float("-inf")) >= TELL_SECONDS:
+            self._told[kind] = now
+            self._tell(line)
+
+    async def _serve(self, run: PassageRun) -> None:
+        identity = run.passage.identity
         try:
             await run.run()
             await run.part()
         except Exception as error:  # Of one machine's passage: those of the others go on.
             self._tell(f"a passage through the bucket has failed: {type(error).__name__}: {error}")
         finally:
-            del self._runs[passage.identity], self._passages[passage.identity]
-            self._over[passage.identity] = None
-            if len(self._over) > PASSAGES_MAX:
+            for each in (self._runs, self._passages, self._senders):
+                del each[identity]
+            self._over[identity] = None
+            if len(self._over) > OVER_MAX:
                 del self._over[next(iter(self._over))]
 
     async def _dial(self, target: str) -> Carried:
@@ -650,7 +702,7 @@ async def _serve(listener: socket.socket | None) -> None:
     async def follow() -> None:
         while line := await lines.readline():
             if isinstance(end, HomeEnd):
-                end.admitted = frozenset(json.loads(line))
+                end.admitted = json.loads(line)
 
     async def count() -> None:
         while True:

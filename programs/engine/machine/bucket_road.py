@@ -82,7 +82,7 @@ class FolderRoad:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.EACCES and self._has(name)):
                 return b""
             raise
         try:
@@ -93,6 +93,14 @@ class FolderRoad:
                 return file.read(bytes_max)
         finally:
             os.close(handle)
+
+    def _has(self, name: str) -> bool:
+        """Whether the folder can be searched, and has a name: what may not be read then is that object alone."""
+        try:
+            os.lstat(self._folder / name)
+        except OSError:
+            return False
+        return True
 
     def names(self) -> list[str]:
         with os.scandir(self._folder) as entries:

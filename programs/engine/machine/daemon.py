@@ -241,7 +241,9 @@ class MachineDaemon:
         self.bucket: Bucket | None = None
         """The way through a bucket, to this home, or from this machine to its home."""
         if via is not None and keys is not None and keys.pair is not None:
-            self.bucket = Bucket.of_home(via, keys.pair, self.endpoint, lambda: [*keys.admitted, *keys.invitations])
+            self.bucket = Bucket.of_home(
+                via, keys.pair, self.endpoint, lambda: {**dict.fromkeys(keys.admitted, 1), **keys.invited}
+            )
             self.bucket.start(loop, tell)
 
     # -- from outside --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Final, final
 
 from isthmus.programs.engine.request.spec import is_one_port
 from isthmus.runtime.system import addresses
+from isthmus.runtime.wire.porter_process import FULL
 from isthmus.runtime.wire.security_keys import Keyring, check_open, is_loopback
 
 BACKLOG: Final = 512
@@ -122,7 +123,7 @@ class Porter:
                 self._said = endpoints
 
     def _hear(self) -> None:
-        """Lines of the process: an address on loopback, and the peer that it stands for."""
+        """Lines of the process: an address on loopback and the peer that it stands for, or a bound that is reached."""
         while self._line is not None:
             try:
                 line = self._line.recv(LINE_BYTES_MAX)
@@ -134,6 +135,9 @@ class Porter:
                 self._died()
                 return
             source, _, peer = line.decode("ascii", "replace").partition(" ")
+            if source == FULL:
+                self._tell(_words_of_bound(*peer.split(" ", 2)))
+                continue
             self._peers[source] = peer
             self._peers.move_to_end(source)
             if len(self._peers) > PEERS_MAX:
@@ -163,6 +167,13 @@ def _listening_at(host: str, port: int) -> socket.socket:
     if host == "*" or (addresses.is_name(host) and host != "localhost"):
         return socket.create_server(("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     return addresses.serve(host, port, BACKLOG)
+
+
+def _words_of_bound(kind: str, bound: str, site: str) -> str:
+    what = "connections" if kind == "ways" else "connections that do not say where they lead"
+    whose = f"of {site}" if site else "in all"
+    then = "further ones are refused" if kind == "ways" else "the oldest are hung up on"
+    return f"its porter has {bound} {what} {whose}, as many as there may be; {then}"
 
 
 def _address(endpoint: str) -> tuple[str, int]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
+import selectors
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +20,7 @@ import pytest
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import seconds
-from isthmus.runtime.wire import porter_process
+from isthmus.runtime.wire import porter_process, porter_relay
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
     FORBIDDEN,
@@ -30,7 +35,9 @@ from isthmus.runtime.wire.porter_greeting import (
     Verdict,
 )
 from isthmus.runtime.wire.porter_process import PorterProcess
+from isthmus.runtime.wire.ways import Ways, WaySocket
 from isthmus.runtime.wire.zmq_sockets import MARKS, ZmqSockets
+from tests.hostile_porter import WAYS as HOSTILE
 from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, floats
 from tests.runtime.wire.key_rings import keyed
@@ -75,6 +82,7 @@ def test_any_other_endpoint_and_any_other_request_is_turned_down(step: int) -> N
     for request in (
         connect("127.0.0.1", 4002), connect("10.0.0.1", 4001),  # No host of this machine.
         b"\x05\x02\x00\x01" + bytes(6), b"\x05\x03\x00\x01" + bytes(6), b"\x05\x01\x00\x05" + bytes(6),
+        b"\x05\x01\x00\x03\x05alpha\x0f\xa2", b"\x05\x01\x00\x03\x09localhost\x0f\xa1",  # Nor by name.
         b"\x05\x01\x00\x03\x00" + bytes(6), b"\x04\x01\x00\x01" + bytes(6),
     ):  # fmt: skip
         answers, verdict = judged(HELLO + request, step)
@@ -141,6 +149,16 @@ class Served:
             each.close()
 
 
+def lines_of(served: Served) -> list[list[str]]:
+    """The words of each line that the daemon has got so far."""
+    served.line.setblocking(False)
+    found: list[list[str]] = []
+    with suppress(BlockingIOError):
+        while True:
+            found.append(served.line.recv(1000).decode().split(" "))
+    return found
+
+
 def received(there: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size and (piece := there.recv(size - len(data))):
@@ -190,6 +208,18 @@ def test_a_host_whose_machine_has_a_name_is_reached_without_resolving_it(served:
     assert received(dialler, 12) == GREETED + CONNECTED
 
 
+def test_no_name_leads_to_a_port_of_loopback_at_which_no_host_listens(served: Served) -> None:
+    served.host(name="alpha.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as private:
+        private.setblocking(False)
+        port = private.getsockname()[1].to_bytes(2, "big")
+        for name in (b"localhost", b"alpha.invalid", b"127.0.0.1"):
+            request = HELLO + b"\x05\x01\x00\x03" + bytes([len(name)]) + name + port
+            assert received(served.dial(request), 100) == GREETED + FORBIDDEN
+        with pytest.raises(BlockingIOError):
+            private.accept()
+
+
 def test_who_does_not_read_holds_up_its_own_way_alone(served: Served) -> None:
     host = served.host()
     dialler = served.dial(HELLO + connect(*host.getsockname()))
@@ -209,9 +239,72 @@ def test_who_does_not_read_holds_up_its_own_way_alone(served: Served) -> None:
 
 
 def test_of_too_many_that_say_nothing_the_first_goes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porter_process, "GREETING_SECONDS_MAX", 10 * PATIENCE)  # Time closes none of them.
     monkeypatch.setattr(porter_process, "GREETINGS_MAX", 2)
+    first, second, newest = [served.dial() for _ in range(3)]
+    assert received(first, 1) == b""
+    for each in (second, newest):
+        each.sendall(b"\x05\x01\x02")
+        assert received(each, 2) == UNACCEPTABLE
+    assert lines_of(served) == [["full", "greetings", "2", ""]]
+
+
+def test_a_site_has_its_share_of_connections_that_say_nothing_and_of_ways(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites are told apart by the address that the kernel says; here by the port, for want of others than loopback."""
+    sites: dict[str, str] = {}
+    monkeypatch.setattr(porter_process, "site_of", lambda peer: sites.get(peer, "10.0.0.1"))
+    monkeypatch.setattr(porter_process, "GREETING_SECONDS_MAX", 10 * PATIENCE)
+    monkeypatch.setattr(porter_process, "GREETINGS_OF_SITE_MAX", 2)
+    monkeypatch.setattr(porter_process, "WAYS_OF_SITE_MAX", 1)
     first, *_ = [served.dial() for _ in range(3)]
     assert received(first, 1) == b""
+    daemon = served.dial(b"\xff1")
+    there, _ = served.accepted(served.daemon)
+    assert received(there, 2) == b"\xff1"
+    refused = [served.dial(b"\xff2") for _ in range(3)]
+    assert [received(each, 1) for each in refused] == [b"", b"", b""]
+    sites["127.0.0.1"] = "10.0.0.2"  # Whoever comes from now on.
+    served.dial(b"\xff3")
+    other, _ = served.accepted(served.daemon)
+    assert received(other, 2) == b"\xff3"
+    sites.clear()
+    daemon.close()
+    assert received(there, 1) == b""
+    there.close()
+    told = lines_of(served)
+    assert [line for line in told if line[0] == "full"] == [
+        ["full", "greetings", "2", "10.0.0.1"], ["full", "ways", "1", "10.0.0.1"]
+    ]  # fmt: skip
+
+
+def test_a_site_is_an_address_or_a_network_of_one_party() -> None:
+    found = [porter_process.site_of(each) for each in (
+        "127.0.0.1", "::1", "10.0.0.1", "2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "fe80::1%eth0",
+    )]  # fmt: skip
+    assert found == ["", "", "10.0.0.1", "2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64", "fe80::/64"]
+
+
+def test_what_waits_for_an_end_arrives_after_the_other_one_has_gone() -> None:
+    selector = selectors.DefaultSelector()
+    ended: list[WaySocket] = []
+    ways = Ways(selector, ended.append)
+    (near, dialler), (far, host) = socket.socketpair(), socket.socketpair()
+    with dialler, host:
+        for each in (near, far):
+            each.setblocking(False)
+        host.settimeout(PATIENCE)
+        one, other = WaySocket(near), WaySocket(far)
+        ways.join(one, other)
+        other.held = memoryview(b"the rest")
+        ways.close(one)
+        assert not ended
+        for key, ready in selector.select(PATIENCE):
+            ways.turn(key.data, ready)
+        assert received(host, 100) == b"the rest"
+        assert ended == [other]
+    selector.close()
 
 
 def test_who_does_not_say_all_in_time_is_hung_up_on(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +505,88 @@ def test_as_many_messages_as_in_libzmq_wait_for_the_trial_of_a_proxy() -> None:
         loop.close()
 
 
-@pytest.mark.long
+class OneProxy:
+    """A proxy that answers each connection alike: `greeted`, and after a request `answered`; then it hangs up.
+
+    Where `pause` is more than 0, it sends a byte in so many seconds.
+    """
+
+    def __init__(self, greeted: bytes, answered: bytes, pause: float = 0.0) -> None:
+        self._answers, self._pause = (greeted, answered), pause
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._is_over = threading.Event()
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def __enter__(self) -> OneProxy:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                made, _ = self._listener.accept()
+                with suppress(OSError), made:
+                    made.settimeout(PATIENCE)
+                    for answer in filter(None, self._answers):
+                        made.recv(100)
+                        for at in range(0, len(answer), 1 if self._pause else 1000):
+                            made.sendall(answer[at : at + (1 if self._pause else 1000)])
+                            self._is_over.wait(self._pause)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if not name.startswith("yes")])
+def test_whatever_a_proxy_answers_a_dial_ends_with_an_error(name: str) -> None:
+    with OneProxy(*HOSTILE[name]) as proxy, pytest.raises(OSError, match=r"hung up|SOCKS5|turns the endpoint down"):
+        porter_relay.dial(proxy.address, "tcp://127.0.0.1:4001", PATIENCE)
+
+
+@pytest.mark.slow
+def test_a_proxy_has_one_time_for_all_of_its_answers() -> None:
+    with OneProxy(GREETED, CONNECTED, 0.1) as proxy, pytest.raises(OSError, match=r"no answer within 0\.5 s"):
+        porter_relay.dial(proxy.address, "tcp://127.0.0.1:4001", 0.5)
+
+
+@pytest.mark.parametrize("end", [b"\x01" + bytes(6), b"\x04" + bytes(18), b"\x03\x05alpha\x0f\xa1"])
+def test_of_an_answer_nothing_is_left_to_those_who_dial(end: bytes) -> None:
+    with (
+        OneProxy(GREETED, CONNECTED[:3] + end + b"next") as proxy,
+        porter_relay.dial(proxy.address, "tcp://alpha:4001", PATIENCE) as way,
+    ):
+        assert received(way, 4) == b"next"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://:1", "tcp://alpha:x", "tcp://alpha:70000", f"tcp://{'a' * 300}:1", "\u20ac:1"]
+)
+def test_an_endpoint_that_cannot_be_asked_for_is_an_error(endpoint: str) -> None:
+    with OneProxy(GREETED, CONNECTED) as proxy, pytest.raises(OSError, match="cannot be asked for"):
+        porter_relay.dial(proxy.address, endpoint, PATIENCE)
+
+
+@pytest.mark.process
+def test_a_way_is_given_to_this_process_alone() -> None:
+    name = f"\0isthmus-test-{os.urandom(8).hex()}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as own:
+        listener.bind(name)
+        listener.listen(4)
+        code = f"import socket; made = socket.socket(socket.AF_UNIX); made.connect({name!r}); print(made.recv(1))"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stranger:
+            select.select([listener], [], [], PATIENCE)
+            own.connect(name)
+            with porter_relay._accepted(listener) as made:
+                own.sendall(b"own")
+                assert received(made, 3) == b"own"
+            assert stranger.stdout is not None
+            assert stranger.stdout.read() == b"b''\n"
+
+
 @pytest.mark.parametrize("answers", [None, b"", b"\x05\x00", b"\x05\x00" + FORBIDDEN])
 def test_a_proxy_that_leads_nowhere_ends_the_connection_and_not_the_process(answers: bytes | None) -> None:
     """libzmq aborts where SOCKS fails: a proxy that is away (None), hangs up, or refuses."""
@@ -452,4 +626,5 @@ def test_a_proxy_that_leads_nowhere_ends_the_connection_and_not_the_process(answ
     with suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    assert ends == ["disconnected"]
+    assert len(ends) == 1
+    assert ends[0].startswith("no connection: the porter at ")

@@ -95,7 +95,7 @@ class Ways:
         """Begin an island; returns the port on loopback at which it takes connections."""
         own = pair or KeyPair.draw()
         if is_admitted:
-            self.home_end.admitted |= {own.public}
+            self.home_end.admitted = {**self.home_end.admitted, own.public: 1}
         listener = socket.create_server(("127.0.0.1", 0))
         task = BucketTask("", EVERY, [[own.public, own.secret]], self.home.public)
         self._begin(IslandEnd(task, listener, self._store(), self.lines.append).serve())

@@ -16,20 +16,21 @@ from tests.programs.engine.results.event_lines import incidents_in
 
 
 class Machines:
-    """Some machines in one folder, by name. Commands are typed on the first."""
+    """Some machines in one folder, by name. Commands are typed on the first of `names`."""
 
     def __init__(self, place: Place, *names: str) -> None:
         self.place = place
         self.daemons: dict[str, MachineDaemon] = {}
-        self.first = names[0]
+        self.first = names[0] if names else ""
         for name in names:
             self.start(name)
-        self.here(names[0])
+            self.here(self.first)
 
-    def start(self, name: str, address: str = "tcp://127.0.0.1:0") -> MachineDaemon:
-        """Start a machine's daemon, perhaps again."""
+    def start(self, name: str, address: str = "tcp://127.0.0.1:0", *more: str) -> MachineDaemon:
+        """Start a machine's daemon, perhaps again, with further options."""
         self.here(name)
-        self.daemons[name] = MachineDaemon(self.place, name, address)
+        self.first = self.first or name
+        self.daemons[name] = MachineDaemon(self.place, name, address, *more)
         return self.daemons[name]
 
     def here(self, name: str) -> None:

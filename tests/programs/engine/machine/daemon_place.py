@@ -108,12 +108,12 @@ class Place:
 class MachineDaemon:
     """`isthmus daemon`, once it listens, with its lines in a file and a cluster file that names it."""
 
-    def __init__(self, place: Place, name: str = "alpha", address: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(self, place: Place, name: str = "alpha", address: str = "tcp://127.0.0.1:0", *more: str) -> None:
         self.place, self.name = place, name
         self.path = place.folder / f"{name}-{len(place.started)}.log"
         with self.path.open("w") as log:
             self.process = place.begin(
-                "daemon", "--name", name, "--listen", address, "--config", "machine.toml", stdout=log
+                "daemon", "--name", name, "--listen", address, "--config", "machine.toml", *more, stdout=log
             )
         line = place.wait_for(lambda: next((line for line in self.lines() if "listens at" in line), ""))
         self.address = line.partition("listens at ")[2].partition(",")[0]

@@ -51,6 +51,19 @@ def ring_of(config: MachineConfig) -> Keyring:
     return ring
 
 
+def test_the_own_key_among_those_that_are_admitted_stays_the_own_key(place: Path) -> None:
+    """All machines may share one list of those that they admit."""
+    admissions.admit("alpha", "former", ALPHA.public)  # And what it was before it was the own one is over.
+    config = MachineConfig(pair=ALPHA, admitted={ALPHA.public: "alpha", BETA.public: "beta"})
+    for _ in range(2):
+        ring = ring_of(config)
+        assert admissions.own_key("alpha") == ALPHA.public
+        assert ring.admitted == {ALPHA.public: "alpha", BETA.public: "beta"}
+        assert "alpha" in ring.operators
+    with pytest.raises(ConfigError):
+        ring_of(MachineConfig(pair=ALPHA, admitted={ALPHA.public: "another"}))
+
+
 # -- machine.toml ------------------------------------------------------------------------------------------------------
 
 

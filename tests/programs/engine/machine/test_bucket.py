@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +129,7 @@ def test_a_machine_that_is_not_admitted_waits_until_it_is(ways: Ways) -> None:
         daemon.sendall(b"\xffx")
         wait_for(lambda: ways.home_end._hellos)
         assert not ways.home_end._runs
-        ways.home_end.admitted |= {own.public}
+        ways.home_end.admitted = {own.public: 1}
         assert daemon.recv(9) == b"\xffx"
 
 
@@ -148,6 +150,9 @@ def test_what_somebody_does_to_objects_costs_a_passage_and_the_next_one_works(
     ways: Ways, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_process, "LOST_SECONDS", 0.3)
+    if what == "gone":  # Nothing else ends the passage within the patience of the test.
+        for silence in ("HOME_SILENT_SECONDS", "ISLAND_SILENT_SECONDS"):
+            monkeypatch.setattr(bucket_process, silence, 10 * PATIENCE)
     port = ways.island()
     with dialled(port) as daemon:
         assert echoed(daemon, b"\xff1") == b"\xff1"
@@ -173,6 +178,25 @@ def test_what_somebody_does_to_objects_costs_a_passage_and_the_next_one_works(
     assert is_done.is_set()
     with dialled(port) as daemon:
         assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_what_was_sent_arrives_after_its_sender_has_closed(ways: Ways) -> None:
+    port = ways.island()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        data = os.urandom(24 << 20)  # More than the sockets in between hold.
+        with dialled(port, server.getsockname()[1]) as near:
+            near.sendall(data)
+        far, _ = server.accept()
+        with far:
+            far.settimeout(PATIENCE)
+            (run,) = ways.home_end._passages.values()
+            # The close has come through the bucket before anything was read.
+            wait_for(lambda: run.passage._opened == 1 and not run.passage.connections)
+            received = bytearray()
+            while more := far.recv(1 << 20):
+                received += more
+    assert bytes(received) == data
 
 
 def test_what_was_put_there_by_others_is_removed_and_harms_nothing(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +233,105 @@ def test_a_hello_that_is_put_there_again_begins_nothing(ways: Ways) -> None:
         wait_for(lambda: name not in ways.objects())
         assert len(ways.home_end._runs) == 1
         assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_a_hello_that_comes_again_after_its_passage_begins_none(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, bytes] = {}
+
+    def keep(name: str, data: bytes) -> bytes:
+        kept[name] = data
+        return data
+
+    ways.road.tamper = keep
+    ways.island()
+    wait_for(lambda: any(run.is_heard for run in list(ways.home_end._passages.values())))
+    (identity,) = ways.home_end._passages
+    name = f"hello-{identity.hex()}"
+    for task in list(ways.home_end._runs.values()):
+        ways.loop.call_soon_threadsafe(task.cancel)
+    wait_for(lambda: identity not in ways.home_end._runs)
+    # Nobody is about to remove it for its first time: the home has to see it.
+    wait_for(lambda: name not in ways.objects() and not any(store._gone for store in ways.stores))
+    begun: list[bytes] = []
+    greeted = bucket_process.BucketPassage
+
+    def note(own: bytes, *arguments: Any, **more: Any) -> Any:
+        begun.append(own)
+        return greeted(own, *arguments, **more)
+
+    monkeypatch.setattr(bucket_process, "BucketPassage", note)
+    (ways.road.folder / name).write_bytes(kept[name])
+    wait_for(lambda: name not in ways.objects())
+    assert identity not in begun
+    assert identity not in ways.home_end._runs
+
+
+def test_a_machine_has_few_passages_and_those_that_were_never_heard_make_way(ways: Ways) -> None:
+    own = KeyPair.draw()
+    ways.home_end.admitted = {own.public: 1}
+
+    def hello() -> bytes:
+        identity = os.urandom(16)
+        data = hello_of(identity, own, ways.home.public, KeyPair.draw().public)
+        (ways.road.folder / f"hello-{identity.hex()}").write_bytes(data)
+        return identity
+
+    with dialled(ways.island(own)) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        (heard,) = ways.home_end._passages
+        for _ in range(2 * bucket_process.PASSAGES_OF_MACHINE_MAX):
+            latest = hello()
+            wait_for(lambda latest=latest: latest in ways.home_end._runs)
+            assert len(ways.home_end._runs) <= bucket_process.PASSAGES_OF_MACHINE_MAX
+        assert heard in ways.home_end._passages
+        assert echoed(daemon, b"\xff2") == b"\xff2"
+        assert len([line for line in ways.lines if "begins another one" in line]) == 1
+        other = KeyPair.draw()
+        with dialled(ways.island(other)) as second:
+            assert echoed(second, b"\xff3") == b"\xff3"
+
+
+def test_an_invitation_for_many_has_passages_for_each(ways: Ways) -> None:
+    own = KeyPair.draw()
+    ports = []
+    for _ in range(bucket_process.PASSAGES_OF_MACHINE_MAX + 1):
+        ports.append(ways.island(own, is_admitted=False))
+    ways.home_end.admitted = {own.public: 2}
+    for port in ports:
+        with dialled(port) as daemon:
+            assert echoed(daemon, b"\xff1") == b"\xff1"
+    assert len(ways.home_end._runs) == len(ports)
+
+
+def test_a_hello_that_cannot_be_read_holds_up_no_other(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, fetch = KeyPair.draw(), ways.road.fetch
+    broken = f"hello-{bytes(16).hex()}"
+
+    def unreadable(name: str, bytes_max: int) -> bytes | None:
+        if name == broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return fetch(name, bytes_max)
+
+    def first(names: Callable[[], list[str]] = ways.road.names) -> list[str]:
+        return [broken, *names()]
+
+    monkeypatch.setattr(ways.road, "fetch", unreadable)
+    monkeypatch.setattr(ways.road, "names", first)
+    with dialled(ways.island(own)) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+
+
+def test_an_object_that_this_account_may_not_read_is_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    road = FolderRoad(tmp_path / "share" / "part")
+    road.put("a", b"12345")
+
+    def refused(path: Any, flags: int) -> int:  # As for an account that is not root.
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refused)
+    assert road.fetch("a", 5) == b""
+    with pytest.raises(PermissionError):  # The folder itself may not be searched: the store is away.
+        road.fetch("b", 5)
 
 
 def test_a_home_that_knows_the_passage_no_more_is_reached_by_another_one(
@@ -258,6 +381,15 @@ def test_a_folder_gives_whole_files_and_nothing_else(tmp_path: Path) -> None:
     assert road.names() == ["folder"]
 
 
+def test_an_object_of_a_url_that_is_too_large_is_none_and_not_its_beginning() -> None:
+    pytest.importorskip("fsspec")
+    road = bucket_road.UrlRoad(f"memory://bucket/{os.urandom(8).hex()}")
+    road.put("a", b"12345")
+    road.put("empty", b"")
+    assert [road.fetch(name, 5) for name in ("a", "b", "empty")] == [b"12345", None, b""]
+    assert road.fetch("a", 4) == b""
+
+
 def test_a_share_that_is_gone_is_an_outage_and_is_not_made_anew(tmp_path: Path) -> None:
     road = FolderRoad(tmp_path / "share" / "part")
     (tmp_path / "share").rename(tmp_path / "elsewhere")
@@ -298,4 +430,6 @@ def test_a_place_that_can_be_is_left_as_it_was(tmp_path: Path) -> None:
 def test_constants_fit_each_other() -> None:
     # A passage's window holds what a session may send ahead, and a host's silence outlives the store's absence.
     assert FAR_LIMITS.window_bytes < bucket_passage.OBJECT_BYTES_MAX * bucket_passage.AHEAD_MAX
+    # A lost object is noticed before the passage counts as silent, and after each store shows what was put.
+    assert bucket_process.KEEP_SECONDS < bucket_process.LOST_SECONDS == 20.0 < bucket_process.HOME_SILENT_SECONDS
     assert bucket_process.ISLAND_SILENT_SECONDS > FAR_LIMITS.silence_max / 1e9 > bucket_process.HOME_SILENT_SECONDS

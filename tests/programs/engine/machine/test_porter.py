@@ -4,11 +4,13 @@ are too few."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ import pytest
 import uvloop
 
 from isthmus.programs.engine.cluster.cluster_file import check_room, checked_ports
+from isthmus.programs.engine.machine import porter as porter_module
 from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.request.spec import Here, is_one_port
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.porter_greeting import CONNECTED, GREETED
 from tests.loops import run_until
+from tests.patience import PATIENCE
+
+HELLO = b"\x05\x01\x00"
 
 
 class Served:
@@ -76,6 +83,113 @@ def test_it_serves_through_signals_and_its_own_death_and_ends_with_its_daemon(se
     assert started_at(second) is None
     with closing(socket.create_server((address[0], int(address[1])))):
         pass
+
+
+def asked(porter: Porter, endpoint: str) -> bytes:
+    """What a porter answers to one who asks for a host."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    there, _, own = porter.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((there, int(own)), PATIENCE) as made:
+        made.sendall(HELLO + b"\x05\x01\x00\x01" + socket.inet_aton(host) + int(port).to_bytes(2, "big"))
+        data = b""
+        while len(data) < len(GREETED + CONNECTED) and (more := made.recv(100)):
+            data += more
+    return data
+
+
+@pytest.mark.process
+def test_each_process_is_told_the_endpoints_and_there_is_one_a_second_at_most() -> None:
+    loop, lines = uvloop.new_event_loop(), list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        endpoint = "tcp://{}:{}".format(*host.getsockname())
+        porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=lambda: [endpoint], tell=lines.append)
+        porter.start("tcp://127.0.0.1:1")
+
+        def is_led() -> bool:
+            asking = loop.run_in_executor(None, asked, porter, endpoint)
+            return loop.run_until_complete(asyncio.wait_for(asking, PATIENCE)) == GREETED + CONNECTED
+
+        begun: list[float] = []
+        for number in range(3):
+            while not is_led():
+                pass
+            begun.append(porter._begun_at)
+            assert len(lines) == number
+            assert porter.pid is not None
+            os.kill(porter.pid, signal.SIGKILL)
+            run_until(loop, lambda number=number: len(lines) == number + 1)
+        porter.close()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    assert all(later - earlier >= 0.99 for earlier, later in pairwise(begun))
+
+
+@pytest.mark.process
+def test_a_porter_that_dies_at_once_is_begun_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porter_module, "_PROCESS", "isthmus.no_such_module")
+    loop, lines = uvloop.new_event_loop(), list[str]()
+    porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=list, tell=lines.append)
+    porter.start("tcp://127.0.0.1:1")
+    begun = [porter._begun_at]
+
+    def has_begun_again() -> bool:
+        if porter._begun_at != begun[-1]:
+            begun.append(porter._begun_at)
+        return len(begun) == 4
+
+    run_until(loop, has_begun_again)
+    porter.close()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    assert all(later - earlier >= 0.99 for earlier, later in pairwise(begun))
+
+
+@pytest.mark.process
+def test_endpoints_that_the_line_did_not_take_are_told_again_and_others_once(served: Served) -> None:
+    class FullLine:
+        def __init__(self) -> None:
+            self.got: list[Any] = []
+            self.is_full = True
+
+        def send(self, data: bytes) -> None:
+            if self.is_full:
+                raise BlockingIOError
+            self.got.append(json.loads(data))
+
+    line, listening = FullLine(), ["tcp://127.0.0.1:4001"]
+    held, served.porter._line = served.porter._line, line  # type: ignore[assignment]
+    served.porter._listening = lambda: listening
+    try:
+        served.porter._say()
+        line.is_full = False
+        served.porter._say()
+        served.porter._say()
+        assert line.got == [[["127.0.0.1", 4001]]]
+        listening.append("tcp://127.0.0.1:4002")
+        served.porter._say()
+        assert line.got[1:] == [[["127.0.0.1", 4001], ["127.0.0.1", 4002]]]
+    finally:
+        served.porter._line = held
+
+
+@pytest.mark.process
+def test_a_bound_that_a_porter_has_reached_is_told(served: Served) -> None:
+    assert served.porter._line is not None
+    count = len(served.lines)
+    # As the process would write it, whose end of the line is its own.
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    held, served.porter._line = served.porter._line, here
+    with here, there:
+        there.send(b"full ways 1024 10.0.0.9")
+        there.send(b"full greetings 256 ")
+        there.send(b"127.1.0.1 10.0.0.7")
+        served.porter._hear()
+        served.porter._line = held
+    told = served.lines[count:]
+    assert [("1024" in line, "10.0.0.9" in line) for line in told] == [(True, True), (False, False)]
+    assert "256" in told[1]
+    assert served.porter.peer("127.1.0.1") == "10.0.0.7"
 
 
 def test_a_daemon_on_loopback_has_none_unless_its_hosts_are_inside() -> None:
