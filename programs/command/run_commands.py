@@ -20,6 +20,7 @@ from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
+from isthmus.runtime.system.files import put_bytes
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
@@ -464,7 +465,7 @@ def report(
                 except ValueError as error:
                     typer.echo(f"not drawn: {error}")
                 else:
-                    (pictures / name).write_text(drawing, encoding="utf-8")
+                    put_bytes(pictures / name, drawing.encode())
                     written.append(pictures / name)
     except OSError as error:
         reason = f"{error.strerror or error}: {error.filename}"

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.files import read_bytes
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -113,7 +114,7 @@ def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 def beside(path: Path) -> dict[str, bytes]:
     """The tokenizer and other files that go along with the model of a folder, by name."""
-    return {name: file.read_bytes() for name in BESIDE if (file := path / name).is_file()}
+    return {name: read_bytes(file) for name in BESIDE if (file := path / name).is_file()}
 
 
 def config_name(document: Mapping[str, Any]) -> str:
@@ -187,7 +188,7 @@ def _object(path: Path, doing: str) -> dict[str, Any]:
         size = path.stat().st_size
         if size > DOCUMENT_BYTES_MAX:
             raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(doing, f"a JSON object in {path.name}", str(error), do) from None
 

@@ -35,6 +35,7 @@ from isthmus.programs.job import Job
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -233,7 +234,7 @@ def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:
 def _seed(folder: Path) -> int:
     """The seed of a run; 0 if its configuration does not have one."""
     try:
-        document = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(folder / CONFIG))
         return RunSettings.of_section(document["run"]).seed
     except (OSError, ValueError, KeyError, ConfigError):
         return 0
@@ -242,7 +243,7 @@ def _seed(folder: Path) -> int:
 def task_of(folder: Path, doing: str) -> AnyTask:
     """The task of a run, from its config.toml; ConfigError where its data are routed otherwise than they were."""
     try:
-        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = tomllib.loads(read_text(folder / CONFIG))
     except (OSError, ValueError) as error:
         raise ConfigError(
             doing, f"a {CONFIG} that names the task", str(error), "Pass the task: load(run, task)."

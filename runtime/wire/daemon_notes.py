@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
 
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.processes import started_at
 
 HERE: Final = "daemon.json"
@@ -64,7 +64,7 @@ class DaemonNote:
 def note_of(folder: Path) -> DaemonNote | None:
     """The note in a folder; None without one that can be read."""
     try:
-        return DaemonNote.of(json.loads((folder / HERE).read_text()))
+        return DaemonNote.of(json.loads(read_text(folder / HERE)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

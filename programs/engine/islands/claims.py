@@ -29,6 +29,7 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
+from isthmus.runtime.system.disk import opened_at_end
 
 
 @final
@@ -69,7 +70,7 @@ def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
     """These files, locked; None, and none locked, if another process has one."""
     locks: list[BinaryIO] = []
     for path in paths:
-        lock = path.open("ab")
+        lock = opened_at_end(path)
         locks.append(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,6 +37,7 @@ from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
+from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
@@ -334,7 +335,7 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
     path = path_of(machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".admitted.lock").open("ab") as lock:
+        with opened_at_end(path.with_suffix(".admitted.lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             register = read(machine)
             before = register.text()

@@ -57,6 +57,7 @@ from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import FullNotes
+from isthmus.runtime.system.files import read_text
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
@@ -492,7 +493,7 @@ class MachineDaemon:
         folder = str(message["run"])
         if folder in self._former:
             path = Path(folder) / "summary.json"
-            summary = json.loads(path.read_text()) if path.exists() else None
+            summary = json.loads(read_text(path)) if path.exists() else None
             return {"type": "over", "run": folder, "summary": summary}
         run = self._run_of(message)
         if message.get("renews", True):

@@ -37,7 +37,8 @@ from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
-from isthmus.runtime.system.files import append_bytes
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import append_bytes, read_text
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -270,7 +271,7 @@ class MachineRun:
         `host`: the address at which its processes listen, if no site has it."""
         if not self.is_running:
             return
-        data = json.loads((self.folder / spec.SPEC).read_text())
+        data = json.loads(read_text(self.folder / spec.SPEC))
         learners = len(self.daemon.home.fleet.learners_on(machine))
         site = self._sites.sites.get(machine)
         site = MachineSite(machine) if site is None else site
@@ -313,8 +314,8 @@ class MachineRun:
         """Write a line into the run's own log of its daemon; a folder that is gone costs the line."""
         with suppress(OSError):
             (self.folder / "logs").mkdir(exist_ok=True)
-            with (self.folder / "logs" / "daemon.log").open("a") as file:
-                file.write(f"isthmus daemon {self._machine}: {log_entry(line)}\n")
+            with opened_at_end(self.folder / "logs" / "daemon.log", follows_links=True) as file:
+                file.write(f"isthmus daemon {self._machine}: {log_entry(line)}\n".encode())
 
     def _start(self) -> None:
         for machine in self.daemon.home.fleet.others:
@@ -381,7 +382,7 @@ def unable(doing: str, error: BaseException) -> ConfigError:
 def outcome_in(folder: Path) -> str:
     """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
     try:
-        return str(json.loads((folder / OVER).read_text())["outcome"])
+        return str(json.loads(read_text(folder / OVER))["outcome"])
     except (OSError, LookupError, TypeError, ValueError):
         return "failed"
 

@@ -13,6 +13,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import FOLDER, FOLDER_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders
+from isthmus.runtime.system.files import read_bytes
 
 KEPT: Final = "model"
 """The folder in a run folder."""
@@ -25,7 +26,7 @@ def keep(run: Path, task: str) -> None:
     if reference.without_keywords(home) != FOLDER_TASK:
         return
     source = Path((reference.parse(home, f"Reading the task {home}").keywords or {})[FOLDER])
-    files = {name: (source / name).read_bytes() for name in (folders.CONFIG,)} | folders.beside(source)
+    files = {name: read_bytes(source / name) for name in (folders.CONFIG,)} | folders.beside(source)
     (run / KEPT).mkdir(exist_ok=True)
     folders.write_documents(run / KEPT, {}, files)
 

@@ -34,7 +34,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Node, Reference, Template
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
 
@@ -258,7 +258,7 @@ def settle(
     folder: Path, *, has_porter: bool, ports: str, is_far: bool, reaches: Sequence[tuple[str, str]] = ()
 ) -> None:
     """Write how this machine's hosts listen and dial, as its present daemon has it."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     now = {"has_porter": has_porter, "ports": ports, "is_far": is_far, "reaches": list(map(list, reaches))}
     if any(fields["here"].get(name) != value for name, value in now.items()):
         write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
@@ -272,20 +272,20 @@ def age(fields: Mapping[str, Any], least_ns: int = 0) -> int:
 
 def rebase_clock_after_reboot(folder: Path) -> None:
     """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     if fields["here"]["boot"] != boot_id().decode():
         write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields)})
 
 
 def rebase_clock(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields, least_ns)})
 
 
 def with_clock_of(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A spec as data, with the clock of the one in a run folder."""
-    present = json.loads((folder / SPEC).read_text())
+    present = json.loads(read_text(folder / SPEC))
     here = {**fields["here"], **{name: present["here"][name] for name in ("boot", "wall_ns")}}
     return {**fields, "zero_ns": present["zero_ns"], "paused_ns": present.get("paused_ns", 0), "here": here}
 
@@ -294,7 +294,7 @@ def archive(folder: Path) -> int:
     """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
     tapes = sorted({name_parts[0] for path in (folder / FOLDER).glob("*.tape") if (name_parts := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
-    write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
+    write_json(folder / f"spec-{number}.json", {"spec": json.loads(read_text(folder / SPEC)), "tapes": tapes})
     return number
 
 
@@ -303,7 +303,7 @@ def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
     each was put aside."""
     for number in count(1):
         try:
-            record = json.loads((folder / f"spec-{number}.json").read_text())
+            record = json.loads(read_text(folder / f"spec-{number}.json"))
         except FileNotFoundError:
             return
         yield read(record["spec"]), frozenset(record["tapes"])
@@ -311,7 +311,7 @@ def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
 
 def load(folder: Path) -> Spec:
     """The spec in a run folder."""
-    return read(json.loads((folder / SPEC).read_text()))
+    return read(json.loads(read_text(folder / SPEC)))
 
 
 def read(data: Mapping[str, Any]) -> Spec:

@@ -42,6 +42,8 @@ from isthmus.programs.engine.results.record import (
 )
 from isthmus.programs.engine.results.words import store_line
 from isthmus.runtime.supervision.incidents import Restarted
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import read_bytes
 
 _END_SECONDS: Final = 3.5
 """A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
@@ -181,7 +183,7 @@ def load(run: Path) -> RunRecord:
 def _read(path: Path, problems: list[str], parse: Callable[[bytes], _T], otherwise: _T) -> _T:
     """The parsed file, or `otherwise` and a problem."""
     try:
-        return parse(path.read_bytes())
+        return parse(read_bytes(path))
     except OSError:
         problems.append(f"{path.name} is not there.")
     except (ValueError, RecursionError, KeyError, TypeError, OverflowError) as error:
@@ -262,7 +264,7 @@ def _parameters(folder: Path) -> int | None:
     total = 0
     try:
         for path in sorted(folder.glob("*.safetensors")):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _HEADER_SIZE_MAX)))
             total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

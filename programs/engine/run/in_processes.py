@@ -35,7 +35,7 @@ from isthmus.programs.engine.run.watch_loop import (
 from isthmus.runtime.errors import Fault, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system import phases
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.processes import began_ns, cpu_seconds
 
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ def run_processes(
         if watch is None and detaches and interrupted.count:
             raise interrupted.error()
     path, over = folder / SUMMARY, folder / OVER
-    if not path.exists() and over.exists() and (failure := json.loads(over.read_text())["error"]):
+    if not path.exists() and over.exists() and (failure := json.loads(read_text(over))["error"]):
         raise RunError(str(failure))
-    return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
+    return ended(folder, json.loads(read_text(path)) if path.exists() else None, watch)
 
 
 def detach(request: Submitted, grace: float = GRACE_SECONDS) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.disk import opened_at_end
 
 DAEMON_LOG: Final = "daemon.log"
 FORK_SERVER_LOG: Final = "forkserver.log"
@@ -20,7 +21,7 @@ PLAIN_SERVER_LOG: Final = "plainserver.log"
 def opened_log(path: Path) -> BinaryIO:
     """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
     try:
-        return path.open("ab")
+        return opened_at_end(path, follows_links=True)  # As `failover.inherit` makes them.
     except OSError:
         return Path(os.devnull).open("ab")
 

@@ -25,6 +25,7 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
+from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import signal_name
@@ -173,7 +174,7 @@ class PrivateDaemon:
         command += ["--grace", str(self._grace)]
         try:
             logs.mkdir(exist_ok=True)
-            with (logs / DAEMON_LOG).open("ab") as log:
+            with opened_at_end(logs / DAEMON_LOG, follows_links=True) as log:
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,

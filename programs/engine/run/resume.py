@@ -49,8 +49,8 @@ from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
-from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.disk import DISK, opened_at_end
+from isthmus.runtime.system.files import read_text, write_bytes, write_json
 
 KEPT: Final = (FOLDER, "local")
 """The folders of a run that have what it goes on from."""
@@ -210,7 +210,7 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
     path = folder.absolute().with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
+        file = opened_at_end(path)
     except OSError as error:
         do = "Name another folder with --run-dir."
         raise ConfigError(doing, "a folder that can be written to", error.strerror or str(error), do) from None
@@ -243,7 +243,7 @@ def outcome_of(folder: Path) -> str | None:
     """How a run ended, or was set aside; None for one that was cut off, or goes on."""
     for name in ("summary.json", OVER):
         with suppress(FileNotFoundError):
-            return str(json.loads((folder / name).read_text())["outcome"])
+            return str(json.loads(read_text(folder / name))["outcome"])
     return None
 
 

@@ -19,7 +19,7 @@ from isthmus.programs.engine.run.in_processes import SUMMARY, Submitted, submitt
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.run.resume import locked
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 
 CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
 """The settings that still mean something."""
@@ -28,7 +28,7 @@ CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
 def unfinished(folder: Path) -> list[str]:
     """The hosts of a run whose scripts did not come to their end; none where nothing says so."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text())
+        summary = json.loads(read_text(folder / SUMMARY))
         names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
         return [str(name) for name in names]
     except (OSError, ValueError, LookupError, TypeError):
@@ -40,7 +40,7 @@ def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
     nothing changed, if that is not possible."""
     doing = f"Resuming {folder}"
     check_loopback(doing)
-    fields = json.loads((folder / spec.SPEC).read_text())
+    fields = json.loads(read_text(folder / spec.SPEC))
     changed = {**fields["settings"], **settings}
     RunSettings.read(changed)
     lock = locked(folder, doing)

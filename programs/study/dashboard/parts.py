@@ -28,6 +28,7 @@ from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.live import Notice
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, RunFlows
+from isthmus.runtime.system.files import read_bytes
 
 Part: TypeAlias = dict[str, Any]
 
@@ -474,7 +475,7 @@ class RunList:
 
 def _run_row(name: str, folder: Path) -> Part:
     try:
-        summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
+        summary = msgspec.json.decode(read_bytes(folder / "summary.json"), type=dict[str, Any])
     except (OSError, ValueError):
         summary = {}
     known = {name: as_number(summary.get(summary_name)) for name, summary_name in _RUN_FIGURES.items()}

@@ -28,7 +28,7 @@ from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.programs.engine.results.lines import read as read_lines
 from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, nearest
-from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.files import read_bytes, write_bytes
 
 CONTROL: Final = "alone"
 CONTROL_PROGRAM: Final = "diloco"
@@ -142,7 +142,7 @@ def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:
             raise ConfigError(doing, "a disk that takes its files", error.strerror or str(error), _DO) from None
         return plan
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=ComparisonPlan)
+        kept = msgspec.json.decode(read_bytes(path), type=ComparisonPlan)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(doing, f"a {PLAN} that can be read", str(error), _DO) from None
     if kept.identity != plan.identity:
@@ -232,7 +232,7 @@ def _numbered(folder: Path, variant: Variant, seed: int) -> Iterator[Path]:
 def summary(run: Path) -> dict[str, Any]:
     """The figures of a run; empty if they are missing or unreadable."""
     try:
-        figures = json.loads((run / "summary.json").read_bytes())
+        figures = json.loads(read_bytes(run / "summary.json"))
     except (OSError, ValueError):
         return {}
     return figures if isinstance(figures, dict) else {}

@@ -27,6 +27,7 @@ from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
 from isthmus.programs.study.terminal.figures import ProgressLine
 from isthmus.runtime.errors import RequestError, RunError
+from isthmus.runtime.system.files import read_text
 
 LOOK_SECONDS: Final = 0.1
 LOG: Final = "virtual.log"
@@ -199,7 +200,7 @@ class _Process:
         self._close()
         if compare.has_ended(self._run, self.order.variant):
             return ""
-        lines = (self._run / LOG).read_text(errors="replace").strip().splitlines()
+        lines = read_text(self._run / LOG, "replace").strip().splitlines()
         status = self._process.returncode
         last = lines[-1] if lines else f"its process ended with status {status}"
         return f"{last}\n  Look at {self._run / LOG}"

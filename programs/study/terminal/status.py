@@ -31,7 +31,7 @@ from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.supervision.incidents import Delayed
-from isthmus.runtime.system.files import read
+from isthmus.runtime.system.files import read, read_text
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message, without_mark
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -115,7 +115,7 @@ def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
     if answer is not None:
         return {**without_mark(answer), "run": str(folder)}
     if (folder / "summary.json").exists():
-        return _over(folder, json.loads((folder / "summary.json").read_text()))
+        return _over(folder, json.loads(read_text(folder / "summary.json")))
     raise _silent(folder)
 
 
@@ -154,7 +154,7 @@ def log_of(folder: Path, name: str, cluster: Path | None = None) -> str:
         return read(logs[name])
     home = None if cluster is None else DaemonClient.of(read_cluster(cluster))
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
-        home = DaemonClient.here(json.loads((folder / CLUSTER).read_text())["home"])
+        home = DaemonClient.here(json.loads(read_text(folder / CLUSTER))["home"])
     if home is not None:
         return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
     hosts = {host["name"]: host.get("machine", "") for host in (_answer(folder) or {"hosts": ()})["hosts"]}
@@ -202,7 +202,7 @@ def _is_in_one(folder: Path) -> bool:
     from isthmus.programs.engine.request.spec import INPROC, SPEC
 
     try:
-        return str(json.loads((folder / SPEC).read_text())["transport"]) == INPROC
+        return str(json.loads(read_text(folder / SPEC))["transport"]) == INPROC
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
