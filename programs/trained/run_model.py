@@ -29,6 +29,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.spec import SPEC
 from isthmus.programs.engine.request.spec import load as load_spec
 from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
+from isthmus.programs.engine.results.run_files import SUMMARY, check_files, summary_of
 from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.programs.job import Job
@@ -77,7 +78,6 @@ class RunModel(NamedTuple):
         return "the final model" if self.snapshot is None else f"snapshot {self.snapshot}"
 
 
-SUMMARY: Final = "summary.json"
 READS: Final = 3
 """A run that goes on may remove a snapshot while it is read, having taken two others."""
 
@@ -88,6 +88,8 @@ def opened(folder: Path, doing: str, snapshot: int | None = None, path: int | No
 
     ConfigError if there is none, or no such path, and if what is there cannot be read.
     """
+    check_files(folder, doing)
+    summary_of(folder, doing)
     model = _whole(folder, doing, snapshot)
     paths = math.prod(modules_among(model.tensors).values())
     if paths == 1 and path is None:

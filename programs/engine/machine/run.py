@@ -25,8 +25,9 @@ from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
+from isthmus.programs.engine.results.run_files import over_of
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.logs import log_of
@@ -382,9 +383,10 @@ def unable(doing: str, error: BaseException) -> ConfigError:
 def outcome_in(folder: Path) -> str:
     """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
     try:
-        return str(json.loads(read_text(folder / OVER))["outcome"])
-    except (OSError, LookupError, TypeError, ValueError):
+        over = over_of(folder)
+    except ConfigError:
         return "failed"
+    return "failed" if over is None else over.outcome
 
 
 def has_hosts(folder: Path) -> bool:

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Final, Self, final
 
 from isthmus.programs import settings
+from isthmus.programs.engine.results.run_files import OVER, SUMMARY
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import is_text
 
@@ -129,15 +130,13 @@ def _said(file: int) -> str:
 
 RUNS: Final = Path("runs")
 CONFIG: Final = "config.toml"
-OVER: Final = "over.json"
-AT_END: Final = ("summary.json", "report.html", "trace.json", OVER)
+AT_END: Final = (SUMMARY, "report.html", "trace.json", OVER)
 """Files that are written when a run is over, or set aside."""
-"""Outcome and error, once a run is over and everything is written."""
 _SIGNS: Final = (
     CONFIG,
     "graph.json",
     "metrics.jsonl",
-    "summary.json",
+    SUMMARY,
     "tape",
     "snapshots",
     "trace.json",

@@ -30,11 +30,12 @@ from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
-from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
+from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.results.run_files import check_files, over_of, summary_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
@@ -50,7 +51,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK, opened_at_end
-from isthmus.runtime.system.files import read_text, write_bytes, write_json
+from isthmus.runtime.system.files import write_bytes, write_json
 
 KEPT: Final = (FOLDER, "local")
 """The folders of a run that have what it goes on from."""
@@ -183,6 +184,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
+    _check_not_below(run_spec.job.tokens, read["total"], _counted(folder), doing)
     lock = locked(folder, doing)
     try:
         if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
@@ -240,11 +242,12 @@ def is_there(folder: Path, say: Callable[[str], None]) -> bool:
 
 
 def outcome_of(folder: Path) -> str | None:
-    """How a run ended, or was set aside; None for one that was cut off, or goes on."""
-    for name in ("summary.json", OVER):
-        with suppress(FileNotFoundError):
-            return str(json.loads(read_text(folder / name))["outcome"])
-    return None
+    """How a run ended, or was set aside; None for one that was cut off, or goes on. RunFilesError if the files that say
+    so are not such as a run writes."""
+    if (summary := summary_of(folder)) is not None:
+        return str(summary["outcome"])
+    over = over_of(folder)
+    return None if over is None else over.outcome
 
 
 def _check_total(former: int, total: int, trained: int, outcome: str | None, doing: str) -> None:
@@ -259,6 +262,13 @@ def _check_total(former: int, total: int, trained: int, outcome: str | None, doi
     if isinstance(error, DoneError):
         error.total = total
     raise error
+
+
+def _check_not_below(former: int, total: int, trained: int, doing: str) -> None:
+    """ConfigError for a new budget that is below what was trained, whatever of that is undone now."""
+    if total != former and total < trained:
+        do = f"Name a new total: --tokens TOTAL, above {trained:,}; or leave it out."
+        raise ConfigError(doing, f"a budget of at least the {trained:,} tokens that were trained", f"{total:,}", do)
 
 
 def _set_final_aside(folder: Path) -> None:
@@ -573,7 +583,9 @@ def locked(folder: Path, doing: str) -> RunLock:
 
 
 def _check_folder(folder: Path, doing: str) -> None:
+    check_files(folder, doing)
     _check_spec(folder, doing)
+    books.check(folder, DISK, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "

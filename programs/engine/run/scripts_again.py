@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.request.run_settings import RunSettings
-from isthmus.programs.engine.run.in_processes import SUMMARY, Submitted, submitted
+from isthmus.programs.engine.results.run_files import OVER, summary_of
+from isthmus.programs.engine.run.in_processes import Submitted, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.run.resume import locked
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
@@ -26,13 +26,12 @@ CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
 
 
 def unfinished(folder: Path) -> list[str]:
-    """The hosts of a run whose scripts did not come to their end; none where nothing says so."""
-    try:
-        summary = json.loads(read_text(folder / SUMMARY))
-        names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
-        return [str(name) for name in names]
-    except (OSError, ValueError, LookupError, TypeError):
+    """The hosts of a run whose scripts did not come to their end; none where nothing says so. RunFilesError if its
+    summary is not one."""
+    summary = summary_of(folder)
+    if summary is None or summary["outcome"] not in ("done", "stopped"):
         return []
+    return list(summary.get("scripts_unfinished", ()))
 
 
 def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:

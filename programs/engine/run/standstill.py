@@ -26,6 +26,7 @@ from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.lines import KINDS
 from isthmus.programs.engine.results.record import as_number
+from isthmus.programs.engine.results.run_files import SUMMARY, read_summary
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.supervision.home_events import DAEMON
@@ -69,7 +70,7 @@ def _signs(folder: Path, zero_ns: int | None) -> Iterator[int]:
         memory = books.load(folder, DISK)
     summary = {}
     with suppress(OSError, ValueError):
-        summary = json.loads(read_text(folder / "summary.json"))
+        summary = read_summary(read_bytes(folder / SUMMARY))
     begun = as_number(summary.get("start_seconds"))
     zero = round(begun * 1e9) if begun else None if memory is None else memory.zero
     if not zero:

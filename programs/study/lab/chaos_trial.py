@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import reading, tapes
 from isthmus.programs.engine.results.absences import Absence
 from isthmus.programs.engine.results.record import RunRecord
+from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
 from isthmus.programs.engine.run.host_process import PROXY

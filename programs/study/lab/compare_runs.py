@@ -48,6 +48,8 @@ def carry_out(folder: Path, plan: ComparisonPlan, seeds: int) -> int:
     runs = plan.runs(seeds)
     left = [(variant, seed) for variant, seed in runs if compare.done(folder, variant, seed) is None]
     progress = _Progress(len(runs) - len(left), len(runs))
+    for line in compare.damaged(folder, runs):
+        progress.say(line)
     try:
         if plan.pacing is None:
             for variant, seed in left:
