@@ -8,6 +8,7 @@ A daemon and a command that looks at a run only read it, so what builds and desc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from isthmus.programs.engine.request.reference import is_open_loop, script_of
+from isthmus.programs.engine.request.reference import file_of, is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
@@ -34,7 +35,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Node, Reference, Template
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
-from isthmus.runtime.system.files import read_text, write_json
+from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
 
@@ -112,6 +113,7 @@ class Spec:
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
       together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
     - `paused_ns`: for how long its clock has stood still, between its ends and what went on with it (`standstill`).
+    - `program_file`: SHA-256 of the user's file that has the program's builder; '' for any other program.
     """
 
     run: str
@@ -130,6 +132,7 @@ class Spec:
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     paused_ns: int = 0
+    program_file: str = ""
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
@@ -184,10 +187,16 @@ class Spec:
         return plans
 
     def graph(self) -> Template:
-        """The graph, built here; ConfigError if it is not the one that was submitted."""
+        """The graph, built here; ConfigError if it is not the one that was submitted: before a file of the user's that
+        is another one now is imported."""
         from isthmus.programs.engine.recorder.roles import with_recorder
         from isthmus.programs.engine.request.request import Program, fingerprint
 
+        file = _file_in(self.job.program)
+        if self.program_file and file is not None and (found := _digest(file)) != self.program_file:
+            do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
+            expected = f"{file} as it was, {self.program_file[:_SHOWN]}"
+            raise ConfigError(f"Building the graph of {self.job.program!r}", expected, found[:_SHOWN], do)
         program = Program(self.job.program, **self.job.settings)
         graph = with_recorder(program.build(self.job).freeze(), self.job)
         own_fingerprint = fingerprint(graph, self.job, program.builder())
@@ -227,6 +236,7 @@ def of(
         "transport": transport,
         "elastic": [list(sizes) for sizes in elastic],
         "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
+        "program_file": _program_file(job.program),
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
         "job": {
             "program": job.program,
@@ -245,6 +255,30 @@ def of(
             "routed_by": job.routed_by,
         },
     }
+
+
+_SHOWN: Final = 16
+"""Digits of a digest, in a message."""
+
+
+def _file_in(program: str) -> Path | None:
+    """The user's file that a program names; None for a module, and where there is no such file."""
+    where, rest = split(program)
+    path = Path(where)
+    return path if rest and is_file(where) and path.is_file() else None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(read_bytes(file)).hexdigest()
+
+
+def _program_file(program: str) -> str:
+    """The digest of the file that a program names, if its builder is defined there: then the fingerprint of the graph
+    is another one whenever the file is, so that it can be refused before it is imported."""
+    from isthmus.programs.engine.request.request import Program
+
+    file = _file_in(program)
+    return _digest(file) if file is not None and file_of(Program(program).builder()) == str(file) else ""
 
 
 def write(folder: Path, fields: Mapping[str, Any]) -> None:

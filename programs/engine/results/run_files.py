@@ -11,7 +11,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -34,8 +35,8 @@ class RunFilesError(ConfigError):
 
 def check_files(folder: Path, doing: str) -> None:
     """RunFilesError, with what is wrong, unless all that a command may read in a run folder are regular files, or links
-    to some."""
-    faults = list(_irregular(folder, doing))
+    to some, and those that are written whole have the form in which a run writes them."""
+    faults = list(_irregular(folder, doing)) or list(_of_other_forms(folder, doing))
     if faults:
         raise RunFilesError.of(faults[:_NAMED_MAX])
 
@@ -52,6 +53,65 @@ def _irregular(folder: Path, doing: str) -> Iterator[Fault]:
             if found := _kind(Path(entry.path)):
                 place = os.path.relpath(entry.path, folder)
                 yield Fault(doing, f"a regular file {place}", found, _TAKE_AWAY)
+
+
+class _ConfigForm(msgspec.Struct):
+    run: dict[str, Any]
+    program: dict[str, Any] = {}
+    task: dict[str, Any] = {}
+
+
+class _GraphForm(msgspec.Struct):
+    program: str
+    roles: list[dict[str, Any]]
+    nodes: list[dict[str, Any]]
+    edges: list[dict[str, Any]]
+
+
+class _SpecForm(msgspec.Struct):
+    run: str
+    roles: dict[str, int]
+    zero_ns: int
+    job: dict[str, Any]
+    settings: dict[str, Any]
+    here: dict[str, Any]
+
+
+class Over(msgspec.Struct, frozen=True):
+    """How a run ended, or was set aside, as its daemon notes it once everything else is written."""
+
+    outcome: str
+    error: str | None = None
+
+
+OVER: Final = "over.json"
+
+
+_FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "config.toml": _ConfigForm,
+    "graph.json": _GraphForm,
+    "spec.json": _SpecForm,
+    OVER: Over,
+}
+"""Of files that are written whole."""
+
+
+def _of_other_forms(folder: Path, doing: str) -> Iterator[Fault]:
+    for name, form in _FORMS.items():
+        path = folder / name
+        try:
+            data = read_bytes(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield Fault(doing, f"a {name} that can be read", error.strerror or str(error), _TAKE_AWAY)
+            continue
+        try:
+            msgspec.convert(tomllib.loads(data.decode()) if path.suffix == ".toml" else _parsed(data), form)
+        except (ValueError, RecursionError) as error:
+            found = f"another file: {error}" if data else "an empty file"
+            do = "Copy it from where it is whole; or read it with the version of isthmus that wrote it."
+            yield Fault(doing, f"a {name} as a run writes it", found, do)
 
 
 def _kind(path: Path) -> str:
@@ -136,16 +196,6 @@ def summary_of(folder: Path, doing: str = "") -> dict[str, Any] | None:
     raise RunFilesError(doing, f"a {SUMMARY} as a run writes it", found, do.format(folder))
 
 
-class Over(msgspec.Struct, frozen=True):
-    """How a run ended, or was set aside, as its daemon notes it once everything else is written."""
-
-    outcome: str
-    error: str | None = None
-
-
-OVER: Final = "over.json"
-
-
 def over_of(folder: Path) -> Over | None:
     """How a run ended, or was set aside; None if it has not. RunFilesError if there is something else."""
     path = folder / OVER
@@ -167,9 +217,13 @@ _RESUME: Final = "isthmus train --resume {}"
 def read_summary(data: bytes) -> dict[str, Any]:
     """The summary that some bytes stand for; ValueError if they stand for none."""
     # The json module and not msgspec: it also reads NaN, which a diverged run may have written.
-    value: dict[str, Any] = json.loads(data, parse_int=_int, parse_float=_float)
+    value: dict[str, Any] = _parsed(data)
     msgspec.convert(value, _SummaryForm)
     return value
+
+
+def _parsed(data: bytes) -> Any:
+    return json.loads(data, parse_int=_int, parse_float=_float)
 
 
 def _int(text: str) -> int:

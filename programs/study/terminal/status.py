@@ -161,7 +161,11 @@ def log_of(folder: Path, name: str, cluster: Path | None = None) -> str:
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
     if name in logs:
-        return read(logs[name])
+        try:
+            return read(logs[name])
+        except OSError as error:
+            found, do = error.strerror or str(error), "Look for a copy of it."
+            raise ConfigError(f"Reading {logs[name]}", "a log that can be read", found, do) from None
     home = None if cluster is None else DaemonClient.of(read_cluster(cluster))
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
         home = DaemonClient.here(json.loads(read_text(folder / CLUSTER))["home"])
