@@ -19,6 +19,7 @@ from typer.testing import Result
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
+from tests.programs.engine.results import whole_files
 from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run, resume
 
 pytestmark = pytest.mark.process
@@ -112,8 +113,8 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
     assert "The program or isthmus itself was changed since" in refusal(folder="sources")
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
-    assert "spec.json that cannot be read" in refusal(folder="torn")
-    (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
+    assert "expected a spec.json as a run writes it" in refusal(folder="torn")
+    (copy(dead, "ended") / "summary.json").write_text(json.dumps(whole_files.summary()))
     assert "and a run that is done" in refusal(folder="ended")
     assert "tokens that are trained, found 640" in refusal("--tokens", "640", folder="ended")
     (dead.here / "ended" / "cluster.json").write_text("{}")

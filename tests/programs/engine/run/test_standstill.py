@@ -20,6 +20,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, WentOn, as_line
 from isthmus.runtime.system.processes import boot_id
+from tests.programs.engine.results import whole_files
 from tests.programs.engine.results.event_lines import incidents_in
 
 SECOND: Final = 1_000_000_000
@@ -45,7 +46,7 @@ class Folder:
 
     def end(self, wall_seconds: float) -> None:
         """Its daemon recorded its end."""
-        summary = {"start_seconds": ZERO / 1e9, "wall_seconds": wall_seconds}
+        summary = whole_files.summary(start_seconds=ZERO / 1e9, wall_seconds=wall_seconds)
         (self.path / "summary.json").write_text(json.dumps(summary))
 
     @property
