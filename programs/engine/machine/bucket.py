@@ -22,7 +22,7 @@ from typing import IO, Any, Final, NamedTuple, final
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.runtime.system import addresses
-from isthmus.runtime.system.files import read_text
+from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.wire import bucket_keys
 from isthmus.runtime.wire.security_keys import KeyPair
 
@@ -50,7 +50,7 @@ def listener_in(folder: Path) -> socket.socket:
         made = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(made.getsockname()[1]))
+        put_bytes(path, str(made.getsockname()[1]).encode())
     return made
 
 

@@ -184,7 +184,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
-    _check_not_below(run_spec.job.tokens, read["total"], _counted(folder), doing)
+    check_not_below(run_spec.job.tokens, read["total"], _counted(folder), doing)
     lock = locked(folder, doing)
     try:
         if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
@@ -264,7 +264,7 @@ def _check_total(former: int, total: int, trained: int, outcome: str | None, doi
     raise error
 
 
-def _check_not_below(former: int, total: int, trained: int, doing: str) -> None:
+def check_not_below(former: int, total: int, trained: int, doing: str) -> None:
     """ConfigError for a new budget that is below what was trained, whatever of that is undone now."""
     if total != former and total < trained:
         do = f"Name a new total: --tokens TOTAL, above {trained:,}; or leave it out."
