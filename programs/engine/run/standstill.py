@@ -88,7 +88,7 @@ def _signs(folder: Path, zero_ns: int | None) -> Iterator[int]:
 
 def _incidents(folder: Path, zero_ns: int) -> Iterator[int]:
     """The instant of the last incident, on the clock of this boot, if there is one."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         lines = map(json.loads, reversed(read_bytes(folder / EVENTS).splitlines()))
         # A try to go on that failed may have left a line: nothing lived by that.
         yield from islice((int(line["at"]) for line in lines if line.get("zero_ns", zero_ns) == zero_ns), 1)

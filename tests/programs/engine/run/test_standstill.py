@@ -144,6 +144,14 @@ def test_after_a_reboot_the_time_of_day_tells_how_long_it_was(tmp_path: Path) ->
     assert 3 * HOUR - NEAR <= folder.age < 3 * HOUR + NEAR
 
 
+@pytest.mark.parametrize("line", ["[]", "3", "{}", "not JSON"])
+def test_a_last_line_that_is_no_incident_tells_nothing(tmp_path: Path, line: str) -> None:
+    folder = Folder(tmp_path, HOUR)
+    (tmp_path / "events.jsonl").write_text(f"{line}\n")
+    stand_still(tmp_path)
+    assert 21 * SECOND <= folder.age < 21 * SECOND + NEAR
+
+
 def test_a_time_of_the_future_puts_no_clock_forward(tmp_path: Path) -> None:
     folder = Folder(tmp_path, HOUR)
     folder.write("metrics", {"time": 1e9, "learner": 0, "tokens": 7})
