@@ -77,6 +77,11 @@ class _SpecForm(msgspec.Struct):
     here: dict[str, Any]
 
 
+class _ClusterForm(msgspec.Struct):
+    home: str
+    sites: list[dict[str, Any]]
+
+
 class Over(msgspec.Struct, frozen=True):
     """How a run ended, or was set aside, as its daemon notes it once everything else is written."""
 
@@ -92,6 +97,7 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "graph.json": _GraphForm,
     "spec.json": _SpecForm,
     OVER: Over,
+    "cluster.json": _ClusterForm,
 }
 """Of files that are written whole."""
 

@@ -282,7 +282,7 @@ def _set_final_aside(folder: Path) -> None:
 def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
     was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
-    _check_spec(folder, doing)
+    _check_files(folder, doing)
     _check_startable(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
     total = spec.load(folder).job.tokens
@@ -582,10 +582,15 @@ def locked(folder: Path, doing: str) -> RunLock:
         raise ConfigError(doing, "a run that was cut off", f"{error}", do) from None
 
 
-def _check_folder(folder: Path, doing: str) -> None:
+def _check_files(folder: Path, doing: str) -> None:
+    """ConfigError unless a folder has a run in processes, whose files are such as this version of isthmus writes."""
     check_files(folder, doing)
     _check_spec(folder, doing)
     books.check(folder, DISK, doing)
+
+
+def _check_folder(folder: Path, doing: str) -> None:
+    _check_files(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "
@@ -598,7 +603,7 @@ def _check_folder(folder: Path, doing: str) -> None:
 def check_cut_off(folder: Path, doing: str) -> None:
     """ConfigError unless a folder has a run in processes that was cut off, and can continue from its snapshot. Nothing
     in it is written."""
-    _check_spec(folder, doing)
+    _check_files(folder, doing)
     outcome, memory = outcome_of(folder), books.load(folder, DISK)
     if outcome not in (None, INTERRUPTED) and (outcome != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcome}", "Start a new run.")
@@ -606,7 +611,7 @@ def check_cut_off(folder: Path, doing: str) -> None:
 
 
 def _check_startable(folder: Path, doing: str) -> None:
-    """ConfigError unless nothing of the run is active, and there is a snapshot."""
+    """ConfigError unless nothing of the run is active, and there is a snapshot, none of another format."""
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
@@ -614,6 +619,7 @@ def _check_startable(folder: Path, doing: str) -> None:
         do = "It was cut off before the first one, its program gives no model to keep, or run.keep_to_go_on = false. "
         do += f"Begin a new run: isthmus train --from {folder}, if it is done."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+    Snapshots(folder / FOLDER, None, DISK).numbers()
 
 
 def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Found:

@@ -36,7 +36,7 @@ def folder_of(here: Path, *, argv: list[str] | None = None, home: str = "", is_k
     if argv is not None:
         (folder / "spec.json").write_text(json.dumps({**told(), "settings": {**RUN, "argv": argv}}))
     if home:
-        (folder / "cluster.json").write_text(json.dumps({"home": home}))
+        (folder / "cluster.json").write_text(json.dumps({"home": home, "sites": []}))
     if is_kept:
         (folder / FOLDER / MANIFEST).write_text("{}")
     return folder

@@ -123,7 +123,7 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     (copy(dead, "ended") / "summary.json").write_text(json.dumps(whole_files.summary()))
     assert "and a run that is done" in refusal(folder="ended")
     assert "tokens that are trained, found 640" in refusal("--tokens", "640", folder="ended")
-    (dead.here / "ended" / "cluster.json").write_text("{}")
+    (dead.here / "ended" / "cluster.json").write_text('{"home": "alpha", "sites": []}')
     assert "found one of a cluster" in refusal(folder="ended")
     assert contents(dead.folder) == before
 
