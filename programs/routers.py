@@ -11,7 +11,6 @@ themselves are `ops.data.documents`, `ops.data.routing` and `ops.data.shards`.
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,8 @@ from isthmus.ops.data.routing import FILE_BYTES_MAX, ROUTING, SHARDS_MAX, Floats
 from isthmus.ops.data.shards import ShardedCorpus
 from isthmus.programs.rows import TABLES, documents_of, texts_among
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def opened(path: str | Path) -> Router:
     """The router in a file; ConfigError for one that cannot be read."""
     _status(Path(path))
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             return routing.decoded(file.read(FILE_BYTES_MAX + 1))
     except (OSError, ValueError) as error:
         raise _no_router(path, str(error)) from None
@@ -328,12 +329,9 @@ def _written(
     router: Router, split: SplitDocuments, contents: tuple[ShardContents, ...], data: Sequence[str], out: str | Path
 ) -> Routed:
     path = Path(out)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(routing.encoded(router))
-        os.replace(part, path)
+        put_bytes(path, routing.encoded(router))
     except OSError as error:
-        part.unlink(missing_ok=True)
         do = "Name another file with --out."
         raise ConfigError(
             f"Writing the router {out}", "a file that can be written", str(error), remedy(error, do)

@@ -117,9 +117,13 @@ _LENGTH: Final = 4
 class HostDisk(Protocol):
     """The operations used of a host's disk."""
 
+    def beside(self, path: Path) -> Path: ...
+
     def create(self, path: Path) -> Any: ...
 
     def rename(self, path: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None: ...
 
     def read(self, path: Path) -> bytes: ...
 
@@ -208,9 +212,18 @@ class LocalCopies:
     def _writing(self, step: int) -> Generator[None, Chunk, None]:
         """Append the parts that are sent to a file; with the last, rename it.
 
-        OSError if the disk refuses anything: then the copy before stays.
+        OSError if the disk refuses anything: then the copy before stays, and nothing beside it.
         """
-        beside = self._path.with_name(f".{self._path.name}.{self._incarnation}")
+        beside = self._disk.beside(self._path)
+        try:
+            yield from self._written_to(beside, step)
+        except BaseException:
+            with suppress(OSError):
+                self._disk.remove(beside)
+            raise
+        self._disk.rename(beside, self._path)
+
+    def _written_to(self, beside: Path, step: int) -> Generator[None, Chunk, None]:
         digest, forms = xxhash.xxh3_128(), list[Form]()
 
         def write(data: bytes | memoryview) -> None:
@@ -234,7 +247,6 @@ class LocalCopies:
             footer = msgspec.msgpack.encode(_Header(self._slot, self._incarnation, step, forms))
             write(footer + len(footer).to_bytes(_LENGTH, "big"))
             write(digest.digest())
-        self._disk.rename(beside, self._path)
 
     def _read(self, data: memoryview) -> Copy | None:
         digest, body = data[-_DIGEST:], data[:-_DIGEST]

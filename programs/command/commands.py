@@ -24,6 +24,7 @@ from isthmus.runtime.errors import (
     nearest,
     printable,
 )
+from isthmus.runtime.system.disk import IrregularFileError
 from isthmus.runtime.system.refusals import reason, remedy
 
 LOOP_ARGUMENT: Final = "--loop-argument"
@@ -102,6 +103,10 @@ def _guarded(run: Callable[[], Any]) -> Any:
         status = WRONG
     except _UsageError as error:
         _complain([_usage(error)])
+        status = WRONG
+    except IrregularFileError as error:
+        do = "Take it away, or copy the file there from where it is whole."
+        _complain([Fault(f"Reading {error.filename}", "a regular file", str(error.strerror), do)])
         status = WRONG
     except UnfinishedScriptsError as error:
         _say(f"{error}")

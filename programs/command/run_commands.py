@@ -20,6 +20,7 @@ from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
+from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ def why(
     from isthmus.programs.study.terminal import status
 
     wanted = MergeQuery.of(fragment, version, is_last=last)
-    why_view.show_why(status.folder_of(run), wanted, as_json=as_json)
+    why_view.show_why(status.whole_folder_of(run), wanted, as_json=as_json)
 
 
 @past_commands.command(rich_help_panel=PANEL)
@@ -408,7 +409,7 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
     from isthmus.programs.study.lab import past as replay_view
     from isthmus.programs.study.terminal import status
 
-    if not replay_view.show_replay(status.folder_of(run), as_json=as_json):
+    if not replay_view.show_replay(status.whole_folder_of(run), as_json=as_json):
         raise typer.Exit(FAILED)
 
 
@@ -430,7 +431,7 @@ def borders(
     from isthmus.programs.study.terminal import status
     from isthmus.programs.study.terminal.borders_page import page
 
-    folder = status.folder_of(run)
+    folder = status.whole_folder_of(run)
     try:
         found = accounts.read(folder)
     except (OSError, LookupError, TypeError, ValueError) as error:
@@ -456,7 +457,7 @@ def report(
     from isthmus.programs.engine.report.page import absence_svg, timeline_svg, write_report
     from isthmus.programs.study.terminal import status
 
-    folder = status.folder_of(run)
+    folder = status.whole_folder_of(run)
     try:
         written = [write_report(folder)]
         if pictures is not None:
@@ -467,7 +468,7 @@ def report(
                 except ValueError as error:
                     typer.echo(f"not drawn: {error}")
                 else:
-                    (pictures / name).write_text(drawing, encoding="utf-8")
+                    put_bytes(pictures / name, drawing.encode())
                     written.append(pictures / name)
     except OSError as error:
         reason = f"{error.strerror or error}: {error.filename}"

@@ -18,7 +18,8 @@ import msgspec
 
 from isthmus.programs.launch.launch_file import LaunchRequest, LaunchTable, name_of
 from isthmus.runtime.errors import ConfigError, nearest
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_absent, reason, remedy
 
@@ -56,7 +57,7 @@ class Launch:
         """The launch in a folder; ConfigError if there is none."""
         doing = f"Looking for a launch in {folder}"
         try:
-            noted = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+            noted = json.loads(read_text(folder / NOTE))
             return cls(folder.resolve(), **{**noted, "table": msgspec.convert(noted["table"], LaunchTable)})
         except FileNotFoundError:
             do = "Type it where `isthmus launch` was typed, or name the folder with --to."
@@ -114,7 +115,7 @@ def _opened(path: Path) -> IO[bytes]:
     """The file, in a folder that is made; ConfigError if it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+        return opened_at_end(path)
     except OSError as error:
         do = "Name another folder with --to."
         raise ConfigError(f"Writing to {path.parent}", "to write", reason(error), remedy(error, do)) from None

@@ -33,6 +33,7 @@ from isthmus.programs.launch.folder import RUN, Launch
 from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.system.refusals import remedy
 
 LABEL: Final = "isthmus-launch"
@@ -205,9 +206,9 @@ class _Kubernetes:
 
     def scale(self, launch: Launch, islands: int) -> None:
         path, wanted = launch.folder / MANIFESTS, _jobs(launch.name, islands, launch.nodes_per_island)
-        former, home = path.read_text(encoding="utf-8"), f"{launch.name}-{HOME}"
+        former, home = read_text(path), f"{launch.name}-{HOME}"
         line = re.compile(re.escape(_NEXT.format(job=f"{launch.name}-{ISLAND}@")).replace("@", r"([\d-]+)"))
-        path.write_text(line.sub("", former) + _next(wanted), encoding="utf-8")
+        put_bytes(path, (line.sub("", former) + _next(wanted)).encode())
         try:
             there = {job["metadata"]["name"] for job in _items(launch, "job")} - {home}
             if new := [f"job/{job}" for job in wanted if job not in there]:
@@ -215,7 +216,7 @@ class _Kubernetes:
                 owner = _ask(launch, "get", "job", home, "-o", f"go-template={_OWNER.format(name=launch.name)}")
                 _ask(launch, "patch", *new, "-p", owner)
         except BaseException:
-            path.write_text(former, encoding="utf-8")
+            put_bytes(path, former.encode())
             raise
         if surplus := sorted(there.difference(wanted)):
             _ask(launch, "delete", "job", *surplus)
@@ -256,7 +257,7 @@ def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
         return ""
     path, image = launch.folder / COPY, json.dumps(launch.table.image)
     copy = shlex.quote(str(path))
-    path.write_text(_COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image))
+    put_bytes(path, _COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image).encode())
     return (
         f"copy its run folder from the claim    {kubectl} apply -f {copy} && {kubectl} wait --for=condition=Ready "
         f"pod/{pod} && {kubectl} cp {pod}:/isthmus/{RUN} {to} && {kubectl} delete -f {copy}\n"

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from isthmus.programs.launch.engine import LaunchState, PrintedFile
 from isthmus.programs.launch.folder import LOCK, NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.files import put_bytes, write_bytes
 from isthmus.runtime.system.refusals import remedy
 
 DONE: Final = "done"
@@ -142,10 +141,7 @@ def _write(files: Sequence[PrintedFile], folder: Path) -> None:
         for file in files:
             path = folder / file.name
             if file.is_secret:
-                with suppress(FileNotFoundError):
-                    path.unlink()
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as secret:
-                    secret.write(file.text)
+                put_bytes(path, file.text.encode(), mode=0o600)
             else:
                 write_bytes(path, file.text.encode())
     except OSError as error:

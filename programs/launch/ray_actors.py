@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +30,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import put_bytes, read_bytes, read_text
 
 NAME: Final = "controller"  # Of the actor that makes the others.
 HOME: Final = "home"
@@ -52,8 +54,7 @@ class MachineActor:
         self._folder = Path(plan.folder).expanduser() / name
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in plan.files:  # As a whole: several machines may share the folder.
-            shutil.copy(file, self._folder / f".{file}")
-            (self._folder / f".{file}").rename(self._folder.parent / file)
+            put_bytes(self._folder.parent / file, read_bytes(Path(file)), mode=Path(file).stat().st_mode & 0o777)
         self._child: subprocess.Popen[bytes] | None = None
         os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # Ray adds its copy of the files, as other modules.
@@ -76,7 +77,7 @@ class MachineActor:
             self._write("machine.toml", self._plan.home_machine)
             self._call(self._plan.invite)
             self._start(self._plan.daemon.format(address=address))
-        return {**self._state(), "invitation": (self._folder / "island.invite").read_text()}
+        return {**self._state(), "invitation": read_text(self._folder / "island.invite")}
 
     def island(self, invitation: str) -> dict[str, Any]:
         """Join, unless it has; the invitation has another address once the home came up elsewhere. The state."""
@@ -100,11 +101,9 @@ class MachineActor:
 
     def _write(self, name: str, text: str) -> None:
         """Write a file as a whole, which others cannot read, unless it is so already."""
-        path, beside = self._folder / name, self._folder / f".{name}"
-        if not path.exists() or path.read_text() != text:
-            beside.touch(mode=0o600)
-            beside.write_text(text)
-            beside.rename(path)
+        path = self._folder / name
+        if not path.exists() or read_text(path) != text:
+            put_bytes(path, text.encode(), mode=0o600)
 
     def _call(self, command: str) -> None:
         done = subprocess.run([*ISTHMUS, *command.split()[1:]], cwd=self._folder, capture_output=True, text=True)
@@ -114,12 +113,12 @@ class MachineActor:
     def _start(self, command: str) -> None:
         """Start a command, which the kernel terminates when this process is gone."""
         words = ["setpriv", "--pdeathsig", "TERM", *ISTHMUS, *command.split()[1:]]
-        with (self._folder / "log").open("a") as log:
+        with opened_at_end(self._folder / "log") as log:
             self._child = subprocess.Popen(words, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        (self._folder / "pid").write_text(str(self._child.pid))
+        put_bytes(self._folder / "pid", str(self._child.pid).encode())
 
     def _state(self) -> dict[str, Any]:
-        lines = (self._folder / "log").read_text(errors="replace").splitlines()
+        lines = read_text(self._folder / "log", "replace").splitlines()
         status = None if self._child is None else self._child.poll()
         state = "runs" if status is None else "\n".join([OVER.get(status, "starts again"), *lines[-LINES_MAX:]])
         return {"node": self._host, "at": str(self._folder), "status": status, "state": state}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import ml_dtypes  # noqa: F401  # Gives NumPy the dtype bfloat16.
 import msgspec
@@ -26,6 +26,8 @@ from safetensors.numpy import save_file
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.disk import check_regular
+from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.system.refusals import remedy
 
 CONFIG: Final = "config.json"
@@ -112,9 +114,49 @@ def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int)
 
 
-def beside(path: Path) -> dict[str, bytes]:
-    """The tokenizer and other files that go along with the model of a folder, by name."""
-    return {name: file.read_bytes() for name in BESIDE if (file := path / name).is_file()}
+class FilesBeside(NamedTuple):
+    """The files that go along with a model, by name; `left_out`: links that lead out of its folder."""
+
+    files: dict[str, bytes]
+    left_out: list[str]
+
+
+def beside(path: Path) -> FilesBeside:
+    """The tokenizer and other files that go along with the model of a folder.
+
+    A link is followed where it ends in the folder, or in the folder `blobs` beside its `snapshots`: so the caches of
+    hubs keep a model. Any other would give away whatever file of this user its maker has named.
+    """
+    folder = path.resolve()
+    blobs = folder.parent.parent / BLOBS if folder.parent.name == SNAPSHOTS else None
+    files, left_out = dict[str, bytes](), _noted(path)
+    for name in BESIDE:
+        try:
+            place = (folder / name).resolve(strict=True)
+            if place.parent == blobs or place.is_relative_to(folder):
+                check_regular(place)
+                files[name] = read_bytes(place)
+            else:
+                left_out.append(name)
+        except FileNotFoundError:
+            continue
+        except (OSError, RuntimeError):  # A loop of links, until Python 3.13; and what is no regular file.
+            left_out.append(name)
+    return FilesBeside(files, sorted(set(left_out)))
+
+
+BLOBS: Final = "blobs"
+SNAPSHOTS: Final = "snapshots"
+LEFT_OUT: Final = "left-out.json"
+"""In a copy of such files: the names of those that were left out of it."""
+
+
+def _noted(path: Path) -> list[str]:
+    """The names of files that were left out of the copy at a path; none where nothing says so."""
+    try:
+        return msgspec.json.decode(read_bytes(path / LEFT_OUT), type=list[str])
+    except (OSError, msgspec.DecodeError):
+        return []
 
 
 def config_name(document: Mapping[str, Any]) -> str:
@@ -141,6 +183,7 @@ def listed(names: Sequence[str]) -> str:
 def opened_tensors(file: Path, doing: str) -> Iterator[Any]:
     """A file of safetensors, mapped; ConfigError if it is not whole."""
     try:
+        check_regular(file)  # Mapped by a library, which would wait for a pipe.
         with safe_open(file, framework="np") as opened:
             yield opened
     except (OSError, SafetensorError) as error:
@@ -188,7 +231,7 @@ def _object(path: Path, doing: str) -> dict[str, Any]:
         size = path.stat().st_size
         if size > DOCUMENT_BYTES_MAX:
             raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(doing, f"a JSON object in {path.name}", str(error), remedy(error, do)) from None
 

@@ -7,7 +7,7 @@ task, by their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -35,9 +35,10 @@ HUGGINGFACE: Final = "huggingface"
 
 @final
 class ExportForm(NamedTuple):
-    """How a model is written into an empty folder, and what its reader may miss there."""
+    """How a model is written into an empty folder, which returns the names of the files that were left out of what is
+    beside it; and what its reader may miss there."""
 
-    write: Callable[[Path, Arrays, Dtypes], None]
+    write: Callable[[Path, Arrays, Dtypes], list[str] | None]
     notes: tuple[str, ...] = ()
 
 
@@ -85,8 +86,15 @@ def export(
     layout = job_of(run, doing).layout
     arrays = {leaf.name: model.tensors[leaf.name].reshape(leaf.shape) for leaf in layout}
     dtypes = {leaf.name: dtype or leaf.dtype for leaf in layout}
-    folders.write(to, doing, lambda folder: chosen.write(folder, arrays, dtypes))
-    return (f"{model.words} of {run.resolve().name} is in {to}", *chosen.notes)
+    left_out: list[str] = []
+    folders.write(to, doing, lambda folder: left_out.extend(chosen.write(folder, arrays, dtypes) or ()))
+    notes = [*chosen.notes, *([_left_out(left_out)] if left_out else [])]
+    return (f"{model.words} of {run.resolve().name} is in {to}", *notes)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    count = f"{len(names)} file{'' if len(names) == 1 else 's'}"
+    return f"left out, as links that lead out of the model's folder: {count}, {', '.join(names)}"
 
 
 def _huggingface(run: Path, doing: str, wish: ExportWish) -> ExportForm:
@@ -122,37 +130,43 @@ def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, 
     folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype))
 
 
-def write_folder(document: Mapping[str, Any], beside: Path, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
-    """A model that came from a folder with this config.json, with what was `beside` it there."""
-    _write_beside(document, beside, folder, dtypes)
+def write_folder(document: Mapping[str, Any], beside: Path, folder: Path, arrays: Arrays, dtypes: Dtypes) -> list[str]:
+    """A model that came from a folder with this config.json, with what was `beside` it there; the names of what was
+    left out of that."""
+    left_out = _write_beside(document, beside, folder, dtypes)
     names = {name: name.replace("/", ".") for name in arrays}
     folders.write_tensors(
         folder,
         {names[name]: array for name, array in arrays.items()},
         {names[name]: dtype for name, dtype in dtypes.items()},
     )
+    return left_out
 
 
-def _write_module_folder(model: modules.ModuleFolder, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+def _write_module_folder(
+    model: modules.ModuleFolder, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes
+) -> list[str]:
     """A model that came from a folder, as transformers writes it, with what was beside it there."""
     (dtype,) = set(dtypes.values())
     modules.write(model.with_tensors(arrays, dtype, doing), folder)
-    _write_beside(model.document, model.path, folder, dtypes)
+    return _write_beside(model.document, model.path, folder, dtypes)
 
 
 def _write_module(
     run: Path, task: OwnTask, wish: ExportWish, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes
-) -> None:
+) -> list[str]:
     """The module of a task in PyTorch, as the library of its class writes it."""
     module = model_of(run, task, arrays, doing)
-    module_export.write(module, folder, dtypes, dtype=wish.dtype, is_merged=wish.is_merged, doing=doing)
+    return module_export.write(module, folder, dtypes, dtype=wish.dtype, is_merged=wish.is_merged, doing=doing)
 
 
-def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> None:
+def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> list[str]:
     """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another."""
     kinds = set(dtypes.values())
     document = llama.with_dtype(document, kinds.pop()) if len(kinds) == 1 else document
-    folders.write_documents(folder, {folders.CONFIG: document}, folders.beside(beside))
+    found = folders.beside(beside)
+    folders.write_documents(folder, {folders.CONFIG: document}, found.files)
+    return found.left_out
 
 
 def _safetensors(run: Path, doing: str, wish: ExportWish) -> ExportForm:

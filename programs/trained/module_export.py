@@ -19,8 +19,9 @@ _DO: Final = "Use --format safetensors, or orbax: names and arrays, of any task.
 
 def write(
     module: Any, folder: Path, dtypes: Mapping[str, str], *, dtype: str | None, is_merged: bool, doing: str
-) -> None:
-    """Write a module into a folder that exists; ConfigError for one that has no such form.
+) -> list[str]:
+    """Write a module into a folder that exists, and return what was left out of what is beside it; ConfigError for one
+    that has no such form.
 
     `dtypes`: the merged leaves by path, and the dtype of each; `dtype`: of all tensors, None for that which each has;
     `is_merged`: not the adapter of a module, but the adapted model.
@@ -41,7 +42,7 @@ def write(
     if is_adapter and not is_merged:
         # Told, and not "auto", for which peft would look up the adapted model on a network.
         module.save_pretrained(str(folder), save_embedding_layers=_trains_embedding(module))
-        return
+        return []
     if is_adapter:
         if not hasattr(module, "merge_and_unload"):
             do = "Leave --merged out: the adapter alone has such a form."
@@ -52,7 +53,10 @@ def write(
     modules.write(module, folder)
     source = Path(getattr(module, "name_or_path", "") or "")
     if source.name and source.is_dir():
-        folders.write_documents(folder, {}, folders.beside(source))
+        beside = folders.beside(source)
+        folders.write_documents(folder, {}, beside.files)
+        return beside.left_out
+    return []
 
 
 def _no_form(module: Any, doing: str) -> ConfigError:

@@ -29,12 +29,14 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.spec import SPEC
 from isthmus.programs.engine.request.spec import load as load_spec
 from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
+from isthmus.programs.engine.results.run_files import SUMMARY, check_files, summary_of
 from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.programs.job import Job
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_text
 from isthmus.runtime.system.refusals import is_own, remedy
 
 if TYPE_CHECKING:
@@ -77,7 +79,6 @@ class RunModel(NamedTuple):
         return "the final model" if self.snapshot is None else f"snapshot {self.snapshot}"
 
 
-SUMMARY: Final = "summary.json"
 READS: Final = 3
 """A run that goes on may remove a snapshot while it is read, having taken two others."""
 
@@ -88,6 +89,8 @@ def opened(folder: Path, doing: str, snapshot: int | None = None, path: int | No
 
     ConfigError if there is none, or no such path, and if what is there cannot be read.
     """
+    check_files(folder, doing)
+    summary_of(folder, doing)
     model = _whole(folder, doing, snapshot)
     paths = math.prod(modules_among(model.tensors).values())
     if paths == 1 and path is None:
@@ -236,7 +239,7 @@ def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:
 def _seed(folder: Path) -> int:
     """The seed of a run; 0 if its configuration does not have one."""
     try:
-        document = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(folder / CONFIG))
         return RunSettings.of_section(document["run"]).seed
     except (OSError, ValueError, KeyError, ConfigError) as error:
         if is_own(error):
@@ -247,7 +250,7 @@ def _seed(folder: Path) -> int:
 def task_of(folder: Path, doing: str) -> AnyTask:
     """The task of a run, from its config.toml; ConfigError where its data are routed otherwise than they were."""
     try:
-        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = tomllib.loads(read_text(folder / CONFIG))
     except (OSError, ValueError) as error:
         raise ConfigError(
             doing, f"a {CONFIG} that names the task", str(error), "Pass the task: load(run, task)."

@@ -29,6 +29,7 @@ from isthmus.programs.settings import Schema
 from isthmus.programs.task import Task
 from isthmus.programs.trained.run_model import job_of, opened, task_of
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import read_text
 
 COMPUTED_IN: Final = "float32"
 
@@ -163,7 +164,7 @@ def settings_of(run: Path, doing: str) -> Mapping[str, Any] | None:
     """The settings of the shipped task in a run's configuration, with `folder` among them if it is that of a model
     folder, of the home where slots differ; None if it trains another task."""
     try:
-        document = tomllib.loads((run / CONFIG).read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(run / CONFIG))
     except (OSError, ValueError) as error:
         raise ConfigError(doing, f"a {CONFIG} that can be read", str(error), "Name another run.") from None
     settings, task = document.get("task", {}), document.get("run", {}).get("task")

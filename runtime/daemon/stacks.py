@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from isthmus.runtime.supervision.incidents import PLACES_MAX, TEXT_LENGTH_MAX, CodePlace
+from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.idleness import family
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import STACKS, catches
@@ -33,7 +34,7 @@ class StacksRead(NamedTuple):
     def places(self) -> tuple[CodePlace, ...]:
         """The place of each thread that is in the user's code, the innermost line of that."""
         try:
-            with self.log.open("rb") as file:
+            with open_regular(self.log) as file:
                 file.seek(self.begin)
                 text = file.read(PRINTED_MAX).decode(errors="replace")
         except OSError:

@@ -246,6 +246,10 @@ class Mount:
             self._disk.change((path, content))
         return self._open(path, content)
 
+    def beside(self, path: Path) -> Path:
+        """Always the same name: nobody else is here, and what a seed decides of files follows their order."""
+        return path.with_name(f".{path.name}.beside")
+
     def create(self, path: Path) -> SimulatedFile:
         self.disk().meet("create", path)
         content = self.disk().content(path)

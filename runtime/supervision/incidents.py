@@ -575,13 +575,20 @@ def as_line(happened: Happened) -> dict[str, Any]:
     return {"at": happened.at, "host": str(member.replica), "incarnation": member.incarnation, **fields}
 
 
-def of_line(line: Mapping[str, Any]) -> Happened:
-    """The incident of a line; ValueError if it is not a line of `events.jsonl`."""
+def of_line(line: Any) -> Happened:
+    """The incident of a line, as it is in JSON; ValueError if it is not a line of `events.jsonl`."""
+    if not isinstance(line, dict):
+        raise ValueError(f"not a line of events.jsonl: expected an object, found {type(line).__name__}")
     at, host, incarnation = (line.get(name) for name in _ENVELOPE)
-    if not (isinstance(at, int) and isinstance(host, str) and isinstance(incarnation, int)):
-        raise ValueError(f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {dict(line)!r}")
+    are_numbers = all(isinstance(each, int) and abs(each) < _NUMBER_MAX for each in (at, incarnation))
+    if not (isinstance(at, int) and isinstance(host, str) and isinstance(incarnation, int) and are_numbers):
+        raise ValueError(f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {str(line)[:200]}")
     fields = {name: value for name, value in line.items() if name not in _ENVELOPE}
     return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(fields))
+
+
+_NUMBER_MAX: Final = 1 << 62
+"""Beyond all instants and lives; larger ones are on no tape."""
 
 
 def incident_of(plain: Mapping[str, Any]) -> Incident:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar, final
+from typing import BinaryIO, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, final
 
 _MASK: Final = os.umask(0o077)
 """The umask with which this process started."""
@@ -34,6 +35,80 @@ def make_usable(descriptor: int) -> None:
     """Let its owner read and write an open file, whatever the umask was with which it was made."""
     if (mode := _repaired(os.fstat(descriptor).st_mode, 0o600, 0o666)) is not None:
         os.fchmod(descriptor, mode)
+
+
+class IrregularFileError(OSError):
+    """There is something at a path, and it is no regular file: a pipe, a socket, a device or a folder.
+
+    To read a pipe waits for its writer for ever, and a device may have no end.
+    """
+
+
+_KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
+def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
+    """The regular file at a path, which may be a link to one, for reading, or with "r+b" for
+    writing in place, too.
+
+    IrregularFileError, at once, for what is no regular file; OSError as of open().
+    """
+    flags = os.O_RDWR if mode == "r+b" else os.O_RDONLY
+    return open(_regular(path, flags), mode)
+
+
+def opened_at_end(path: Path, *, follows_links: bool = False) -> BinaryIO:
+    """A file for appending, made where there is none: a lock, or a log. A link is followed only if it is said.
+
+    IrregularFileError, at once, for what is no regular file; OSError as of open().
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | (0 if follows_links else os.O_NOFOLLOW)
+    return open(_regular(path, flags), "ab")
+
+
+def check_regular(path: Path) -> None:
+    """IrregularFileError for what is no regular file, OSError for what cannot be read: before it is handed to a
+    library, which would wait for it."""
+    os.close(_regular(path, os.O_RDONLY))
+
+
+def beside(path: Path, before: str = ".") -> Path:
+    """A new name for what is to replace a file: nobody can lay something there beforehand."""
+    return path.with_name(f"{before}{path.name}.{secrets.token_hex(8)}")
+
+
+NEW: Final = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a file is made where nothing may be."""
+
+
+def _regular(path: Path, flags: int) -> int:
+    """A descriptor of the regular file at a path, opened without waiting."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # A socket; a pipe without a reader, for a writer; a device without a driver.
+            raise _irregular(path, os.stat(path).st_mode) from None
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise _irregular(path, mode)
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _irregular(path: Path, mode: int) -> IrregularFileError:
+    kind = next((name for is_of, name in _KINDS if is_of(mode)), "something else")
+    return IrregularFileError(errno.EINVAL, f"it is {kind}, and no regular file", str(path))
 
 
 class File(Protocol):
@@ -62,8 +137,11 @@ class Disk(Protocol):
     def append(self, path: Path) -> File:
         """Open a file for appending; it is created if it is missing, and so is its folder."""
 
+    def beside(self, path: Path) -> Path:
+        """A name for what is to replace a file, which nobody can know before."""
+
     def create(self, path: Path) -> File:
-        """Open a new file, or an existing one that is emptied; its folder is created if it is missing."""
+        """Make a file where nothing is; its folder is created if it is missing."""
 
     def rename(self, path: Path, target: Path) -> None:
         """Rename a file within its folder, atomically, in place of an existing one."""
@@ -149,9 +227,9 @@ class KernelFile:
 
     def __init__(self, path: Path, flags: int, full: FullDisks) -> None:
         self._path, self._full = path, full
-        self._is_whole, self._written = bool(flags & os.O_TRUNC), 0
+        self._is_whole, self._written = bool(flags & os.O_EXCL), 0
         try:
-            self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = _regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             full.refused(path.parent, error)
             raise
@@ -207,9 +285,12 @@ class KernelDisk:
         self._make_folder(path.parent)
         return KernelFile(path, os.O_RDWR | os.O_APPEND, self.full)
 
+    def beside(self, path: Path) -> Path:
+        return beside(path)
+
     def create(self, path: Path) -> File:
         self._make_folder(path.parent)
-        return KernelFile(path, os.O_RDWR | os.O_TRUNC, self.full)
+        return KernelFile(path, os.O_RDWR | os.O_EXCL, self.full)
 
     def rename(self, path: Path, target: Path) -> None:
         path.replace(target)
@@ -218,7 +299,8 @@ class KernelDisk:
         path.unlink(missing_ok=True)
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
 
     def sizes(self, path: Path) -> dict[str, int]:
         size_of = {}

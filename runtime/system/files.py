@@ -8,6 +8,7 @@ Everything here may block, and is called from threads that may.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import time
@@ -17,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.runtime.system.disk import DISK, Disk, File
+from isthmus.runtime.system.disk import DISK, NEW, Disk, File, open_regular, opened_at_end
+from isthmus.runtime.system.disk import beside as beside_of
 
 
 def is_text(name: str | Path) -> bool:
@@ -180,7 +182,7 @@ def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
     When this returns the file is durable.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = disk.beside(path)
     try:
         file = disk.create(beside)
         try:
@@ -196,6 +198,38 @@ def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
             error.filename = str(path)  # Of two names the one that means something to its reader.
         raise
     disk.sync_folder(path.parent)
+
+
+def put_bytes(path: Path, data: bytes, *, mode: int = 0o666, is_durable: bool = False, before: str = ".") -> None:
+    """Write a file so that it is whole, or as it was before; OSError if that fails. Without waiting for the disk, if it
+    need not be durable. The name under which it is written first begins
+    with `before`."""
+    beside = beside_of(path, before)
+    try:
+        with open(os.open(beside, os.O_WRONLY | NEW, mode), "wb") as file:
+            file.write(data)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a regular file; IrregularFileError, at once, for anything else, OSError if it cannot be read."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file of UTF-8, as `read_bytes`; ValueError for other bytes."""
+    with io.TextIOWrapper(open_regular(path), "utf-8", errors) as file:
+        return file.read()
 
 
 def insist(write: Callable[[], None], seconds_max: float, *, pause: float = 1.0) -> None:
@@ -232,7 +266,7 @@ def encoded(tensors: Mapping[str, Any]) -> bytes:
 def append_bytes(path: Path, data: bytes) -> None:
     """Append to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with opened_at_end(path) as file:
         file.write(data)
 
 
@@ -263,18 +297,18 @@ def cut(folder: Path, bytes_max: int = LOG_BYTES) -> None:
     lost.
     """
     for log in sorted(folder.glob("*.log")):
-        with suppress(OSError), log.open("r+b") as file:
+        with suppress(OSError), open_regular(log, "r+b") as file:
             size = file.seek(0, 2)
             if size <= bytes_max:
                 continue
             file.seek(size - bytes_max)
             with suppress(OSError):
-                former(log).write_bytes(file.read(bytes_max))
+                put_bytes(former(log), file.read(bytes_max))
             file.truncate(0)
 
 
 def read(log: Path) -> str:
     """The text of a log, with what was cut off last; OSError if it cannot be read."""
     with suppress(FileNotFoundError):
-        return former(log).read_text(errors="replace") + log.read_text(errors="replace")
-    return log.read_text(errors="replace")
+        return read_text(former(log), "replace") + read_text(log, "replace")
+    return read_text(log, "replace")

@@ -15,6 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import read_text
+
 FILE: Final = "phases.jsonl"
 
 Phase: TypeAlias = Literal["begun", "forked", "prepared", "written", "waiting", "serving", "ready", "open", "step"]
@@ -36,17 +39,13 @@ def note(folder: Path, process: str, phase: Phase, *, life: int = 0, at_ns: int 
     """Append a phase, reached now unless `at_ns` says when."""
     reached = PhaseReached(process, life, phase, time.monotonic_ns() if at_ns is None else at_ns)
     line = (json.dumps(reached) + "\n").encode()
-    with suppress(OSError):
-        file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)  # One call, so that lines of several processes do not mix.
-        finally:
-            os.close(file)
+    with suppress(OSError), opened_at_end(folder / FILE) as file:
+        os.write(file.fileno(), line)  # One call, so that lines of several processes do not mix.
 
 
 def read(folder: Path) -> Iterator[PhaseReached]:
     """The phases in the file, in its order; none without one. Lines that are not whole are left out."""
     with suppress(OSError):
-        for line in (folder / FILE).read_text(errors="replace").splitlines():
+        for line in read_text(folder / FILE, "replace").splitlines():
             with suppress(ValueError, TypeError):
                 yield PhaseReached(*json.loads(line))

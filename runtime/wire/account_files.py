@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.runtime.channels.crossings import Account
 from isthmus.runtime.ids import Member
+from isthmus.runtime.system.files import put_bytes, read_bytes
 
 FOLDER: Final = "borders"
 HOME: Final = "home"
@@ -40,13 +41,11 @@ def of_home(run: Path) -> Path:
 
 def write(path: Path, account: Account) -> None:
     """Write an account; one that the disk does not take is left out until the next."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(account))
-        beside.replace(path)
+        put_bytes(path, msgspec.json.encode(account))
 
 
 def read(path: Path) -> Account:
     """The account in a file; OSError or ValueError if there is none."""
-    return msgspec.json.decode(path.read_bytes(), type=Account)
+    return msgspec.json.decode(read_bytes(path), type=Account)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
 
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.system.refusals import is_own
 
@@ -65,7 +64,7 @@ class DaemonNote:
 def note_of(folder: Path) -> DaemonNote | None:
     """The note in a folder; None without one that can be read. OSError where this process has no descriptor for it."""
     try:
-        return DaemonNote.of(json.loads((folder / HERE).read_text()))
+        return DaemonNote.of(json.loads(read_text(folder / HERE)))
     except OSError as error:
         if is_own(error):
             raise
@@ -115,5 +114,22 @@ def forget(endpoint: str) -> None:
     path = Path(endpoint.removeprefix(_IPC))
     if endpoint.startswith(_IPC) and path.name == _NAME and path.parent.name.startswith(_PREFIX):
         with suppress(OSError):
-            if path.parent.lstat().st_uid == os.geteuid():
-                shutil.rmtree(path.parent, ignore_errors=True)  # Refuses a symbolic link.
+            found = path.parent.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            # As `private_endpoint` made it: a note in a run folder, which names it, may be somebody else's.
+            if is_ours and stat.S_IMODE(found.st_mode) == _MODE and _is_for_sockets(path.parent.parent):
+                with suppress(FileNotFoundError):
+                    if stat.S_ISSOCK(path.lstat().st_mode):
+                        path.unlink()
+                path.parent.rmdir()  # Refuses a symbolic link, and whatever else is in it.
+
+
+def _is_for_sockets(folder: Path) -> bool:
+    """Whether a folder is one for temporary files: this process's, or one in which others may remove nothing of ours.
+
+    A daemon's process may have had another TMPDIR than this one.
+    """
+    if os.path.realpath(folder) == os.path.realpath(tempfile.gettempdir()):
+        return True
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_ISVTX) and bool(mode & stat.S_IWOTH)

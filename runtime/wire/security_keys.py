@@ -37,6 +37,7 @@ from zmq.utils import z85
 
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import MachineOwner, Party
+from isthmus.runtime.system.disk import open_regular
 
 KEY_CHARACTERS: Final = 40
 _ALPHABET: Final = frozenset(string.ascii_letters + string.digits + ".-:+=^!/*?&<>()[]{}@%$#")
@@ -149,7 +150,7 @@ def check_owned(status: os.stat_result, path: Path, doing: str) -> None:
 def _line(path: Path, action: str, remedy: str) -> tuple[str, int]:
     """The one line of a small text file, and the file's mode; ConfigError if others could have written it."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data, status = file.read(1024), os.fstat(file.fileno())
     except FileNotFoundError:
         raise ConfigError(action, "a key, or a file that holds one", f"no file {path}", remedy) from None

@@ -43,7 +43,8 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.refusals import remedy
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -77,7 +78,7 @@ def digest(program: str, task: str) -> str:
 def _add(hasher: xxhash.xxh3_128, path: Path) -> None:
     """Add a file to the digest: name, size and contents."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             hasher.update(f"{path.name}/{path.stat().st_size}".encode())
             while block := file.read(_BLOCK_BYTES):
                 hasher.update(block)
@@ -358,13 +359,13 @@ class Sites:
 
     @classmethod
     def load(cls, folder: Path) -> Sites:
-        return cls.read(json.loads((folder / CLUSTER).read_text()))
+        return cls.read(json.loads(read_text(folder / CLUSTER)))
 
     @classmethod
     def load_former(cls, folder: Path, number: int) -> Sites:
         """The sites of the run when its `number`-th spec was put aside: of a former home, if it has moved since."""
         aside = folder / f"cluster-{number}.json"
-        return cls.read(json.loads(aside.read_text())) if aside.exists() else cls.load(folder)
+        return cls.read(json.loads(read_text(aside))) if aside.exists() else cls.load(folder)
 
     @classmethod
     def archive(cls, folder: Path, number: int) -> None:

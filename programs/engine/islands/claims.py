@@ -29,6 +29,7 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
+from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.locks import FileLock
 
 
@@ -83,7 +84,7 @@ def _locked(paths: Iterable[Path]) -> list[_Held] | None:
     with ExitStack() as held:
         locks: list[_Held] = []
         for path in paths:
-            file = path.open("ab")
+            file = opened_at_end(path)
             locks.append(_Held(file, FileLock(file.fileno(), path)))
             held.callback(locks[-1].close)
             if not locks[-1].lock.take():

@@ -37,6 +37,7 @@ from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party, owner_party
+from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_absent, reason, remedy
@@ -375,7 +376,7 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
     path = path_of(machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".admitted.lock").open("ab") as lock:
+        with opened_at_end(path.with_suffix(".admitted.lock")) as lock:
             held = FileLock(lock.fileno(), Path(lock.name))
             held.take(waits=True)
             try:

@@ -22,6 +22,7 @@ from typing import IO, Any, Final, NamedTuple, final
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.wire import bucket_keys
 from isthmus.runtime.wire.security_keys import KeyPair
 
@@ -44,12 +45,12 @@ def listener_in(folder: Path) -> socket.socket:
     path = folder / PORT_FILE
     made = None
     with suppress(OSError, ValueError):
-        made = socket.create_server(("127.0.0.1", int(path.read_text())), backlog=BACKLOG)
+        made = socket.create_server(("127.0.0.1", int(read_text(path))), backlog=BACKLOG)
     if made is None:
         made = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(made.getsockname()[1]))
+        put_bytes(path, str(made.getsockname()[1]).encode())
     return made
 
 

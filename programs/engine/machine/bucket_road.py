@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol, final
 
 from isthmus.programs.engine.snapshots.stored import UrlStore, place_of, words
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.wire import bucket_keys
 
 NAMES_MAX: Final = 10_000
@@ -63,14 +64,7 @@ class FolderRoad:
         folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, data: bytes) -> None:
-        aside = self._folder / f"{_ASIDE}{name}"
-        try:
-            aside.write_bytes(data)
-            aside.rename(self._folder / name)
-        except OSError:
-            with suppress(OSError):
-                aside.unlink()
-            raise
+        put_bytes(self._folder / name, data, before=_ASIDE)
 
     def fetch(self, name: str, bytes_max: int) -> bytes | None:
         # A client of NFS remembers that a name was not there until it opens the folder again.

@@ -9,7 +9,6 @@ parts that this one has in their runs, are in `neighbours`.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -46,7 +45,8 @@ from isthmus.programs.engine.machine.run import (
 )
 from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN, TrialPorts
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER, RunLock
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.run_end import error_of
@@ -493,9 +493,7 @@ class MachineDaemon:
         """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
         folder = str(message["run"])
         if folder in self._former:
-            path = Path(folder) / "summary.json"
-            summary = json.loads(path.read_text()) if path.exists() else None
-            return {"type": "over", "run": folder, "summary": summary}
+            return {"type": "over", "run": folder, "summary": summary_of(Path(folder))}
         run = self._run_of(message)
         if message.get("renews", True):
             run.renew()

@@ -28,8 +28,8 @@ from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER, REGION, Replica, leader
 from isthmus.runtime.supervision.incidents import SupersededHome
-from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.system.disk import DISK, beside
+from isthmus.runtime.system.files import append_bytes, read_bytes, read_text, write_json
 from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.daemon_notes import HERE
@@ -117,7 +117,7 @@ def write(
     """
     folder = takeover.folder
     stand_still(folder, elsewhere_ns=elsewhere_ns if former is None else FOR_EVER)
-    fields: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
+    fields: Mapping[str, Any] = json.loads(read_text(folder / spec.SPEC))
     Sites.archive(folder, spec.archive(folder))
     home_daemon.move(folder, former)
     for name in (*new_folder.AT_END, HERE):
@@ -162,7 +162,7 @@ def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) ->
     lives there are.
     """
     run_spec = spec.load(aside)
-    config = (aside / new_folder.CONFIG).read_text()
+    config = read_text(aside / new_folder.CONFIG)
     folder = root.make(name, Program(run_spec.job.program).name, datetime.now(), config)
     with new_folder.prepared(folder):
         for path in sorted(aside.iterdir()):
@@ -184,10 +184,9 @@ def inherit(folder: Path, former: Path) -> None:
     is over.
     """
     write_json(folder / INHERITED, {"folder": str(former)})
-    beside = former / f".{HERE}"
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(folder / HERE)
-    beside.replace(former / HERE)
+    link = beside(former / HERE)
+    link.symlink_to(folder / HERE)
+    link.replace(former / HERE)
     (folder / "logs").mkdir(exist_ok=True)
     for log in sorted((former / "logs").glob("*.log")):
         with suppress(FileExistsError):
@@ -197,12 +196,12 @@ def inherit(folder: Path, former: Path) -> None:
 def bring_home(folder: Path) -> None:
     """Move the files of inherited hosts into the run folder, and remove their own folder; no-op without such hosts."""
     try:
-        former = Path(json.loads((folder / INHERITED).read_text())["folder"])
+        former = Path(json.loads(read_text(folder / INHERITED))["folder"])
     except FileNotFoundError:
         return
     accounts = sorted(former.glob(f"{account_files.FOLDER}/*.json"))
     for path in [*sorted(former.glob("logs/*.log")), *sorted(former.glob("spans/*.json")), *accounts]:
-        there, data = folder / path.parent.name / path.name, path.read_bytes()
+        there, data = folder / path.parent.name / path.name, read_bytes(path)
         if there.is_symlink():
             there.unlink()
         append_bytes(there, data)

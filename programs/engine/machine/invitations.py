@@ -13,7 +13,6 @@ is repeated, to the address that the file has by then.
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 import tomllib
@@ -43,6 +42,7 @@ from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import home_of
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
+from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import CUTS_MAX, ControlClient
@@ -284,16 +284,9 @@ def _renewed(
 
 def _write(path: Path, text: str, doing: str) -> None:
     """Write a file that nobody but its owner ever can read; ConfigError if that fails."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
+        put_bytes(path, text.encode(), mode=0o600, is_durable=True)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise ConfigError(doing, f"to write {path}", str(error), "Name another file with --to.") from None
 
 

@@ -22,7 +22,7 @@ from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
 from isthmus.programs.engine.machine.names import NameTakenError, living
 from isthmus.programs.loop_task import LoopHome
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.processes import started_at, unblock
 from isthmus.runtime.wire.daemon_notes import DaemonNote
 
@@ -80,7 +80,7 @@ def _is_leaving(name: str) -> bool:
     """Whether the daemon of that name is a loop's that has ended."""
     with suppress(OSError, KeyError, TypeError, ValueError):
         daemon = living()[name].note.pid
-        return not DaemonNote.of(json.loads(_note_of_loop(daemon).read_text())).is_living
+        return not DaemonNote.of(json.loads(read_text(_note_of_loop(daemon)))).is_living
     return False
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system.files import user_folder, write_json
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import read_text, user_folder, write_json
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_own, reason, remedy
 from isthmus.runtime.wire.daemon_notes import DaemonNote
@@ -81,7 +82,7 @@ class NameClaim:
         doing = f"Starting the daemon {name!r}"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._path.with_suffix(".lock").open("ab")
+            self._lock = opened_at_end(self._path.with_suffix(".lock"))
         except OSError as error:
             do = "Set XDG_STATE_HOME to a folder that it may write to."
             raise ConfigError(doing, f"to write to {self._path.parent}", reason(error), remedy(error, do)) from None
@@ -124,7 +125,7 @@ def _read(path: Path) -> DaemonEntry | None:
     """The entry in a file; None if the file is missing or not an entry. OSError where this process has no descriptor
     for it: its runs are not to be forgotten."""
     try:
-        entry = json.loads(path.read_text())
+        entry = json.loads(read_text(path))
         runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
         return DaemonEntry(DaemonNote.of(entry), runs)
     except OSError as error:

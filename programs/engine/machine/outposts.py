@@ -41,7 +41,8 @@ from isthmus.runtime.daemon.ground import HostLaunching, LocalGround
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
 
@@ -194,7 +195,7 @@ class Outposts:
     def adopt(self, folder: Path) -> None:
         """Adopt an outpost of the previous daemon."""
         try:
-            note = json.loads((folder / NOTE).read_text())
+            note = json.loads(read_text(folder / NOTE))
             spec.rebase_clock_after_reboot(folder)
             heirs = tuple(HomeAddress(**heir) for heir in note["heirs"])
             link = self._link(HomeAddress(**note["home"]))
@@ -430,6 +431,6 @@ class Outposts:
             do = f"Look there: {text_is_on(self._name, host_of(name))}."
             raise ConfigError(f"Reading {name}", "a file that its machine gives away", "one that it keeps", do)
         path = outpost.folder / name
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
             return {"type": "piece", "text": file.read(PIECE_BYTES).decode("latin-1")}

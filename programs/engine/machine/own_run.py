@@ -27,8 +27,10 @@ from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
+from isthmus.programs.engine.machine.run import UNABLE, unable
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.engine.results.run_files import check_files
 from isthmus.programs.engine.run.resume import again, outcome_of
 from isthmus.programs.loop_task import OPEN, OPEN_NAME, ModelFound
 from isthmus.runtime.errors import ConfigError, Fault
@@ -65,15 +67,19 @@ class OwnRun:
         if not (self._goes_on and new_folder.has_run(folder)):
             self._begin_anew()
             return
-        outcome = outcome_of(folder)
-        if outcome == "done":
-            machine.tell(f"{folder} is done")
-            machine.know(str(folder), outcome)
-            return
+        doing = f"Going on with {folder}"
         try:
-            again(folder, f"Going on with {folder}", alone_ns(folder))
+            check_files(folder, doing)
+            if (outcome := outcome_of(folder)) == "done":
+                machine.tell(f"{folder} is done")
+                machine.know(str(folder), outcome)
+                return
+            again(folder, doing, alone_ns(folder))
         except ConfigError as error:
             machine.fail(error)
+            return
+        except UNABLE as error:
+            machine.fail(unable(doing, error))
             return
         machine.adopt(DaemonRun(str(folder), is_watched=False))
 

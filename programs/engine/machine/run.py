@@ -25,8 +25,9 @@ from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER, InUseError, LockError, RunLock
+from isthmus.programs.engine.request.new_folder import InUseError, LockError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
+from isthmus.programs.engine.results.run_files import over_of
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.logs import log_of
@@ -37,8 +38,9 @@ from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
-from isthmus.runtime.system.files import append_bytes
-from isthmus.runtime.system.refusals import is_own, remedy
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import append_bytes, read_text
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -272,7 +274,7 @@ class MachineRun:
         `host`: the address at which its processes listen, if no site has it."""
         if not self.is_running:
             return
-        data = json.loads((self.folder / spec.SPEC).read_text())
+        data = json.loads(read_text(self.folder / spec.SPEC))
         learners = len(self.daemon.home.fleet.learners_on(machine))
         site = self._sites.sites.get(machine)
         site = MachineSite(machine) if site is None else site
@@ -315,8 +317,8 @@ class MachineRun:
         """Write a line into the run's own log of its daemon; a folder that is gone costs the line."""
         with suppress(OSError):
             (self.folder / "logs").mkdir(exist_ok=True)
-            with (self.folder / "logs" / "daemon.log").open("a") as file:
-                file.write(f"isthmus daemon {self._machine}: {log_entry(line)}\n")
+            with opened_at_end(self.folder / "logs" / "daemon.log", follows_links=True) as file:
+                file.write(f"isthmus daemon {self._machine}: {log_entry(line)}\n".encode())
 
     def _start(self) -> None:
         for machine in self.daemon.home.fleet.others:
@@ -386,11 +388,10 @@ def outcome_in(folder: Path) -> str:
     """The outcome of a run that is over, from its folder; "failed" if that cannot be read. OSError where this process
     has no descriptor for it."""
     try:
-        return str(json.loads((folder / OVER).read_text())["outcome"])
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        if is_own(error):
-            raise
+        over = over_of(folder)
+    except ConfigError:
         return "failed"
+    return "failed" if over is None else over.outcome
 
 
 def has_hosts(folder: Path) -> bool:

@@ -35,6 +35,7 @@ from isthmus.programs.engine.results.lines import (
     ReportLine,
     metrics_of,
 )
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
 
@@ -647,6 +648,21 @@ def undo(folder: Path, disk: Disk, undone: Iterable[Sequence[int]]) -> None:
     if memory is not None:
         memory.undo(undone)
         write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
+
+
+def check(folder: Path, disk: Disk, doing: str) -> None:
+    """ConfigError if the memory of an earlier recorder is whole, and of another form: that of another version of
+    isthmus, which is not to be taken for a damaged one."""
+    try:
+        data = disk.read(folder / FILE)
+        msgspec.msgpack.decode(data)
+    except (OSError, ValueError):
+        return
+    try:
+        msgspec.msgpack.decode(data, type=BooksMemory)
+    except ValueError as error:
+        do = "Go on with the version of isthmus that wrote it."
+        raise ConfigError(doing, f"a {FILE} as this version of isthmus writes it", str(error), do) from None
 
 
 def load(folder: Path, disk: Disk) -> BooksMemory | None:

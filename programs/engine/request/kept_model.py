@@ -6,6 +6,7 @@ changed, or is gone; tensors are not.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import FOLDER, FOLDER_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders
+from isthmus.runtime.system.files import read_bytes
 
 KEPT: Final = "model"
 """The folder in a run folder."""
@@ -25,7 +27,10 @@ def keep(run: Path, task: str) -> None:
     if reference.without_keywords(home) != FOLDER_TASK:
         return
     source = Path((reference.parse(home, f"Reading the task {home}").keywords or {})[FOLDER])
-    files = {name: (source / name).read_bytes() for name in (folders.CONFIG,)} | folders.beside(source)
+    beside = folders.beside(source)
+    files = {folders.CONFIG: read_bytes(source / folders.CONFIG)} | beside.files
+    if beside.left_out:
+        files[folders.LEFT_OUT] = json.dumps(beside.left_out).encode()
     (run / KEPT).mkdir(exist_ok=True)
     folders.write_documents(run / KEPT, {}, files)
 

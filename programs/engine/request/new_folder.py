@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Final, Self, final
 
 from isthmus.programs import settings
+from isthmus.programs.engine.results.run_files import OVER, SUMMARY
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import is_text
 from isthmus.runtime.system.locks import NOTE_SUFFIX, FileLock, holder_of, is_locked
@@ -158,15 +159,13 @@ def _said(file: int, path: Path) -> str:
 
 RUNS: Final = Path("runs")
 CONFIG: Final = "config.toml"
-OVER: Final = "over.json"
-AT_END: Final = ("summary.json", "report.html", "trace.json", OVER)
+AT_END: Final = (SUMMARY, "report.html", "trace.json", OVER)
 """Files that are written when a run is over, or set aside."""
-"""Outcome and error, once a run is over and everything is written."""
 _SIGNS: Final = (
     CONFIG,
     "graph.json",
     "metrics.jsonl",
-    "summary.json",
+    SUMMARY,
     "tape",
     "snapshots",
     "trace.json",

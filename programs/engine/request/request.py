@@ -72,6 +72,7 @@ from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Edge, Graph, Node, Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_bytes
 
 _DIGITS: Final = 32
 
@@ -106,7 +107,7 @@ def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
             files[".".join((ops.__name__, *parts))] = path
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())}
+    return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name, path in sorted(files.items())}
 
 
 def _source(function: Any) -> Path | None:

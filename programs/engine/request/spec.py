@@ -8,6 +8,7 @@ A daemon and a command that looks at a run only read it, so what builds and desc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from isthmus.programs.engine.request.reference import is_open_loop, script_of
+from isthmus.programs.engine.request.reference import file_of, is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
@@ -34,7 +35,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Node, Reference, Template
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
 
@@ -112,6 +113,7 @@ class Spec:
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
       together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
     - `paused_ns`: for how long its clock has stood still, between its ends and what went on with it (`standstill`).
+    - `program_file`: SHA-256 of the user's file that has the program's builder; '' for any other program.
     """
 
     run: str
@@ -130,6 +132,7 @@ class Spec:
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     paused_ns: int = 0
+    program_file: str = ""
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
@@ -185,10 +188,16 @@ class Spec:
         return plans
 
     def graph(self) -> Template:
-        """The graph, built here; ConfigError if it is not the one that was submitted."""
+        """The graph, built here; ConfigError if it is not the one that was submitted: before a file of the user's that
+        is another one now is imported."""
         from isthmus.programs.engine.recorder.roles import with_recorder
         from isthmus.programs.engine.request.request import Program, fingerprint
 
+        file = _file_in(self.job.program)
+        if self.program_file and file is not None and (found := _digest(file)) != self.program_file:
+            do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
+            expected = f"{file} as it was, {self.program_file[:_SHOWN]}"
+            raise ConfigError(f"Building the graph of {self.job.program!r}", expected, found[:_SHOWN], do)
         program = Program(self.job.program, **self.job.settings)
         graph = with_recorder(program.build(self.job).freeze(), self.job)
         own_fingerprint = fingerprint(graph, self.job, program.builder())
@@ -228,6 +237,7 @@ def of(
         "transport": transport,
         "elastic": [list(sizes) for sizes in elastic],
         "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
+        "program_file": _program_file(job.program),
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
         "job": {
             "program": job.program,
@@ -248,6 +258,30 @@ def of(
     }
 
 
+_SHOWN: Final = 16
+"""Digits of a digest, in a message."""
+
+
+def _file_in(program: str) -> Path | None:
+    """The user's file that a program names; None for a module, and where there is no such file."""
+    where, rest = split(program)
+    path = Path(where)
+    return path if rest and is_file(where) and path.is_file() else None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(read_bytes(file)).hexdigest()
+
+
+def _program_file(program: str) -> str:
+    """The digest of the file that a program names, if its builder is defined there: then the fingerprint of the graph
+    is another one whenever the file is, so that it can be refused before it is imported."""
+    from isthmus.programs.engine.request.request import Program
+
+    file = _file_in(program)
+    return _digest(file) if file is not None and file_of(Program(program).builder()) == str(file) else ""
+
+
 def write(folder: Path, fields: Mapping[str, Any]) -> None:
     """Write a spec into a run folder, for this boot of this machine."""
     age = time.monotonic_ns() - int(fields["zero_ns"])
@@ -259,7 +293,7 @@ def settle(
     folder: Path, *, has_porter: bool, ports: str, is_far: bool, reaches: Sequence[tuple[str, str]] = ()
 ) -> None:
     """Write how this machine's hosts listen and dial, as its present daemon has it."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     now = {"has_porter": has_porter, "ports": ports, "is_far": is_far, "reaches": list(map(list, reaches))}
     if any(fields["here"].get(name) != value for name, value in now.items()):
         write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
@@ -273,20 +307,20 @@ def age(fields: Mapping[str, Any], least_ns: int = 0) -> int:
 
 def rebase_clock_after_reboot(folder: Path) -> None:
     """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     if fields["here"]["boot"] != boot_id().decode():
         write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields)})
 
 
 def rebase_clock(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
-    fields = json.loads((folder / SPEC).read_text())
+    fields = json.loads(read_text(folder / SPEC))
     write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields, least_ns)})
 
 
 def with_clock_of(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A spec as data, with the clock of the one in a run folder."""
-    present = json.loads((folder / SPEC).read_text())
+    present = json.loads(read_text(folder / SPEC))
     here = {**fields["here"], **{name: present["here"][name] for name in ("boot", "wall_ns")}}
     return {**fields, "zero_ns": present["zero_ns"], "paused_ns": present.get("paused_ns", 0), "here": here}
 
@@ -295,7 +329,7 @@ def archive(folder: Path) -> int:
     """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
     tapes = sorted({name_parts[0] for path in (folder / FOLDER).glob("*.tape") if (name_parts := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
-    write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
+    write_json(folder / f"spec-{number}.json", {"spec": json.loads(read_text(folder / SPEC)), "tapes": tapes})
     return number
 
 
@@ -304,7 +338,7 @@ def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
     each was put aside."""
     for number in count(1):
         try:
-            record = json.loads((folder / f"spec-{number}.json").read_text())
+            record = json.loads(read_text(folder / f"spec-{number}.json"))
         except FileNotFoundError:
             return
         yield read(record["spec"]), frozenset(record["tapes"])
@@ -312,7 +346,7 @@ def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
 
 def load(folder: Path) -> Spec:
     """The spec in a run folder."""
-    return read(json.loads((folder / SPEC).read_text()))
+    return read(json.loads(read_text(folder / SPEC)))
 
 
 def read(data: Mapping[str, Any]) -> Spec:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import ROWS, Fragment
 from isthmus.ops.learner.first_version import file_of
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.disk import check_regular
 from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ NAMES_MAX: Final = 4
 def tensors_in(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
     """Every tensor in the folder's files; row ranges of a split one are joined. ConfigError for a damaged file, and for
     missing rows."""
+    import ml_dtypes  # noqa: F401  # Gives NumPy the dtype bfloat16.
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -34,7 +36,11 @@ def tensors_in(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
     whole: dict[str, npt.NDArray[np.float32]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
+            check_regular(path)  # Mapped by a library, which would wait for a pipe.
             loaded = load_file(path)
+        except (AttributeError, KeyError, TypeError) as error:  # Of a dtype that NumPy has not.
+            do = "Take the model in float32, float16 or bfloat16."
+            raise ConfigError(doing, f"{path.name}, with tensors of floats", str(error), do) from None
         except (OSError, SafetensorError) as error:
             do = "The file is damaged; take the model from another copy of the run."
             raise ConfigError(doing, f"{path.name}, whole", str(error), remedy(error, do)) from None
@@ -115,11 +121,35 @@ class Weights(NamedTuple):
         return array.reshape(shape if shape else (1,))[start:stop].astype("float32").reshape(-1)
 
 
+def _wrong(doing: str, name: str, array: npt.NDArray[Any]) -> Fault | None:
+    """What is wrong with the values of a tensor, which become those of a leaf in float32; None if nothing is."""
+    import ml_dtypes
+    import numpy as np
+
+    if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
+        do = "Take weights as they were trained: whole numbers and truth values are no parameters."
+        return Fault(doing, f"tensor {name!r} of floats, as its leaf is", str(array.dtype), do)
+    values = array.reshape(-1)
+    for begin in range(0, values.size, _PART):
+        with np.errstate(over="ignore"):
+            part = values[begin : begin + _PART].astype(np.float32)
+        if wrong := int(part.size - np.count_nonzero(np.isfinite(part))):
+            index, value = begin + int(np.flatnonzero(~np.isfinite(part))[0]), part[~np.isfinite(part)][0]
+            more = f", and {wrong - 1:,} more near it" if wrong > 1 else ""
+            do = "Take an earlier snapshot, or another model: a run that begins from this one trains nothing."
+            return Fault(doing, f"tensor {name!r} of finite values in float32", f"{value} at {index:,}{more}", do)
+    return None
+
+
+_PART: Final = 1 << 22
+"""Values of a tensor that are looked at together."""
+
+
 def weights_of(where: Path, fragments: Sequence[Fragment]) -> Weights:
     """The weights in a run with a final model, or in a folder of safetensors, for a model of these fragments.
 
-    ConfigError, with all faults, for a tensor of another shape, for no tensor in common, and for a program that
-    exchanges no fragments.
+    ConfigError, with all faults, for a tensor of another shape or kind, for values that are not finite, for no tensor
+    in common, and for a program that exchanges no fragments.
     """
     doing = f"Beginning from {where}"
     if not fragments:
@@ -138,6 +168,7 @@ def weights_of(where: Path, fragments: Sequence[Fragment]) -> Weights:
         for name, array in sorted(common.items())
         if tuple(array.shape) != shapes[name]
     ]
+    faults += [fault for name, array in sorted(common.items()) if (fault := _wrong(doing, name, array)) is not None]
     if not common:
         expected, actual = f"tensors of the model, such as {listed(sorted(shapes))}", listed(sorted(found))
         faults.append(Fault(doing, expected, actual, "Take weights of the same task: leaves are known by their names."))

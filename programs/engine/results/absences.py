@@ -40,6 +40,7 @@ from isthmus.runtime.supervision.incidents import (
     WentOn,
     of_line,
 )
+from isthmus.runtime.system.files import read_bytes
 
 DAEMON: Final = "daemon"
 _WENT_ON: Final = WentOn.__struct_config__.tag.encode()  # type: ignore[union-attr]
@@ -348,7 +349,7 @@ def hosts_of(folder: Path) -> list[str]:
     least: dict[str, int] | None = None
     for path in [folder / "spec.json", *sorted(folder.glob("spec-*.json"))]:
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_bytes(path))
             roles = {str(name): int(count) for name, count in fields.get("spec", fields)["roles"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
@@ -381,7 +382,7 @@ class Waiting:
 def waiting_of(folder: Path) -> Waiting | None:
     """The waiting in the graph of a run folder; None if there is none, or it is no graph."""
     try:
-        return waiting_in(json.loads((folder / "graph.json").read_bytes()))
+        return waiting_in(json.loads(read_bytes(folder / "graph.json")))
     except (OSError, ValueError):
         return None
 

@@ -24,6 +24,7 @@ from isthmus.runtime.channels import crossings
 from isthmus.runtime.channels.crossings import Account, EdgeCrossing
 from isthmus.runtime.cores.scheduler_events import ItemArrived
 from isthmus.runtime.ids import Member
+from isthmus.runtime.system.files import read_text
 from isthmus.runtime.wire import account_files
 
 _OF_MESSAGES: Final[Mapping[str, str]] = {"files": FILES, "piece": FILES, "report": REPORTS, "model": STATE}
@@ -146,7 +147,7 @@ class Borders:
 
 def read(run: Path) -> Borders:
     """What crossed in the run of a folder, as far as its files say. OSError or ValueError if it is none."""
-    graph = json.loads((run / "graph.json").read_text())
+    graph = json.loads(read_text(run / "graph.json"))
     carries = {f"{edge['source']} -> {edge['target']}": edge.get("carries") for edge in graph["edges"]}
     accounts, damaged = _accounts(run)
     sites = _sites(run)
@@ -213,7 +214,7 @@ def _accounts(run: Path) -> tuple[list[Account], list[Unknown]]:
 def _sites(run: Path) -> dict[str, dict[str, Any]]:
     """The machines of a run by name, as cluster.json has them; none for a run of one machine."""
     try:
-        return {site["name"]: site for site in json.loads((run / "cluster.json").read_text())["sites"]}
+        return {site["name"]: site for site in json.loads(read_text(run / "cluster.json"))["sites"]}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
 

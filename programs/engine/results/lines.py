@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, Typ
 import msgspec
 
 from isthmus.ops.exchange.requested import RequestedSettings
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import read_bytes
 
 if TYPE_CHECKING:
     from isthmus.ops.exchange.messages import Change, Evaluated, Merging
@@ -188,7 +190,7 @@ def records(data: bytes, kind: type[_T]) -> Iterator[_T | None]:
 def read(path: Path, kind: type[_T]) -> list[_T]:
     """The records of a file, without lines that cannot be read; none if there is no file."""
     try:
-        return [record for record in records(path.read_bytes(), kind) if record is not None]
+        return [record for record in records(read_bytes(path), kind) if record is not None]
     except OSError:
         return []
 
@@ -221,7 +223,7 @@ class GrowingFile(Generic[_L]):
                 self._place, self._offset = place, 0
             if found.st_size == self._offset:
                 return
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 while True:
                     file.seek(self._offset)
                     data = file.read(READ_BYTES_MAX)

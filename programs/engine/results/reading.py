@@ -42,6 +42,8 @@ from isthmus.programs.engine.results.record import (
 )
 from isthmus.programs.engine.results.words import store_line
 from isthmus.runtime.supervision.incidents import Restarted
+from isthmus.runtime.system.disk import open_regular
+from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.system.refusals import is_absent, reason
 
 _END_SECONDS: Final = 3.5
@@ -182,7 +184,7 @@ def load(run: Path) -> RunRecord:
 def _read(path: Path, problems: list[str], parse: Callable[[bytes], _T], otherwise: _T) -> _T:
     """The parsed file, or `otherwise` and a problem."""
     try:
-        return parse(path.read_bytes())
+        return parse(read_bytes(path))
     except OSError as error:
         is_there = not is_absent(error)
         problems.append(f"{path.name} cannot be read: {reason(error)}." if is_there else f"{path.name} is not there.")
@@ -264,7 +266,7 @@ def _parameters(folder: Path) -> int | None:
     total = 0
     try:
         for path in sorted(folder.glob("*.safetensors")):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _HEADER_SIZE_MAX)))
             total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

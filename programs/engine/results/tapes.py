@@ -34,6 +34,7 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import HomeRecord, StationRecord
+from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.tape import reading
 from isthmus.runtime.tape.reading import FOLDER, Reading, named
 
@@ -111,7 +112,7 @@ def read(file: TapeFile) -> Reading:
     """The contents of a tape. ValueError if it is damaged or no tape, OSError if it cannot be read."""
     kinds: Mapping[str, type[Any]] = {HOME: HomeRecord, STATION: StationRecord}
     kind = kinds.get(file.kind, HostRecord)
-    return reading.joined([reading.read(path.read_bytes(), kind) for path in file.paths])
+    return reading.joined([reading.read(read_bytes(path), kind) for path in file.paths])
 
 
 def broken_off(folder: Path) -> frozenset[tuple[str, int]]:

@@ -33,6 +33,7 @@ from isthmus.programs.engine.results.why_merge_facts import (
 from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import LEARNER, REGION, Member, Replica
+from isthmus.runtime.system.files import read_bytes, read_text
 from isthmus.runtime.tape.reading import Reading
 
 MERGES: Final = "merges.jsonl"
@@ -192,7 +193,7 @@ class _Run:
         if self._sizes is None:
             self._sizes = {}
             try:
-                timeline = read_timeline((self._folder / "trace.json").read_bytes())
+                timeline = read_timeline(read_bytes(self._folder / "trace.json"))
             except (OSError, ValueError):
                 return {}  # It is written at the end of a run, and may be missing.
             for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
@@ -210,7 +211,7 @@ def _shard(line: MergeRecord) -> Member:
 def _gamma(folder: Path) -> float | None:
     """The safety margin of the grace window; None if the run has none."""
     try:
-        program = tomllib.loads((folder / "config.toml").read_text())["program"]
+        program = tomllib.loads(read_text(folder / "config.toml"))["program"]
         return float(program["gamma"]) if program.get("grace", True) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -219,7 +220,7 @@ def _gamma(folder: Path) -> float | None:
 def _answering(folder: Path) -> str:
     """The role whose answers the syncers of a run merge."""
     try:
-        roles = [role["name"] for role in json.loads((folder / "graph.json").read_text())["roles"]]
+        roles = [role["name"] for role in json.loads(read_text(folder / "graph.json"))["roles"]]
         return REGION if REGION in roles else LEARNER
     except (OSError, ValueError, KeyError, TypeError):
         return LEARNER
@@ -228,7 +229,7 @@ def _answering(folder: Path) -> str:
 def _tokens_of_step(folder: Path) -> Sequence[int]:
     """The tokens of a batch, by slot; empty if not recorded, or not the same of every batch."""
     try:
-        spec = json.loads((folder / "spec.json").read_text())
+        spec = json.loads(read_text(folder / "spec.json"))
         return [] if spec["job"]["tokens_at_most"] else [int(tokens) for tokens in spec["tokens_of_step"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -36,7 +36,7 @@ from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import RunFlows
-from isthmus.runtime.system.files import insist, write_bytes, write_json
+from isthmus.runtime.system.files import insist, read_bytes, write_bytes, write_json
 from isthmus.runtime.system.processes import unblock
 
 SUMMARY_SECONDS_MAX: Final = 60.0
@@ -132,7 +132,7 @@ def spans_in(folder: Path) -> list[Span]:
     spans: list[Span] = []
     for path in sorted((folder / "spans").glob("*.json")):
         try:
-            spans += msgspec.json.decode(path.read_bytes(), type=list[Span])
+            spans += msgspec.json.decode(read_bytes(path), type=list[Span])
         except (OSError, msgspec.DecodeError) as error:
             sys.stderr.write(f"isthmus: {path} is left out of the trace: {error}\n")
     return spans

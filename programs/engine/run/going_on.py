@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.runtime.supervision.home_events import INTERRUPTED
+from isthmus.runtime.system.files import read_bytes
 
 Way: TypeAlias = Literal["same command", "resume", "daemon", "begin again"]
 
@@ -72,7 +73,7 @@ def _typed(folder: Path) -> Sequence[str]:
 def _object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON; empty where there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

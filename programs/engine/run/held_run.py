@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.request.new_folder import AT_END, OVER, RunLock
+from isthmus.programs.engine.request.new_folder import AT_END, RunLock
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.launch import NONE_AHEAD, Ahead, Launcher
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround

@@ -37,7 +37,7 @@ from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.files import put_bytes, write_json
 from isthmus.runtime.system.processes import cpu_seconds
 
 STATUS_SECONDS: Final = 0.25
@@ -155,7 +155,7 @@ def _failure(run: LocalRun, folder: Path) -> str | None:
     log = log_of(folder, replica)
     with suppress(OSError):
         log.parent.mkdir(exist_ok=True)
-        log.write_text(f"{run.error}\n")
+        put_bytes(log, f"{run.error}\n".encode())
     return f"{replica}: {words.raised(run.failed.raised)}. Look at {log}."
 
 

@@ -8,7 +8,6 @@ processes, and writes the end of a failed run.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.environment import has_backend
-from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.results.run_files import OVER, SUMMARY, over_of, summary_of
 from isthmus.programs.engine.run.going_on import going_on
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, interrupts
 from isthmus.programs.engine.run.preparing import DaemonAhead, in_child
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 COMMAND: Final = "command"
 PREPARER: Final = "preparer"
 """Names among the phases of a start."""
-SUMMARY: Final = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +226,11 @@ def run_processes(
                     daemon.close(loop.patience)
         if watch is None and detaches and interrupted.count:
             raise interrupted.error()
-    path, over = folder / SUMMARY, folder / OVER
-    if not path.exists() and over.exists() and (failure := json.loads(over.read_text())["error"]):
-        raise RunError(str(failure))
-    return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
+    summary = summary_of(folder)
+    over = over_of(folder) if summary is None else None
+    if over is not None and over.error:
+        raise RunError(over.error)
+    return ended(folder, summary, watch)
 
 
 def detach(request: Submitted, grace: float = GRACE_SECONDS) -> None:

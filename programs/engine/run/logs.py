@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system.disk import make_usable
+from isthmus.runtime.system.disk import make_usable, opened_at_end
 
 DAEMON_LOG: Final = "daemon.log"
 FORK_SERVER_LOG: Final = "forkserver.log"
@@ -20,7 +20,7 @@ PLAIN_SERVER_LOG: Final = "plainserver.log"
 
 def open_log(path: Path) -> BinaryIO:
     """A log opened for appending, which its owner can read whatever the umask is that a task has set; OSError."""
-    file = path.open("ab")
+    file = opened_at_end(path, follows_links=True)  # As `failover.inherit` makes them.
     try:
         make_usable(file.fileno())
     except BaseException:

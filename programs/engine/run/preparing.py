@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, final
@@ -131,12 +131,18 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
         os._exit(0)
 
 
+_KINDS: Final[Mapping[str, type[RequestError]]] = {
+    kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError, RequestError)
+}
+
+
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         compute_on_cpu()
         return {"done": work()}
     except RequestError as error:
-        return {"kind": type(error).__name__, "faults": [list(fault) for fault in error.faults]}
+        kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
+        return {"kind": kind, "faults": [list(fault) for fault in error.faults]}
     except BaseException:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
@@ -160,8 +166,7 @@ def _done(text: bytes) -> dict[str, Any]:
         raise RunError(_DIED)
     answer: dict[str, Any] = json.loads(text)
     if "faults" in answer:
-        kinds = {kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError)}
-        raise kinds[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
+        raise _KINDS[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
     if "error" in answer:
         raise RunError(answer["error"])
     done: dict[str, Any] = answer["done"]

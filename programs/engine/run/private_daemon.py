@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
-from isthmus.programs.engine.request.new_folder import OVER, RunLock
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG, open_log
 from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds

@@ -29,11 +29,12 @@ from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
-from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
+from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.results.run_files import check_files, over_of, summary_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for, kill_all
@@ -48,7 +49,7 @@ from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
-from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.disk import DISK, opened_at_end
 from isthmus.runtime.system.files import write_bytes, write_json
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_own, reason, remedy
@@ -185,6 +186,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
+    check_not_below(run_spec.job.tokens, read["total"], _counted(folder), doing)
     lock = locked(folder, doing)
     try:
         if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
@@ -213,7 +215,7 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
     path = folder.absolute().with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
+        file = opened_at_end(path)
     except OSError as error:
         do = "Name another folder with --run-dir."
         raise ConfigError(doing, "a folder that can be written to", reason(error), remedy(error, do)) from None
@@ -250,11 +252,12 @@ def is_there(folder: Path, say: Callable[[str], None]) -> bool:
 
 
 def outcome_of(folder: Path) -> str | None:
-    """How a run ended, or was set aside; None for one that was cut off, or goes on."""
-    for name in ("summary.json", OVER):
-        with suppress(FileNotFoundError):
-            return str(json.loads((folder / name).read_text())["outcome"])
-    return None
+    """How a run ended, or was set aside; None for one that was cut off, or goes on. RunFilesError if the files that say
+    so are not such as a run writes."""
+    if (summary := summary_of(folder)) is not None:
+        return str(summary["outcome"])
+    over = over_of(folder)
+    return None if over is None else over.outcome
 
 
 def _check_total(former: int, total: int, trained: int, outcome: str | None, doing: str) -> None:
@@ -271,6 +274,13 @@ def _check_total(former: int, total: int, trained: int, outcome: str | None, doi
     raise error
 
 
+def check_not_below(former: int, total: int, trained: int, doing: str) -> None:
+    """ConfigError for a new budget that is below what was trained, whatever of that is undone now."""
+    if total != former and total < trained:
+        do = f"Name a new total: --tokens TOTAL, above {trained:,}; or leave it out."
+        raise ConfigError(doing, f"a budget of at least the {trained:,} tokens that were trained", f"{total:,}", do)
+
+
 def _set_final_aside(folder: Path) -> None:
     """Keep the final model of a run that goes on beside the one that it will have: as snapshots/final-1, and so on."""
     final = folder / FOLDER / "final"
@@ -282,7 +292,7 @@ def _set_final_aside(folder: Path) -> None:
 def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
     was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
-    _check_spec(folder, doing)
+    _check_files(folder, doing)
     _check_startable(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
     total = spec.load(folder).job.tokens
@@ -586,8 +596,15 @@ def locked(folder: Path, doing: str) -> RunLock:
         raise ConfigError(doing, "a run that was cut off", f"{error}", do) from None
 
 
-def _check_folder(folder: Path, doing: str) -> None:
+def _check_files(folder: Path, doing: str) -> None:
+    """ConfigError unless a folder has a run in processes, whose files are such as this version of isthmus writes."""
+    check_files(folder, doing)
     _check_spec(folder, doing)
+    books.check(folder, DISK, doing)
+
+
+def _check_folder(folder: Path, doing: str) -> None:
+    _check_files(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "
@@ -600,7 +617,7 @@ def _check_folder(folder: Path, doing: str) -> None:
 def check_cut_off(folder: Path, doing: str) -> None:
     """ConfigError unless a folder has a run in processes that was cut off, and can continue from its snapshot. Nothing
     in it is written."""
-    _check_spec(folder, doing)
+    _check_files(folder, doing)
     outcome, memory = outcome_of(folder), books.load(folder, DISK)
     if outcome not in (None, INTERRUPTED) and (outcome != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcome}", "Start a new run.")
@@ -608,7 +625,7 @@ def check_cut_off(folder: Path, doing: str) -> None:
 
 
 def _check_startable(folder: Path, doing: str) -> None:
-    """ConfigError unless nothing of the run is active, and there is a snapshot."""
+    """ConfigError unless nothing of the run is active, and there is a snapshot, none of another format."""
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
@@ -616,6 +633,7 @@ def _check_startable(folder: Path, doing: str) -> None:
         do = "It was cut off before the first one, its program gives no model to keep, or run.keep_to_go_on = false. "
         do += f"Begin a new run: isthmus train --from {folder}, if it is done."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+    Snapshots(folder / FOLDER, None, DISK).numbers()
 
 
 def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Found:

@@ -19,6 +19,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.disk import opened_at_end
 
 FINISH_SECONDS_MAX: Final = 120.0
 
@@ -71,7 +72,7 @@ def error_of(daemon: Daemon) -> str | None:
 
 def finish_apart(folder: Path, ending: RunEnd, seconds_max: float = FINISH_SECONDS_MAX) -> None:
     """`finish` in a process of its own, for at most so long; its errors are in the run's log of the daemon."""
-    with (folder / "logs" / "daemon.log").open("ab") as log:
+    with opened_at_end(folder / "logs" / "daemon.log", follows_links=True) as log:
         subprocess.run(
             [sys.executable, "-m", "isthmus.programs.engine.run.finish", str(folder)],
             input=msgpack.packb(asdict(ending)),

@@ -13,34 +13,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.request.run_settings import RunSettings
-from isthmus.programs.engine.run.in_processes import SUMMARY, Submitted, submitted
+from isthmus.programs.engine.results.run_files import OVER, summary_of
+from isthmus.programs.engine.run.in_processes import Submitted, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.run.resume import locked
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
-from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.refusals import is_own
+from isthmus.runtime.system.files import read_text, write_json
 
 CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
 """The settings that still mean something."""
 
 
 def unfinished(folder: Path) -> list[str]:
-    """The hosts of a run whose scripts did not come to their end; none where nothing says so."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text())
-        # One that was stopped goes on with its training: its scripts come to their ends then.
-        dismissed = summary.get("scripts_dismissed", []) if summary["outcome"] == "done" else []
-        names = summary["scripts_unfinished"] if summary["outcome"] in ("done", "stopped") else []
-        return [str(name) for name in (*names, *dismissed)]
-    except OSError as error:
-        if is_own(error):
-            raise
+    """The hosts of a run whose scripts did not come to their end; none where nothing says so. RunFilesError if its
+    summary is not one."""
+    summary = summary_of(folder)
+    if summary is None or summary["outcome"] not in ("done", "stopped"):
         return []
-    except (ValueError, LookupError, TypeError):
-        return []
+    # One that was stopped goes on with its training: its scripts come to their ends then.
+    dismissed = summary.get("scripts_dismissed", ()) if summary["outcome"] == "done" else ()
+    return [*summary.get("scripts_unfinished", ()), *dismissed]
 
 
 def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
@@ -48,7 +42,7 @@ def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
     nothing changed, if that is not possible."""
     doing = f"Resuming {folder}"
     check_loopback(doing)
-    fields = json.loads((folder / spec.SPEC).read_text())
+    fields = json.loads(read_text(folder / spec.SPEC))
     changed = {**fields["settings"], **settings}
     RunSettings.read(changed)
     lock = locked(folder, doing)

@@ -26,12 +26,13 @@ from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.lines import KINDS
 from isthmus.programs.engine.results.record import as_number
+from isthmus.programs.engine.results.run_files import SUMMARY, read_summary
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.supervision.home_events import DAEMON
 from isthmus.runtime.supervision.incidents import Happened, WentOn, as_line
 from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.system.files import Lines
+from isthmus.runtime.system.files import Lines, read_bytes, read_text
 from isthmus.runtime.system.processes import boot_id
 
 GAP: Final = seconds(1)
@@ -46,7 +47,7 @@ def stand_still(folder: Path, *, elsewhere_ns: int = 0, least_ns: int = 0, was_o
     longer ago. The clock never goes on from before `least_ns`. `was_over`: the run had ended in order. OSError if the
     disk does not take it; nothing of the run lives on this machine, and nobody else writes into its folder.
     """
-    fields = json.loads((folder / spec.SPEC).read_text())
+    fields = json.loads(read_text(folder / spec.SPEC))
     was_ns, is_same_boot = int(fields["zero_ns"]), fields["here"].get("boot") == boot_id().decode()
     age = time.monotonic_ns() - was_ns if is_same_boot else spec.age(fields)
     last = max([least_ns, *_signs(folder, was_ns if is_same_boot else None)])
@@ -69,7 +70,7 @@ def _signs(folder: Path, zero_ns: int | None) -> Iterator[int]:
         memory = books.load(folder, DISK)
     summary = {}
     with suppress(OSError, ValueError):
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = read_summary(read_bytes(folder / SUMMARY))
     begun = as_number(summary.get("start_seconds"))
     zero = round(begun * 1e9) if begun else None if memory is None else memory.zero
     if not zero:
@@ -87,8 +88,8 @@ def _signs(folder: Path, zero_ns: int | None) -> Iterator[int]:
 
 def _incidents(folder: Path, zero_ns: int) -> Iterator[int]:
     """The instant of the last incident, on the clock of this boot, if there is one."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        lines = map(json.loads, reversed((folder / EVENTS).read_bytes().splitlines()))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        lines = map(json.loads, reversed(read_bytes(folder / EVENTS).splitlines()))
         # A try to go on that failed may have left a line: nothing lived by that.
         yield from islice((int(line["at"]) for line in lines if line.get("zero_ns", zero_ns) == zero_ns), 1)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from safetensors.numpy import load
 
 from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState, passed_on
 from isthmus.ops.recovery.hold import flat, form_of, formed
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
 
@@ -94,6 +95,17 @@ class Versioned(msgspec.Struct, frozen=True):
     format: int
 
 
+class OtherFormatError(ConfigError):
+    """A snapshot of another version of isthmus. It is not damaged: whoever went on from an older one instead would
+    undo the work of that version."""
+
+    @classmethod
+    def at(cls, where: object, expected: int, found: int) -> Self:
+        """The error for the file or object at a place."""
+        do = f"Read it with a{' later' if found > expected else 'n earlier'} version of isthmus, as it was written."
+        return cls(f"Reading {where}", f"a snapshot of format {expected}", f"one of format {found}", do)
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A snapshot: one entry for each fragment of the model, in order, and those of whole `states` of learners, in
     programs that have any; `writer` is the recorder's life that took it."""
@@ -127,7 +139,7 @@ class Snapshots:
     """The snapshots in `folder` of a model with fragments of `sizes` values, taken by one life of the recorder.
 
     A reader that does not know the sizes gives None. Errors of the disk are raised as OSError, and leave the newest
-    good snapshot as it was.
+    good snapshot as it was. OtherFormatError for snapshots of another version, beside which nothing is written.
 
     A fragment's published item contains everything that belongs to its values: the version, up to which token each
     life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of published
@@ -260,10 +272,12 @@ class Snapshots:
 
     def _is_replaced(self) -> bool:
         try:
-            manifest = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
+            data = self._disk.read(self._folder / MANIFEST)
+            if msgspec.json.decode(data, type=Versioned).format != FORMAT:
+                return True
+            return msgspec.json.decode(data, type=Manifest).writer > self._life
         except (FileNotFoundError, ValueError):
             return False
-        return manifest.writer > self._life
 
     def _write_fragment(self, item: ShardState) -> FragmentEntry:
         p, (epoch, count) = item["fragment"], item["version"]
@@ -307,7 +321,7 @@ class Snapshots:
         data = self._disk.read(self._folder / name)
         header = msgspec.json.decode(data, type=Versioned)
         if header.format != FORMAT:
-            raise ValueError(f"expected format {FORMAT}, found {header.format}: another version of isthmus wrote it")
+            raise OtherFormatError.at(self._folder / name, FORMAT, header.format)
         manifest = msgspec.json.decode(data, type=Manifest)
         count = len(manifest.fragments if self._sizes is None else self._sizes)
         if [entry.fragment for entry in manifest.fragments] != list(range(count)):

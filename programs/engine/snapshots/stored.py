@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 import msgspec
 import xxhash
 
-from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, Versioned, check_data
+from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, OtherFormatError, Versioned, check_data
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
@@ -155,13 +155,14 @@ def heads(names: list[str]) -> list[str]:
 
 
 def read_head(store: Store, name: str) -> SnapshotHead:
-    """A head by its name; ValueError if it is not valid, OSError if the store cannot be read."""
+    """A head by its name; ValueError if it is not valid, OtherFormatError if another version of isthmus wrote it, and
+    OSError if the store cannot be read."""
     data = store.get(name, HEAD_BYTES_MAX)
     digest, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
     if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != digest:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
     if (version := msgspec.msgpack.decode(body, type=Versioned).format) != FORMAT:
-        raise ValueError(f"{name}: expected format {FORMAT}, found {version}; a newer isthmus may read it")
+        raise OtherFormatError.at(name, FORMAT, version)
     head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:
         if not _FILE.fullmatch(entry.file):
@@ -273,7 +274,11 @@ class StoredSnapshots:
             raise OSError(errno.ESTALE, f"the run goes on elsewhere, and takes the snapshots there: {names[0]}")
         if not self._is_compared:
             with suppress(ValueError, FileNotFoundError):
-                if (other := read_head(self._store, names[0]).run) != self._run:
+                try:
+                    other = read_head(self._store, names[0]).run
+                except OtherFormatError as error:
+                    raise OSError(errno.EEXIST, f"snapshots of another version are there: {error}") from None
+                if other != self._run:
                     raise OSError(errno.EEXIST, f"snapshots of another run are there: {other}")
             self._is_compared = True
         return everything
@@ -288,8 +293,8 @@ class StoredSnapshots:
             for name in heads(names)[:KEPT]:
                 try:
                     head = read_head(self._store, name)
-                except ValueError:
-                    return  # The objects of a damaged head are unknown.
+                except (ValueError, OtherFormatError):
+                    return  # Its objects are unknown.
                 kept |= {head.values(entry) for entry in head.manifest.entries}
             mine = f"{VALUES}{_writer(self._term, self._life)}"
             for name in names:
@@ -503,7 +508,7 @@ def check(place: StorePlace, disk: Disk, *, run: str = "") -> None:
     if present:
         try:
             other = read_head(store, present[0]).run
-        except (ValueError, OSError):
+        except (ValueError, OSError, OtherFormatError):
             other = ""
         if other != run or not run:
             actual = f"those of {other}" if other else "some that cannot be read"

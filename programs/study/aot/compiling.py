@@ -38,7 +38,7 @@ from isthmus.programs.engine.results.words import scaled, seconds, size, whole
 from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, CountedIsland, IslandFigures, Target, summed
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
-from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.files import read_bytes, write_bytes
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.waiting import readable
 
@@ -171,7 +171,7 @@ def finder(request: Request) -> Find:
             return None
         with suppress(OSError, msgspec.DecodeError):
             kept = folder / what.file(slot, machine.device.kind, machine.island_devices)
-            return msgspec.json.decode(kept.read_bytes(), type=CompiledNeeds)
+            return msgspec.json.decode(read_bytes(kept), type=CompiledNeeds)
         return None
 
     return find

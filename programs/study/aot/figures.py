@@ -25,7 +25,7 @@ import msgspec
 
 from isthmus.runtime.errors import ConfigError, InvariantError
 from isthmus.runtime.graph.devices import Device, find
-from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.files import read_bytes, write_bytes
 
 KINDS: Final = (
     "all-gather",
@@ -535,7 +535,7 @@ class KeptFigures:
         if self._folder is None:
             return None
         with suppress(OSError, msgspec.DecodeError):
-            entry = msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=_Entry)
+            entry = msgspec.json.decode(read_bytes(self._folder / f"{key}.json"), type=_Entry)
             return entry.compiled or entry.refused
         return None
 

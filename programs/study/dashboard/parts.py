@@ -23,6 +23,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, MergeRecord, ReportLine, read
 from isthmus.programs.engine.results.record import STAMP, as_number
+from isthmus.programs.engine.results.run_files import SUMMARY, RunFilesError, summary_of
 from isthmus.programs.study.dashboard.watched_run import SILENT, Look
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.live import Notice
@@ -473,12 +474,13 @@ class RunList:
 
 
 def _run_row(name: str, folder: Path) -> Part:
+    outcome = "not finished"
     try:
-        summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError):
-        summary = {}
+        summary = summary_of(folder) or {}
+    except RunFilesError as error:
+        summary, outcome = {}, f"{SUMMARY}: {error.faults[0].found}"
     known = {name: as_number(summary.get(summary_name)) for name, summary_name in _RUN_FIGURES.items()}
-    return _row(name, str(summary.get("program") or ""), str(summary.get("outcome") or "not finished"), known)
+    return _row(name, str(summary.get("program") or ""), str(summary.get("outcome") or outcome), known)
 
 
 _RUN_FIGURES: Final = {

@@ -37,6 +37,7 @@ from isthmus.programs.study.terminal.live import Notice, NoticeFeed, notices_of
 from isthmus.programs.study.terminal.status import status_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_bytes, read_text
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.machine.client import DaemonClient
@@ -310,11 +311,11 @@ class _RunFiles:
         self.changes += self._folded(self._change_file)
         if not self.graph:
             with suppress(*UNREADABLE):
-                graph = json.loads((self._folder / "graph.json").read_bytes())
+                graph = json.loads(read_bytes(self._folder / "graph.json"))
                 self.graph = graph if isinstance(graph, dict) else {}
         if not self.configuration:
             with suppress(*UNREADABLE):
-                self.configuration = tomllib.loads((self._folder / "config.toml").read_text(encoding="utf-8"))
+                self.configuration = tomllib.loads(read_text(self._folder / "config.toml"))
 
     def add_evaluation(self, line: EvaluationLine) -> None:
         """Take in an evaluation."""

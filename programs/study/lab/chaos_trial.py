@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import reading, tapes
 from isthmus.programs.engine.results.absences import Absence
 from isthmus.programs.engine.results.record import RunRecord
+from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
 from isthmus.programs.engine.run.host_process import PROXY
@@ -52,6 +52,8 @@ from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.files import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ def run(
             if links is not None:
                 links.close()
     if not (folder / "summary.json").exists():
-        log = (folder.parent / f"{folder.name}.log").read_text().strip()
+        log = read_text(folder.parent / f"{folder.name}.log").strip()
         raise RunError(f"{order.program} left no summary in {folder}: {log}")
     return figures_of(folder, [strike for strike in strikes if not (is_endless and strike.is_late)])
 
@@ -248,7 +250,7 @@ class TrialLife:
 def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The command, with its output beside the folder; it and its processes are gone after the block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+    with opened_at_end(folder.parent / f"{folder.name}.log") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -8,10 +8,10 @@ and which attempt at a run counts. Preparing imports the task, and so jax: to be
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -26,9 +26,10 @@ from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.request.run_settings import SCHEMA, RunSettings
 from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.programs.engine.results.lines import read as read_lines
+from isthmus.programs.engine.results.run_files import RunFilesError, summary_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, nearest
-from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.files import read_bytes, write_bytes
 
 CONTROL: Final = "alone"
 CONTROL_PROGRAM: Final = "diloco"
@@ -142,7 +143,7 @@ def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:
             raise ConfigError(doing, "a disk that takes its files", error.strerror or str(error), _DO) from None
         return plan
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=ComparisonPlan)
+        kept = msgspec.json.decode(read_bytes(path), type=ComparisonPlan)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(doing, f"a {PLAN} that can be read", str(error), _DO) from None
     if kept.identity != plan.identity:
@@ -231,11 +232,22 @@ def _numbered(folder: Path, variant: Variant, seed: int) -> Iterator[Path]:
 
 def summary(run: Path) -> dict[str, Any]:
     """The figures of a run; empty if they are missing or unreadable."""
-    try:
-        figures = json.loads((run / "summary.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return figures if isinstance(figures, dict) else {}
+    with suppress(RunFilesError):
+        return summary_of(run) or {}
+    return {}
+
+
+def damaged(folder: Path, runs: Sequence[tuple[Variant, int]]) -> Iterator[str]:
+    """Why the figures of a run cannot be read, a line for each of the runs that counts as none for that."""
+    for variant, seed in runs:
+        for run in _numbered(folder, variant, seed):
+            if not run.exists():
+                break
+            try:
+                summary_of(run)
+            except RunFilesError as error:
+                fault = error.faults[0]
+                yield f"{variant.name}, seed {seed}: {fault.action}: expected {fault.expected}, found {fault.found}"
 
 
 VARIANTS_MAX: Final = 64

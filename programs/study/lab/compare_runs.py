@@ -27,6 +27,7 @@ from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
 from isthmus.programs.study.terminal.figures import ProgressLine
 from isthmus.runtime.errors import RequestError, RunError
+from isthmus.runtime.system.files import read_text
 from isthmus.runtime.system.processes import status_name
 
 LOOK_SECONDS: Final = 0.1
@@ -48,6 +49,8 @@ def carry_out(folder: Path, plan: ComparisonPlan, seeds: int) -> int:
     runs = plan.runs(seeds)
     left = [(variant, seed) for variant, seed in runs if compare.done(folder, variant, seed) is None]
     progress = _Progress(len(runs) - len(left), len(runs))
+    for line in compare.damaged(folder, runs):
+        progress.say(line)
     try:
         if plan.pacing is None:
             for variant, seed in left:
@@ -200,7 +203,7 @@ class _Process:
         self._close()
         if compare.has_ended(self._run, self.order.variant):
             return ""
-        lines = (self._run / LOG).read_text(errors="replace").strip().splitlines()
+        lines = read_text(self._run / LOG, "replace").strip().splitlines()
         status = self._process.returncode
         last = lines[-1] if lines else f"its process ended with {status_name(status)}"
         return f"{last}\n  Look at {self._run / LOG}"

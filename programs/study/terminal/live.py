@@ -67,7 +67,7 @@ from isthmus.programs.study.terminal.figures import (
 )
 from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
-from isthmus.runtime.system.disk import FullNotes
+from isthmus.runtime.system.disk import FullNotes, open_regular
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -271,7 +271,7 @@ class NoticeFeed:
         if submitted is None:
             return
         try:
-            with (self._folder / "events.jsonl").open("rb") as file:
+            with open_regular(self._folder / "events.jsonl") as file:
                 file.seek(self._offset)
                 data = file.read(_READ_BYTES_MAX)
         except OSError:

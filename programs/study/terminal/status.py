@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.programs.engine.machine.names import living
-from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
+from isthmus.programs.engine.results.run_files import OVER, RunFilesError, check_files, summary_of
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.study.terminal import figures
@@ -31,7 +30,7 @@ from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.supervision.incidents import Delayed
-from isthmus.runtime.system.files import read
+from isthmus.runtime.system.files import read, read_text
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message, without_mark
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -52,6 +51,15 @@ def folder_of(run: Path | None) -> Path:
         do = "Name the folder of a run, or start one with: isthmus train."
         raise ConfigError(f"Looking for the run {folder}", "a run folder", actual, do)
     return folder.resolve()
+
+
+def whole_folder_of(run: Path | None) -> Path:
+    """The folder of a run, as `folder_of`; RunFilesError unless its files are such as a run writes."""
+    folder = folder_of(run)
+    doing = f"Reading {folder}"
+    check_files(folder, doing)
+    summary_of(folder, doing)
+    return folder
 
 
 def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient | None]:
@@ -104,18 +112,20 @@ def _started(folder: Path) -> float:
 def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
     """The status of a run: its daemon's answer, or, once it is over, its summary.
 
-    ConfigError if the run is not over and no daemon of it answers.
+    ConfigError if the run is not over and no daemon of it answers, RunFilesError if its files are not those of a run.
     """
     if home is not None:
         answer_of_home = home.say({"type": "watch", "run": str(folder), "renews": False})
         if answer_of_home["type"] == "status":
             return without_mark(answer_of_home)
         return _over(folder, answer_of_home["summary"] or {"outcome": "failed"})
-    answer = None if (folder / "summary.json").exists() else _answer(folder)
+    if (summary := summary_of(folder)) is not None:
+        return _over(folder, summary)
+    answer = _answer(folder)
     if answer is not None:
         return {**without_mark(answer), "run": str(folder)}
-    if (folder / "summary.json").exists():
-        return _over(folder, json.loads((folder / "summary.json").read_text()))
+    if (summary := summary_of(folder)) is not None:  # It ended meanwhile.
+        return _over(folder, summary)
     raise _silent(folder)
 
 
@@ -151,10 +161,14 @@ def log_of(folder: Path, name: str, cluster: Path | None = None) -> str:
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
     if name in logs:
-        return read(logs[name])
+        try:
+            return read(logs[name])
+        except OSError as error:
+            found, do = error.strerror or str(error), "Look for a copy of it."
+            raise ConfigError(f"Reading {logs[name]}", "a log that can be read", found, do) from None
     home = None if cluster is None else DaemonClient.of(read_cluster(cluster))
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
-        home = DaemonClient.here(json.loads((folder / CLUSTER).read_text())["home"])
+        home = DaemonClient.here(json.loads(read_text(folder / CLUSTER))["home"])
     if home is not None:
         return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
     hosts = {host["name"]: host.get("machine", "") for host in (_answer(folder) or {"hosts": ()})["hosts"]}
@@ -202,7 +216,7 @@ def _is_in_one(folder: Path) -> bool:
     from isthmus.programs.engine.request.spec import INPROC, SPEC
 
     try:
-        return str(json.loads((folder / SPEC).read_text())["transport"]) == INPROC
+        return str(json.loads(read_text(folder / SPEC))["transport"]) == INPROC
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -300,12 +314,21 @@ def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
 def _statuses(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, must_answer: bool) -> list[dict[str, Any]]:
     statuses = []
     for folder, follower in news.items():
-        with suppress(*(() if must_answer else (ConfigError,))):
+        try:
+            if home is None:
+                check_files(folder, f"Reading {folder}")
             status = status_of(folder) if home is None else status_of(folder, home)
             training = {**(status.get("training") or {}), **_own(status), "hosts": status["hosts"]}
             if "summary" not in status:
                 follower.update(training)
             statuses.append(with_daemon(status, daemons(follower.absences.all)))
+        except RunFilesError as error:
+            if must_answer:
+                raise
+            typer.echo(f"isthmus: {printable(' '.join(str(error.faults[0]).split()))}", err=True)
+        except ConfigError:
+            if must_answer:
+                raise
     return statuses
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_a_folder_comes_back_to_the_bit(tmp_path: Path, bytes_max: int) -> None:
         found = folder.tensor(name)
         assert found.dtype == ml_dtypes.bfloat16
         assert found.tobytes() == tensor.astype(ml_dtypes.bfloat16).tobytes()
-    assert folders.beside(folder.path) == {"tokenizer.json": b"{}"}
+    assert folders.beside(folder.path) == ({"tokenizer.json": b"{}"}, [])
     names = sorted(path.name for path in folder.path.glob("*.safetensors"))
     if bytes_max == 700:
         assert names[-1] == f"model-{len(names):05}-of-{len(names):05}.safetensors"
@@ -56,6 +57,56 @@ def test_a_folder_comes_back_to_the_bit(tmp_path: Path, bytes_max: int) -> None:
     else:
         assert names == ["model.safetensors"]
     assert not [path for path in tmp_path.iterdir() if path.name != "it"], "nothing is left beside it"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A model as the caches of hubs keep it: links into the folder of the blobs."""
+    model, blobs = tmp_path / "models--a--b" / "snapshots" / "0123", tmp_path / "models--a--b" / "blobs"
+    model.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "abcd").write_bytes(b"of the hub")
+    (model / "tokenizer.json").symlink_to("../../blobs/abcd")
+    return model
+
+
+def test_links_of_a_hub_s_cache_are_followed(cache: Path, tmp_path: Path) -> None:
+    assert folders.beside(cache) == ({"tokenizer.json": b"of the hub"}, [])
+    (tmp_path / "link").symlink_to(cache)
+    assert folders.beside(tmp_path / "link") == ({"tokenizer.json": b"of the hub"}, [])
+
+
+def test_links_within_a_folder_are_followed_and_any_other_is_left_out(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"secret")
+    (tmp_path / "models--a--b" / "refs").write_bytes(b"no blob")
+    (tmp_path / "models--a--b" / "blobs" / "out").symlink_to(tmp_path / "key")
+    (cache / "other").write_bytes(b"inside")
+    links = {
+        "generation_config.json": "other",
+        "tokenizer_config.json": tmp_path / "key",
+        "special_tokens_map.json": "../../refs",
+        "added_tokens.json": "../../blobs/out",
+        "chat_template.jinja": "chat_template.jinja",
+    }
+    for name, target in links.items():
+        (cache / name).symlink_to(target)
+    files = {"generation_config.json": b"inside", "tokenizer.json": b"of the hub"}
+    assert folders.beside(cache) == (files, sorted({*links} - {*files}))
+
+
+def test_blobs_are_followed_from_a_cache_alone(tmp_path: Path) -> None:
+    model = tmp_path / "a" / "model"
+    model.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "key").write_bytes(b"secret")
+    (model / "tokenizer.json").symlink_to("../../blobs/key")
+    assert folders.beside(model) == ({}, ["tokenizer.json"])
+
+
+def test_a_pipe_and_a_folder_are_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").mkdir()
+    assert folders.beside(tmp_path) == ({}, ["tokenizer.json", "tokenizer_config.json"])
 
 
 def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ def test_a_line_without_a_part_of_it_is_refused(name: str, value: Any) -> None:
         of_line({key: given for key, given in LINE.items() if key != name})
 
 
+@pytest.mark.parametrize("line", [[], 3, "text", None, {}, {**LINE, "at": 10**400}, {**LINE, "incarnation": 1 << 63}])
+def test_what_is_no_line_is_refused(line: Any) -> None:
+    with pytest.raises(ValueError, match=r"not a line of events\.jsonl"):
+        of_line(line)
+
+
 def test_a_line_about_no_host_is_refused() -> None:
     with pytest.raises(ValueError, match="a replica is written role/number"):
         of_line({**LINE, "host": "learner"})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system import files
 from isthmus.runtime.system.files import Growing, Lines
+from tests.odd_files import file_size_limit
 
 PATH = Path("/run/lines.jsonl")
 
@@ -92,10 +95,22 @@ def test_a_file_that_cannot_be_renamed_goes_on_growing() -> None:
 
 
 def test_a_real_disk_that_takes_no_more_of_a_file_is_no_different(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.symlink_to("/dev/full")
-    file = Growing(full)
-    file.append(b"abc")
-    assert (file.written, file.waiting, file.error) == (0, 1, "No space left on device")
-    file.close()
+    file = Growing(tmp_path / "full")
+    with file_size_limit(0):
+        file.append(b"abc")
+        assert (file.written, file.waiting, file.error) == (0, 1, os.strerror(errno.EFBIG))
+        file.close()
     assert file.lost == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_is_appended_to_what_a_link_names_or_to_a_pipe(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "lines.jsonl", tmp_path / "of-the-user"
+    other.write_bytes(b"mine")
+    path.symlink_to(other) if kind == "link" else os.mkfifo(path)
+    file = Growing(path)
+    file.append(b"abc")
+    assert (file.written, file.waiting) == (0, 1)
+    assert file.error
+    assert other.read_bytes() == b"mine"
+    file.close()

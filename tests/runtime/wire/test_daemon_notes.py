@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -127,6 +128,33 @@ def test_what_is_no_private_endpoint_is_left_alone(tmp_path: Path, form: str) ->
     forget(f"ipc://{tmp_path}/isthmus-b/daemon")
     assert {path.name for path in tmp_path.iterdir()} == {"isthmus-a", "isthmus-b", "b"}
     assert (tmp_path / "b").is_dir()
+
+
+@pytest.mark.parametrize("wrong", ["mode", "parent", "contents", "no socket"])
+def test_a_folder_that_is_not_as_ours_are_made_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """A run folder is somebody's word: the note in it may name any folder."""
+    monkeypatch.setattr(daemon_notes.tempfile, "tempdir", "/tmp")
+    endpoint = private_endpoint()
+    path = path_of(endpoint)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+    if wrong == "mode":
+        path.parent.chmod(0o755)
+    elif wrong == "parent":
+        (tmp_path / path.parent.name).mkdir(mode=0o700)
+        path = path.parent.rename(tmp_path / path.parent.name / path.parent.name) / path.name
+        endpoint = f"ipc://{path}"
+    elif wrong == "contents":
+        (path.parent / "mine").write_bytes(b"mine")
+    else:
+        path.unlink()
+        path.write_bytes(b"mine")
+    forget(endpoint)
+    assert path.parent.is_dir()
+    assert wrong == "contents" or path.exists()
+    shutil.rmtree(path.parent)
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
+from tests.programs.engine.results import whole_files
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
 ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore", "dial-port",
@@ -104,10 +105,10 @@ class Alpha:
         """The folder of a run of this daemon that is over."""
         folder = self.root / name
         (folder / "logs").mkdir(parents=True)
-        (folder / "config.toml").write_text("")
+        (folder / "config.toml").write_text(whole_files.CONFIG)
         (folder / "logs" / "daemon.log").write_text("what the daemon said\n")
         (folder / "over.json").write_text(json.dumps({"outcome": outcome, "error": None}))
-        (folder / "summary.json").write_text(json.dumps({"outcome": outcome}))
+        (folder / "summary.json").write_text(json.dumps(whole_files.summary(outcome=outcome)))
         self.do(lambda: self.daemon.adopt(DaemonRun(str(folder), is_watched=False)))
         return str(folder)
 
@@ -159,7 +160,7 @@ def test_an_operator_and_the_machine_itself_may_ask(alpha: Alpha) -> None:
     for pair in (OWNER, ALPHA):
         told = alpha.asks(pair, {"type": "machine"})
         assert (told["name"], told["former"]) == ("alpha", [{"run": run, "outcome": "done"}])
-        assert alpha.asks(pair, {"type": "watch", "run": run})["summary"] == {"outcome": "done"}
+        assert alpha.asks(pair, {"type": "watch", "run": run})["summary"] == whole_files.summary()
         assert alpha.asks(pair, {"type": "log", "run": run, "name": "daemon"})["text"] == "what the daemon said\n"
 
 

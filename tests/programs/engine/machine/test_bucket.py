@@ -390,6 +390,36 @@ def test_an_object_of_a_url_that_is_too_large_is_none_and_not_its_beginning() ->
     assert road.fetch("a", 4) == b""
 
 
+def test_nothing_is_written_through_a_link_that_a_stranger_has_laid(tmp_path: Path) -> None:
+    share, mine = tmp_path / "share" / "part", tmp_path / "mine"
+    road = FolderRoad(share)
+    mine.write_bytes(b"mine")
+    for name in (".aside-a", ".a", "a"):
+        (share / name).symlink_to(mine)
+    road.put("a", b"12345")
+    assert (mine.read_bytes(), road.fetch("a", 5)) == (b"mine", b"12345")
+    assert not (share / "a").is_symlink()
+
+
+def test_what_is_written_aside_and_left_there_is_listed_and_so_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road = FolderRoad(tmp_path / "share" / "part")
+
+    def killed(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        road.put("a", b"12345")
+    monkeypatch.undo()
+    (name,) = road.names()
+    assert name.startswith(".aside-a")
+    road.remove([name])
+    assert road.names() == []
+
+
 def test_a_share_that_is_gone_is_an_outage_and_is_not_made_anew(tmp_path: Path) -> None:
     road = FolderRoad(tmp_path / "share" / "part")
     (tmp_path / "share").rename(tmp_path / "elsewhere")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -278,7 +277,7 @@ def test_a_state_in_which_nothing_has_changed_is_not_written_again() -> None:
     for tick in range(60):
         context.at = tick * TICK
         recorder()
-    assert len(disk.written[STATE.with_name(f".{STATE.name}.{os.getpid()}")]) == 1
+    assert len(disk.written[mount.beside(STATE)]) == 1
 
 
 def test_lines_that_wait_for_the_first_step_are_kept_over_many_lives() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -74,6 +76,40 @@ def test_those_of_a_run_are_its_final_model(tmp_path: Path) -> None:
 def test_weights_of_another_form_are_refused(tmp_path: Path, tensors: dict[str, Any], words: str) -> None:
     folder = saved(tmp_path / "weights", tensors)
     with pytest.raises(ConfigError, match=words):
+        weights_of(folder, FRAGMENTS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.ones((2, 3), np.bool_),
+        np.ones((2, 3), np.int64),
+        np.ones((2, 3), np.uint8),
+        np.array([[0, 1, np.nan], [0, 0, 0]], np.float32),
+        np.array([[0, 1, 0], [0, 0, -np.inf]], np.float16),
+        np.array([[0, 1, 0], [0, 0, 1e300]], np.float64),  # Not finite in float32.
+    ],
+    ids=["bool", "int64", "uint8", "nan", "infinite", "too-large"],
+)
+def test_values_that_no_leaf_may_have_are_refused(tmp_path: Path, wrong: Any) -> None:
+    folder = saved(tmp_path / "weights", model() | {"head": wrong})
+    with pytest.raises(ConfigError) as caught:
+        weights_of(folder, FRAGMENTS)
+    (fault,) = caught.value.faults
+    assert "'head'" in fault.expected
+    weights_of(saved(tmp_path / "others", model() | {"left-out": wrong}), FRAGMENTS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+def test_floats_of_other_sizes_are_taken(tmp_path: Path, dtype: Any) -> None:
+    folder = saved(tmp_path / "weights", {name: array.astype(dtype) for name, array in model().items()})
+    assert weights_of(folder, FRAGMENTS).tensors["head"].dtype == dtype
+
+
+def test_a_pipe_instead_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "weights", model())
+    os.mkfifo(folder / "more.safetensors")
+    with pytest.raises(ConfigError):
         weights_of(folder, FRAGMENTS)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.runtime.supervision.incidents import Incident
-from tests.programs.engine.results import event_lines
+from tests.programs.engine.results import event_lines, whole_files
 from tests.programs.engine.results.made_up_run import write_json, write_lines
 
 SUBMITTED = 77_000_000_000
@@ -22,7 +22,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def apart(run: Path, *events: tuple[float, str, int, Incident]) -> None:
     """Let the run have been processes: `events` are (seconds since the first step, host, incarnation, incident)."""
-    write_json(run / "spec.json", {"zero_ns": SUBMITTED})
+    write_json(run / "spec.json", whole_files.spec(zero_ns=SUBMITTED))
     rows = [
         event_lines.line(SUBMITTED + round((at + START_SECONDS) * 1e9), host, life, incident)
         for at, host, life, incident in events

@@ -133,7 +133,7 @@ def test_messages_of_daemons_are_of_the_machines_and_their_setting_of_error_text
 
 def test_regions_are_summed_where_the_cluster_names_them(run: Path) -> None:
     sites = [{"name": name, "region": region} for name, region in (("alpha", 0), ("beta", 1), ("gamma", 1))]
-    (run / "cluster.json").write_text(json.dumps({"sites": sites}))
+    (run / "cluster.json").write_text(json.dumps({"home": "alpha", "sites": sites}))
     keep(
         run,
         account("learner/0", line("syncer/0", "sent", crossings.ITEMS, 100, ANSWER)),

@@ -24,7 +24,7 @@ from isthmus.programs.engine.results.why_merge_facts import Came, Closing, Merge
 from isthmus.programs.engine.results.words import dotted
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Kill
-from tests.programs.engine.results import made_up_run
+from tests.programs.engine.results import made_up_run, whole_files
 from tests.programs.study.lab.taped_run import TOKENS, taped_run
 
 
@@ -345,7 +345,7 @@ def test_a_merge_that_is_not_there_is_told_with_what_there_is(
 
 
 def test_a_run_without_merges_is_told(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "config.toml").write_text(whole_files.CONFIG)
     result = isthmus("why", str(tmp_path))
     assert result.exit_code == 2
     assert "expected some in merges.jsonl, found none" in result.stderr

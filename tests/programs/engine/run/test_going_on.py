@@ -12,6 +12,7 @@ from typer.testing import Result
 
 from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST
+from tests.programs.engine.results import whole_files
 
 RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
 BEGUN = ["/venv/bin/isthmus", "train", "--tokens", "1e9"]
@@ -31,11 +32,11 @@ def folder_of(here: Path, *, argv: list[str] | None = None, home: str = "", is_k
     folder = here / "my run"
     (folder / FOLDER).mkdir(parents=True)
     (folder / "config.toml").write_text("[run]\n")
-    (folder / "summary.json").write_text(json.dumps({"outcome": "interrupted", "per_learner": []}))
+    (folder / "summary.json").write_text(json.dumps(whole_files.summary(outcome="interrupted")))
     if argv is not None:
         (folder / "spec.json").write_text(json.dumps({**told(), "settings": {**RUN, "argv": argv}}))
     if home:
-        (folder / "cluster.json").write_text(json.dumps({"home": home}))
+        (folder / "cluster.json").write_text(json.dumps({"home": home, "sites": []}))
     if is_kept:
         (folder / FOLDER / MANIFEST).write_text("{}")
     return folder

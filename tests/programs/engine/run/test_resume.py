@@ -9,16 +9,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy as shallow
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import Result
 
+from isthmus.programs.engine.recorder import books
+from isthmus.programs.engine.run.resume import check_not_below
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
+from isthmus.runtime.daemon.ledger import FILE as LEDGER
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.wire.daemon_notes import HERE
 from tests.patience import PATIENCE
+from tests.programs.engine.results import whole_files
 from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run, resume
 
 pytestmark = pytest.mark.process
@@ -112,11 +119,11 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
     assert "The program or isthmus itself was changed since" in refusal(folder="sources")
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
-    assert "spec.json that cannot be read" in refusal(folder="torn")
-    (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
+    assert "expected a spec.json as a run writes it" in refusal(folder="torn")
+    (copy(dead, "ended") / "summary.json").write_text(json.dumps(whole_files.summary()))
     assert "and a run that is done" in refusal(folder="ended")
     assert "tokens that are trained, found 640" in refusal("--tokens", "640", folder="ended")
-    (dead.here / "ended" / "cluster.json").write_text("{}")
+    (dead.here / "ended" / "cluster.json").write_text('{"home": "alpha", "sites": []}')
     assert "found one of a cluster" in refusal(folder="ended")
     assert contents(dead.folder) == before
 
@@ -134,6 +141,52 @@ def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_writ
     assert told.count("is not what was written") == len(there) > 0
     assert "expected a snapshot in spoilt/snapshots that is whole, of this model" in told
     assert contents(spoilt) == before
+
+
+def test_a_snapshot_of_another_format_is_not_damaged_and_odd_files_are_refused(dead: Run, refusal: Refusal) -> None:
+    for number, spoil in enumerate((later_manifest, later_books, pipe_for_a_note, pipe_for_a_ledger)):
+        folder = copy(dead, f"other-{number}")
+        name = spoil(folder)
+        before = contents(folder)
+        assert name in refusal("--tokens", "10000000", folder=folder.name)
+        assert contents(folder) == before
+
+
+def later_manifest(folder: Path) -> str:
+    """The newest snapshot is of a later version of isthmus."""
+    # Its name, unless the run was killed between the renaming of the older manifest and the writing of the newer one.
+    path = next(path for name in (MANIFEST, BEFORE) if (path := folder / FOLDER / name).exists())
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "format": told["format"] + 1, "later": []}))
+    return path.name
+
+
+def later_books(folder: Path) -> str:
+    """So is the memory of the recorder."""
+    path = folder / books.FILE
+    path.write_bytes(msgspec.msgpack.encode({**msgspec.msgpack.decode(path.read_bytes()), "zero": "later"}))
+    return path.name
+
+
+def pipe_for_a_note(folder: Path) -> str:
+    (folder / HERE).unlink(missing_ok=True)
+    os.mkfifo(folder / HERE)
+    return HERE
+
+
+def pipe_for_a_ledger(folder: Path) -> str:
+    (folder / LEDGER).unlink(missing_ok=True)
+    os.mkfifo(folder / LEDGER)
+    return LEDGER
+
+
+@pytest.mark.parametrize(
+    ("total", "trained", "is_refused"), [(50, 60, True), (60, 60, False), (70, 60, False), (100, 120, False)]
+)
+def test_no_new_budget_is_below_what_was_trained(total: int, trained: int, is_refused: bool) -> None:
+    """Whatever of that is undone now."""
+    with pytest.raises(ConfigError) if is_refused else nullcontext():
+        check_not_below(100, total, trained, "Resuming it")
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, WentOn, as_line
 from isthmus.runtime.system.processes import boot_id
+from tests.programs.engine.results import whole_files
 from tests.programs.engine.results.event_lines import incidents_in
 
 SECOND: Final = 1_000_000_000
@@ -45,7 +46,7 @@ class Folder:
 
     def end(self, wall_seconds: float) -> None:
         """Its daemon recorded its end."""
-        summary = {"start_seconds": ZERO / 1e9, "wall_seconds": wall_seconds}
+        summary = whole_files.summary(start_seconds=ZERO / 1e9, wall_seconds=wall_seconds)
         (self.path / "summary.json").write_text(json.dumps(summary))
 
     @property
@@ -141,6 +142,14 @@ def test_after_a_reboot_the_time_of_day_tells_how_long_it_was(tmp_path: Path) ->
     assert stand_still(other, elsewhere_ns=FOR_EVER) == 0
     assert folder.fields["here"]["boot"] == boot_id().decode()
     assert 3 * HOUR - NEAR <= folder.age < 3 * HOUR + NEAR
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "{}", "not JSON"])
+def test_a_last_line_that_is_no_incident_tells_nothing(tmp_path: Path, line: str) -> None:
+    folder = Folder(tmp_path, HOUR)
+    (tmp_path / "events.jsonl").write_text(f"{line}\n")
+    stand_still(tmp_path)
+    assert 21 * SECOND <= folder.age < 21 * SECOND + NEAR
 
 
 def test_a_time_of_the_future_puts_no_clock_forward(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from isthmus.ops.exchange.messages import ShardState, WholeState
 from isthmus.programs.engine.snapshots.holds import KeptHold
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, OtherFormatError, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
@@ -111,7 +112,6 @@ def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
             r"fragment-0-1-2\.safetensors is not what was written: 5 of 160 bytes",
         ),
         (MANIFEST, b"{}", "missing required field"),
-        (MANIFEST, b'{"format": 3, "number": 9, "fragments": []}', "expected format 2, found 3"),
         (MANIFEST, b'{"format": 2, "number": 9, "fragments": []}', "expected 2 fragments, found 0"),
         (MANIFEST, b"\xff\x00", "invalid|malformed"),
     ],
@@ -141,12 +141,32 @@ def test_whether_one_is_whole_is_found_without_keeping_it(sizes: tuple[int, ...]
     damaged(disk, MANIFEST, b"{}")
     manifest, _, faults, _, name = looked.examine()
     assert (name, manifest is not None and manifest.number, len(faults)) == (BEFORE, 1, 1)
-    before = next(path for path in disk.files() if path.name == BEFORE)
-    told = Mount(disk).read(before).replace(b'"format": 2', b'"format": 3, "later": 1')
-    damaged(disk, BEFORE, told)
-    manifest, _, faults, *_ = looked.examine()
-    assert (manifest, len(faults)) == (None, 2)
-    assert "expected format 2, found 3: another version of isthmus wrote it" in faults[1]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("is_newest_damaged", [False, True])
+def test_one_of_another_format_is_not_damaged_and_nothing_is_written_beside_it(
+    number: int, is_newest_damaged: bool
+) -> None:
+    disk = SimulatedDisk("seed")
+    kept = snapshots(disk)
+    for count in (1, 2):
+        kept.write(model(count, 1))
+    name = BEFORE if is_newest_damaged else MANIFEST
+    told = Mount(disk).read(RUN / FOLDER / name).replace(b'"format": 2', f'"format": {number}, "other": 1'.encode())
+    damaged(disk, name, told)
+    if is_newest_damaged:
+        damaged(disk, MANIFEST, b"{}")
+    there = disk.files()
+    for read in (snapshots(disk).read, snapshots(disk).examine, snapshots(disk).held, snapshots(disk).go_on):
+        with pytest.raises(OtherFormatError) as caught:
+            read()
+        assert f"{number}" in caught.value.faults[0].found
+    if not is_newest_damaged:
+        with pytest.raises(OSError) as refused:  # By its number.
+            kept.write(model(3, 1))
+        assert refused.value.errno == errno.ESTALE
+    assert disk.files() == there
 
 
 def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:

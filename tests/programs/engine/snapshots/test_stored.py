@@ -3,6 +3,7 @@ said to be there."""
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import threading
@@ -25,7 +26,14 @@ from isthmus.programs.engine.snapshots.keeping import (
     Offers,
     fetch,
 )
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, FragmentEntry, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import (
+    FOLDER,
+    MANIFEST,
+    FragmentEntry,
+    Manifest,
+    OtherFormatError,
+    Snapshots,
+)
 from isthmus.programs.engine.snapshots.stored import (
     HEAD,
     VALUES,
@@ -99,6 +107,23 @@ def test_what_is_stored_is_read_elsewhere_and_only_what_is_new_is_sent() -> None
     number, held, faults = read(home.far)
     assert (number, faults) == (2, [])
     assert same(held, model(2, 1))
+
+
+def test_one_of_another_format_is_not_damaged_and_nothing_is_put_beside_it() -> None:
+    home = Home()
+    home.store(1, 1)
+    home.store(2, 1)
+    store = FolderStore(AWAY, Mount(home.far))
+    head = read_head(store, home.names(HEAD)[-1])
+    later = msgspec.structs.replace(head, format=head.format + 1)
+    store.put(head_name(FIRST, 1, 3), encoded(later))
+    there = home.far.files()
+    with pytest.raises(OtherFormatError):
+        read(home.far)
+    with pytest.raises(OSError) as refused:  # By its number.
+        Home(life=2, disk=home.far).store(3, 1)
+    assert refused.value.errno == errno.EEXIST
+    assert home.far.files() == there
 
 
 def test_the_two_newest_stay_and_what_they_name() -> None:

@@ -15,6 +15,7 @@ from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant
 from isthmus.programs.study.lab.compare_outcome import ComparedRun, EvaluatedPlace, comparison
 from isthmus.programs.study.lab.compare_page import PAGE, charts, sheet
 from isthmus.programs.study.terminal import figures
+from tests.programs.engine.results import whole_files
 
 SIDES = {"plain": 2.0, "<fancy>": 1.5, "alone on 500 tokens": 2.25}
 """What each comes to at seed 0; a seed adds a tenth, and to the fancy one a hundredth more."""
@@ -39,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
             run.mkdir(parents=True)
             final = loss + 0.1 * seed + (0.01 * seed if number == 1 else 0.0)
             seconds = 10.0 if name == "plain" else 5.0
-            summary = {"outcome": "done", "eval_loss_final": final, "wall_seconds": seconds, "goodput": 0.5}
+            summary = whole_files.summary(eval_loss_final=final, wall_seconds=seconds, goodput=0.5)
             summary |= {"syncer_shards": 1, "outer_steps": 4, "merged_share": 0.9, "bytes_sent_total": 4000}
             (run / "summary.json").write_text(json.dumps(summary | {"eval_metrics": {"accuracy": 1 - final / 10}}))
             places = [(int(share * 1000), share * seconds, 4.0 + share * (final - 4.0)) for share in (0.0, 0.5, 1.0)]

@@ -12,6 +12,7 @@ from isthmus.programs.settings import Text
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan, request_of
 from isthmus.runtime.errors import ConfigError
+from tests.programs.engine.results import whole_files
 from tests.programs.study.lab.comparing import written
 
 
@@ -128,12 +129,12 @@ def test_what_was_broken_off_is_tried_again_beside_it(task: str, tmp_path: Path)
     side = made.variants[0]
     first = compare.free(tmp_path, side, 0)
     first.mkdir(parents=True)
-    (first / "summary.json").write_text('{"outcome": "stopped"}')
+    (first / "summary.json").write_text(json.dumps(whole_files.summary(outcome="stopped")))
     assert compare.done(tmp_path, side, 0) is None
     second = compare.free(tmp_path, side, 0)
     assert second.name == "seed-0-2"
     second.mkdir()
-    (second / "summary.json").write_text('{"outcome": "done"}')
+    (second / "summary.json").write_text(json.dumps(whole_files.summary()))
     assert compare.done(tmp_path, side, 0) == second
     assert compare.done(tmp_path, side, 1) is None
 
@@ -152,7 +153,7 @@ def test_one_that_is_judged_failed_counts_if_it_came_to_its_end(
     task: str, tmp_path: Path, tokens: int, kind: str, loss: float | None, counts: bool
 ) -> None:
     side = plan(asked(task)).variants[0]
-    (tmp_path / "summary.json").write_text(json.dumps({"outcome": "failed", "tokens_total": tokens}))
+    (tmp_path / "summary.json").write_text(json.dumps(whole_files.summary(outcome="failed", tokens_total=tokens)))
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"kind": kind, "eval_loss": loss}))
     assert compare.has_ended(tmp_path, side) == counts
 

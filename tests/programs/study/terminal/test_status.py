@@ -18,7 +18,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire.daemon_notes import HERE, DaemonNote
-from tests.programs.engine.results import made_up_deaths
+from tests.programs.engine.results import made_up_deaths, whole_files
 from tests.programs.engine.results.event_lines import KILLED
 from tests.programs.engine.results.made_up_run import build
 
@@ -57,10 +57,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose daemon answers; learner 1 has just been killed."""
     folder = tmp_path.resolve() / "run"
     folder.mkdir()
-    (folder / "config.toml").write_text("")
-    (folder / "summary.json").write_text('{"per_learner": []}')
+    (folder / "config.toml").write_text(whole_files.CONFIG)
+    (folder / "summary.json").write_text(json.dumps(whole_files.summary()))
     step = {"name": "step", "role": "learner", "firing": "AllOf(own)", "mode": "free-running", "blocked_by": []}
-    (folder / "graph.json").write_text(json.dumps({"nodes": [step]}))
+    (folder / "graph.json").write_text(json.dumps(whole_files.GRAPH | {"nodes": [step]}))
     made_up_deaths.apart(folder, (12.5, "learner/1", 1, KILLED))
     answer = {"run": str(folder), "outcome": "running", "error": None, "daemon": "local", "pid": 99}
     monkeypatch.setattr(status_view, "status_of", lambda _: {**answer, "hosts": HOSTS, "training": TRAINING})
