@@ -1,7 +1,8 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
 # make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
 # make long: what is too long for make test and is checked before each landing.
-# make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
+# make soak: thousands of simulated clusters with faults, real runs with kills, all examples and seeds, and variants of the code that are broken on purpose, in parts of at most half an hour: it goes on where it was left, and says what is left. PARTS="world kills" carries out some of them.
+# make soak-long: the same with 10,000 clusters, and 200 runs with kills.
 # make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
@@ -16,7 +17,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench bench-keep soak scale engines test-torch readme mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench bench-keep soak soak-long scale engines test-torch readme mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -82,17 +83,12 @@ check: .venv/installed-check .typing/isthmus
 	$(BIN)/mypy -p isthmus
 	PYTHONPATH=.typing $(BIN)/lint-imports  # Of an editable installation it would see the face alone.
 
-# All examples and seeds, and then what takes longer than `make test` may, one at a time.
+# What has been carried out of this code is recorded outside of the tree (tests/soak.py).
 soak: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
-	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak and not engine and not torch"
-	$(BIN)/python -m pytest -m "soak and not torch"
-	.venv-torch/bin/python -m pytest -m "soak and torch" tests/torch_tasks
-	.venv-mosaic/bin/python -m pytest -m "soak and torch" tests/torch_tasks/test_data_of_others.py
-	$(BIN)/python -m tests.programs.study.simulation.mutants
-	$(BIN)/isthmus simulate world --seeds 10000 --each 20
-	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
-	$(BIN)/isthmus simulate world --seeds 500 --each 1 --gangs
-	$(BIN)/python -m tests.bench.long.soak_kills
+	$(BIN)/python -m tests.soak $(PARTS)
+
+soak-long: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
+	$(BIN)/python -m tests.soak --long $(PARTS)
 
 # 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
 scale: .venv/installed-test

@@ -107,7 +107,8 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
                 raise ConfigError("Counting a step of the Trainer", "a loss", "none", do)
         loss, tokens = torch.stack(self._losses).mean(), sum(self._tokens)
         self._losses, self._tokens = [], []
-        self._island.step(loss, tokens=tokens)
+        if not self._island.is_over:  # A Trainer makes a first step of a run that was over before it began.
+            self._island.step(loss, tokens=tokens)
         trainer.should_stop = trainer.should_stop or self._island.is_over
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -74,7 +74,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
         loss = total if self._is_sum else total / len(self._losses)
         tokens = sum(self._tokens)
         self._losses, self._tokens = [], []
-        self._island.step(loss, tokens=tokens)
+        if not self._island.is_over:  # A Trainer makes a first step of a run that was over before it began.
+            self._island.step(loss, tokens=tokens)
         control.should_training_stop = control.should_training_stop or self._island.is_over
         self._save_once(control)
 

@@ -28,6 +28,9 @@ from isthmus.ops.exchange.requested import Format
 CODE_BLOCK: Final = 256
 """Values that share a scale: the largest of them costs the others the least precision, and a scale of 4 bytes is 3 % of
 the codes of 4 bits."""
+LANES: Final = 32
+"""Of a sum over a block: value i goes to lane i mod 32, and the lanes are added in their order. Its bits depend on no
+vector width, and on no order that a compiler chooses."""
 CODE_LEAST: Final = 1e-35
 """A block whose largest or mean magnitude is below it is coded as zeros: above it a scale is a normal float32, which no
 device flushes to zero, and the levels divided by it are finite."""

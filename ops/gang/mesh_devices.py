@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, FORMATS, WireFormat
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, FORMATS, LANES, WireFormat
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.mesh_island import LearnerDevices
 
@@ -74,8 +74,17 @@ def _of_gang(each: int, size: int) -> tuple[Any, ...]:
 
 
 def levels_of(fragment: Fragment, push: str) -> NDArray[np.float32]:
-    """The level of each block of a fragment, float32[blocks]; of formats without scales, which serve their norms, 1."""
-    return np.full(sum(block_counts(fragment)), FORMATS[push].levels or 1.0, np.float32)
+    """What the magnitude of each block of a fragment is divided by for its scale, float32[blocks].
+
+    The magnitude is the largest, or where the format is `by_mean` the sum: then the level, a power of two, times the
+    number of values, whose quotient is that of two divisions, bit for bit. Of formats without scales, which serve their
+    norms, 1.
+    """
+    entry = FORMATS[push]
+    sizes = [
+        min(CODE_BLOCK, end - at) for begin, end in pairwise(fragment.offsets) for at in range(begin, end, CODE_BLOCK)
+    ]
+    return np.array([(entry.levels or 1.0) * (size if entry.by_mean else 1) for size in sizes], np.float32)
 
 
 def block_counts(fragment: Fragment) -> list[int]:
@@ -123,10 +132,11 @@ def coded(
     Of each unit, whole blocks are coded together, and what is left as one shorter block. A value times the inverse of
     its scale is one rounded product, and then rounded to an integer by itself: there is no sum that a compiler could
     fuse with it. The levels are an argument, one for each block, because XLA turns a division by a constant, or by one
-    number for all, into a product. A norm is the root of a sum over blocks, in float64: of each block the squares of
-    its values in units of its scale, which are between 0 and some millions whatever the values are, summed in float32
-    on the device. An array that lies on several devices is coded by all of them; codes are whole on each device
-    afterwards, so one copy to the host has all.
+    number for all, into a product. A mean is of a sum that is written out in the order of the kernels, addition by
+    addition: the order of a reduction is free to XLA, and another one changes the last bit of most scales. A norm is
+    the root of a sum over blocks, in float64: of each block the squares of its values in units of its scale, which are
+    between 0 and some millions whatever the values are, summed in float32 on the device. An array that lies on several
+    devices is coded by all of them; codes are whole on each device afterwards, so one copy to the host has all.
     """
 
     # XLA's partitioner dies of some slices and concatenations of what lies differently (jaxlib 0.10.2): none is cut.
@@ -156,8 +166,10 @@ def _unit(push: str, gradient: Any, levels: Any) -> tuple[Any, ...]:
 def _blocks(push: str, block: Any, levels: Any) -> tuple[Any, Any, Any]:
     """The same of float32[blocks, size], flat."""
     entry, magnitudes = FORMATS[push], jnp.abs(block)
-    magnitude = jnp.mean(magnitudes, axis=1) if entry.by_mean else jnp.max(magnitudes, axis=1)
-    scales = jnp.where(magnitude < np.float32(CODE_LEAST), jnp.float32(0.0), magnitude / levels)
+    divided = _sums(magnitudes) if entry.by_mean else jnp.max(magnitudes, axis=1)
+    quotient = divided / levels
+    magnitude = quotient * np.float32(entry.levels) if entry.by_mean else divided  # The level of a mean is exact.
+    scales = jnp.where(magnitude < np.float32(CODE_LEAST), jnp.float32(0.0), quotient)
     is_sound = (scales > 0.0) & (scales < jnp.inf)
     inverse = jnp.where(is_sound, jnp.float32(1.0) / scales, jnp.float32(0.0))
     scaled = block * inverse[:, None]
@@ -171,6 +183,15 @@ def _blocks(push: str, block: Any, levels: Any) -> tuple[Any, Any, Any]:
     half = 1 << (entry.code_bits - 1)
     codes = jnp.clip(rounded + half, 0, 2 * half - 1).astype(entry.dtype)
     return _packed(codes, entry).ravel(), scales, squares
+
+
+def _sums(magnitudes: Any) -> Any:
+    """The sum of each row of float32[blocks, size], none of them negative: value i goes to lane i mod LANES, and the
+    lanes are added in their order, as in the kernels."""
+    size = magnitudes.shape[1]
+    rows = jnp.pad(magnitudes, ((0, 0), (0, -size % LANES))).reshape(len(magnitudes), -1, LANES)
+    lanes = reduce(jnp.add, [rows[:, at] for at in range(rows.shape[1])])
+    return reduce(jnp.add, [lanes[:, at] for at in range(LANES)])
 
 
 def _packed(codes: Any, entry: WireFormat) -> Any:

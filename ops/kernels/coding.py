@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, CODED, FORMATS
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, CODED, FORMATS, LANES
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
@@ -38,7 +38,6 @@ _LEAST: Final = np.float32(CODE_LEAST)
 _ENTRIES: Final = sorted(FORMATS.values())
 _LEVELS: Final = np.array([each.levels for each in _ENTRIES], np.float32)
 _BY_MEAN: Final = np.array([each.by_mean for each in _ENTRIES])
-_LANES: Final = 32
 _ROUNDER: Final = np.float32(12582912.0)
 """1.5 * 2^23: adding and subtracting it rounds a value below 2^22 to an integer, ties to even."""
 
@@ -266,7 +265,7 @@ def _encode(
     Where `published` has no values, code `target`.
     """
     room, bits = np.empty(CODE_BLOCK, np.float32), np.empty(1, np.int32)
-    largest, is_alone, lanes = bits.view(np.float32), len(published) == 0, np.empty(_LANES, np.float32)
+    largest, is_alone, lanes = bits.view(np.float32), len(published) == 0, np.empty(LANES, np.float32)
     # Views of the whole: one of each block would cost a third of the block's time.
     target_bits, room_bits, signed = target.view(np.int32), room.view(np.int32), codes.view(np.int8)
     levels, by_mean, values = _LEVELS[form], _BY_MEAN[form], VALUES[form]
@@ -310,15 +309,15 @@ def _encode(
 def _mean_magnitude(block: Float32, lanes: Float32) -> Any:
     """The mean of |x|; value i is added to lane i mod 32, which vectorises without reordering a sum."""
     lanes[:] = np.float32(0.0)
-    whole = len(block) - len(block) % _LANES
-    for begin in range(0, whole, _LANES):
-        row = block[begin : begin + _LANES]
-        for lane in range(_LANES):
+    whole = len(block) - len(block) % LANES
+    for begin in range(0, whole, LANES):
+        row = block[begin : begin + LANES]
+        for lane in range(LANES):
             lanes[lane] += abs(row[lane])
     for lane in range(len(block) - whole):
         lanes[lane] += abs(block[whole + lane])
     total = np.float32(0.0)
-    for lane in range(_LANES):
+    for lane in range(LANES):
         total += lanes[lane]
     return total / np.float32(len(block))
 

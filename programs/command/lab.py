@@ -164,30 +164,41 @@ def world(
     begun = told_at = time.monotonic()
     outcomes, failed, line = list[Outcome](), 0, ProgressLine()
     tried = partial(SEARCHES.get(search, run), program=program)
-    for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
-        outcomes.append(outcome)
-        failed += outcome.violation is not None
-        if outcome.violation is not None and not as_json:
-            line.show("")
-            sys.stdout.write(story(outcome, again) + "\n")
-            sys.stdout.flush()
-        now = time.monotonic()
-        if now - told_at >= PROGRESS_SECONDS:
-            told_at = now
-            line.show(progress(len(outcomes), seeds, failed, now - begun))
+    interrupted: KeyboardInterrupt | None = None
+    running = searches.outcomes(tried, range(seed, seed + seeds))
+    try:
+        for outcome in running:
+            outcomes.append(outcome)
+            failed += outcome.violation is not None
+            if outcome.violation is not None and not as_json:
+                line.show("")
+                sys.stdout.write(story(outcome, again) + "\n")
+                sys.stdout.flush()
+            now = time.monotonic()
+            if now - told_at >= PROGRESS_SECONDS:
+                told_at = now
+                line.show(progress(len(outcomes), seeds, failed, now - begun))
+    except KeyboardInterrupt as error:
+        interrupted = error
+    finally:
+        running.close()
     line.show("")
     outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
     phases = sum((outcome.phases for outcome in outcomes), Counter[tuple[str, str]]())
     guards = sum((outcome.guards for outcome in outcomes), Counter[str]())
     missing: list[str] = []
-    if search == "deaths":
+    if interrupted is not None:
+        missing = []  # What is rare so far says nothing.
+    elif search == "deaths":
         missing = rare_steps(phases, least)
     elif search == "gangs":
         missing = searches.unseen(guards) if least else []
     elif not search:
         missing = rare(phases, program, least) + (idle(guards, program) if least else [])
-    show(_sheet(outcomes, phases, guards, took, again, missing), as_json=as_json)
+    show(_sheet(outcomes, seeds, phases, guards, took, again, missing), as_json=as_json)
+    if interrupted is not None:
+        raise interrupted
     return not failed and not missing
 
 
@@ -214,6 +225,7 @@ def command(seed: int, program: str, *, more: str = "") -> str:
 
 def _sheet(
     outcomes: list[Outcome],
+    asked: int,
     phases: Counter[tuple[str, str]],
     guards: Counter[str],
     took: float,
@@ -221,7 +233,7 @@ def _sheet(
     missing: list[str],
 ) -> Sheet:
     """Counts of each kind of fault by phase of the runs, and of each guard; in its data `failures` are the seeds with a
-    violation, `too_rare` the `missing` faults."""
+    violation, `too_rare` the `missing` faults, `seeds` those of the `asked` ones that have finished."""
     counts = {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted({kind for kind, _ in phases})}
     failures = [
         {
@@ -237,6 +249,7 @@ def _sheet(
     digest = {"tape_digest": outcomes[0].tape_digest} if len(outcomes) == 1 else {}
     data = {
         "seeds": len(outcomes),
+        "seeds_asked": asked,
         "violations": len(failures),
         "faults": {kind: sum(each.values()) for kind, each in counts.items()},
         "phases": counts,
@@ -247,8 +260,11 @@ def _sheet(
         **digest,
     }
     virtual = sum(outcome.seconds for outcome in outcomes)
+    many = f"{len(outcomes)} seed{'s' * (len(outcomes) > 1)}"
+    if len(outcomes) < asked:
+        many = f"{len(outcomes)} of {asked} seeds had finished when it was ended"
     lead = (
-        f"{len(outcomes)} seed{'s' * (len(outcomes) > 1)}, {len(failures) or 'none'} with a violation; "
+        f"{many}, {len(failures) or 'none'} with a violation; "
         f"{seconds(virtual)} of virtual time in {seconds(took)}, {60 * len(outcomes) / took:.0f} seeds a minute"
     )
     faults = [[kind, *map(str, (*each.values(), sum(each.values())))] for kind, each in counts.items()]

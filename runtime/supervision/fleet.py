@@ -230,8 +230,17 @@ class Fleet:
         """Whether the run can go on without a replica; a follower of an elastic island is always spare."""
         if gang_number(replica):
             return True
-        left = [each for each in self.replicas if each.role == replica.role and each not in self.retired]
+        alike = [each for each in self.replicas if each.role == replica.role]
+        left = [each for each in alike if each not in self.retired or self.may_return(each)]
         return len(left) - 1 >= self._least.get(replica.role, 1)
+
+    def may_return(self, replica: Replica) -> bool:
+        """Whether a learner's machine has left and may come back, as one does that had notice: the run awaits it.
+
+        Not a loop of a user's: one that has left may have come to its end.
+        """
+        is_left = self.retired.get(replica) == "left" and self.of(replica).is_away
+        return is_left and not self.user.has_guests and replica.role not in self.user.scripts
 
     def needed(self) -> list[Replica]:
         """The required replicas on machines that are heard, except learners, which wait for their machines."""
@@ -363,6 +372,12 @@ class Fleet:
     def left_by(self, name: str) -> list[Replica]:
         """The slots of a machine that took no part any more, as long as no other has them."""
         return [each for each in self.retired if self.name(each) == name and self._is_free(each)]
+
+    def returning(self, names: Iterable[str]) -> list[Replica]:
+        """The learners that may return with machines that have left; none where the others of an island's are away."""
+        back = {*names}
+        left = [each for each in self.retired if self.may_return(each)]
+        return [each for each in left if back >= {self.name(process) for process in self.gang(each)}]
 
     def _is_free(self, replica: Replica) -> bool:
         """Whether a slot is free because its machine takes no part any more."""

@@ -12,7 +12,7 @@ machines (`station`) manage the processes; home has one like any other machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
@@ -119,9 +119,10 @@ class Home:
                 if event.member.replica in run.lives and not run.is_dismissing:
                     run.write(event.member, incidents.ScriptGoesOn())
             case MachineJoined():
-                self._join(lambda fleet: fleet.join(event.machine, event.islands, event.party))
+                islands, party = event.islands, event.party
+                self._join([event.machine], lambda most: run.fleet.join(event.machine, min(islands, most), party))
             case IslandJoined():
-                self._join(lambda fleet: fleet.join_island(event.machines, event.parties))
+                self._join(event.machines, lambda most: run.fleet.join_island(event.machines, event.parties))
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
             case TurnedAway():
@@ -290,12 +291,20 @@ class Home:
             if machine.has(gone.member):
                 lives.end_life(run, machine, gone)
 
-    def _join(self, admit: Callable[[Fleet], list[Replica]]) -> None:
-        """Admit machines, with learners in the slots that the fleet gives them."""
-        run = self._run
-        if run.is_stopping or run.is_ending or run.is_set_aside:  # Before the fleet changes: none is admitted then.
+    def _join(self, names: Sequence[str], admit: Callable[[int], list[Replica]]) -> None:
+        """Admit machines, with learners in the slots that the fleet gives them, `admit(most)`.
+
+        A run that is asked to stop admits none, but those back that had left, where no learner can give its last
+        answers: without a first version it could not end.
+        """
+        run, most = self._run, COUNT_MAX
+        if run.is_ending or run.is_set_aside:  # Before the fleet changes: none is admitted then.
             return
-        slots = admit(run.fleet)  # First: a life is started only on a machine that takes part.
+        if run.is_stopping:
+            most = 0 if lives.has_learner(run) else len(run.fleet.returning(names))
+            if not most:
+                return
+        slots = admit(most)  # First: a life is started only on a machine that takes part.
         run.has_changed = run.has_news = True
         for replica in slots:
             run.write(Member(replica, 1), incidents.Joined(run.fleet.name(replica)))

@@ -146,7 +146,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     error = gang_end.ended.error
     if not run.is_ending and error is not None and error.is_refusal and machine.name == run.fleet.home:
         watch.end_run(run, "failed", incidents.LoopRefused(str(first.replica), error))
-    if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
+    if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and has_learner(run)):
         _follow(run, first, gang_end)
 
 
@@ -216,7 +216,7 @@ def end_all_lives_on(run: RunState, machine: MachineLives, end: incidents.End) -
         end_life(run, machine, Gone(member, end, seen.error, seen.heartbeat.cpu_seconds, seen.heartbeat.flows))
 
 
-def _has_learner(run: RunState) -> bool:
+def has_learner(run: RunState) -> bool:
     """Whether a learner can still give the last answers, so that a restart would only delay the end."""
     return any(life.seen.heartbeat.phase in watch.SERVING for life in run.learners)
 

@@ -60,7 +60,7 @@ def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
     IrregularFileError, at once, for what is no regular file; OSError as of open().
     """
     flags = os.O_RDWR if mode == "r+b" else os.O_RDONLY
-    return open(_regular(path, flags), mode)
+    return open(os.fspath(path), mode, opener=lambda name, _: _regular(path, flags))
 
 
 def opened_at_end(path: Path, *, follows_links: bool = False) -> BinaryIO:
@@ -69,7 +69,7 @@ def opened_at_end(path: Path, *, follows_links: bool = False) -> BinaryIO:
     IrregularFileError, at once, for what is no regular file; OSError as of open().
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | (0 if follows_links else os.O_NOFOLLOW)
-    return open(_regular(path, flags), "ab")
+    return open(os.fspath(path), "ab", opener=lambda name, _: _regular(path, flags))
 
 
 def check_regular(path: Path) -> None:

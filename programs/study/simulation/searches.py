@@ -10,11 +10,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from isthmus.programs import DEFAULT
@@ -302,12 +304,13 @@ APART_MIN: Final = 40
 Run: TypeAlias = Callable[[int], Outcome]
 
 
-def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Iterator[Outcome]:
+def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Generator[Outcome]:
     """The outcomes of `run` for each seed: few seeds in this process, in order; more in a process per core, unordered.
 
     `run` must be importable, or a partial of an importable function.
 
-    A process that dies takes one seed with it, which is reported. Outcomes come as they are ready.
+    A process that dies takes one seed with it, which is reported. Outcomes come as they are ready. To close the
+    iterator before its end kills the processes, with the seeds that they run.
     """
     if len(seeds) < apart_min:
         yield from map(run, seeds)
@@ -315,7 +318,7 @@ def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Iterator[
         yield from _apart(run, seeds, len(os.sched_getaffinity(0)))
 
 
-def _apart(run: Run, seeds: range, workers: int) -> Iterator[Outcome]:
+def _apart(run: Run, seeds: range, workers: int) -> Generator[Outcome]:
     waiting = iter(seeds)
     busy: dict[Future[Outcome], tuple[int, ProcessPoolExecutor]] = {}
     pools = {_pool() for _ in range(workers)}
@@ -342,8 +345,18 @@ def _apart(run: Run, seeds: range, workers: int) -> Iterator[Outcome]:
                 give(pool)
     finally:
         for pool in pools:
+            if busy:  # It was ended: nobody waits for what is under way.
+                _kill(pool)
             pool.shutdown(cancel_futures=True)
 
 
 def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    """A process of its own. It ignores Ctrl-C, which a terminal sends to all processes: its parent ends it."""
+    ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=ignoring)
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the process of a pool: `kill_workers` of Python 3.14."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()

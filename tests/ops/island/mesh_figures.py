@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.exchange.formats import CODED, FORMATS
+from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
@@ -130,15 +130,8 @@ def codes_agree(learner: Learner, fragment: Fragment, anchor: np.ndarray[Any, An
     gradient = anchor - np.asarray(learner.extract(fragment.index), np.float32)
     expected = coding.encode(gradient, fragment, push)
     found = learner.code(fragment.index, anchor, push).fetch()
-    if FORMATS[push].by_mean:  # A mean is summed in another order.
-        is_same = np.allclose(expected.scales, found.scales, rtol=1e-5, atol=0.0)
-        is_same &= np.count_nonzero(expected.codes != found.codes) <= 1 + found.codes.size // 100
-    else:
-        is_same = (expected.codes.tobytes(), expected.scales.tobytes()) == (
-            found.codes.tobytes(),
-            found.scales.tobytes(),
-        )
-    return is_same and bool(np.allclose(found.norms, norms(gradient, fragment), rtol=1e-6, atol=0.0))
+    both = [(each.codes.tobytes(), each.scales.tobytes()) for each in (expected, found)]
+    return both[0] == both[1] and bool(np.allclose(found.norms, norms(gradient, fragment), rtol=1e-6, atol=0.0))
 
 
 def averaged(task: Any, devices: int) -> list[float]:

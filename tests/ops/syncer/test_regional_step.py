@@ -143,6 +143,37 @@ def test_an_answer_that_was_not_merged_stays_and_is_in_the_next_one() -> None:
     assert one.answer(5)["work"] == [[0, 1, 80, 160, 10]]
 
 
+def test_a_second_answer_with_the_same_work_has_the_same_bits() -> None:
+    """Either of the two may be merged. A version between them moves anchor and Theta, and rounds their difference."""
+    syncer, one, two = begun()
+    one.merged(spread(1))
+    two.merged(spread(2))
+    first = one.answer(2)
+    before = one.step._held[0].anchor - one.theta
+    one.adopt(syncer.fire(2, two.answer(2))["update"])
+    assert (one.step._held[0].anchor - one.theta != before).any()
+    second = one.answer(3)
+    assert second["work"] == first["work"]
+    assert second["base"] != first["base"]
+    for name in ("gradient", "norms"):
+        np.testing.assert_array_equal(second[name], first[name])
+    one.merged(spread(3))
+    assert (one.answer(4)["gradient"] != first["gradient"]).any()
+
+
+def test_a_region_holds_the_vectors_of_open_answers_alone() -> None:
+    syncer, one, two = begun()
+    two.merged(spread(2))
+    held = one.step._held[0]
+    for number in range(2, ANSWERS_OPEN_MAX + 5):
+        one.merged(spread(number))
+        answer = one.answer(number)
+        assert list(held.sent) == held.work.open_answers()
+    assert len(held.sent) == ANSWERS_OPEN_MAX
+    one.adopt(syncer.fire(2, answer, two.answer(2))["update"])
+    assert held.sent == {}
+
+
 def test_an_unchanged_version_is_published_again_as_it_was() -> None:
     """A global version moves Theta between two versions of the region: learners get it with the next of these."""
     syncer, one, two = begun()

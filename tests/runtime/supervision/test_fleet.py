@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica, follower
 from isthmus.runtime.supervision.fleet import FAR_TIMES, LOST_BEATS, Fleet, MachineLives
-from isthmus.runtime.supervision.home_events import Places, RunRoles
+from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, UserTerms
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
 
@@ -76,8 +77,23 @@ def test_a_replica_is_spare_while_enough_others_of_its_role_are_left() -> None:
     assert here.is_spare(FIRST)
     assert not here.is_spare(SYNCER)  # All of them are needed, where nothing is said.
     here.retired[SECOND] = "left"
-    assert not here.is_spare(FIRST)
+    assert not here.is_spare(FIRST)  # A loop came to its end.
     assert fleet(RunRoles(roles={"learner": 2}, least={"learner": 0})).is_spare(FIRST)
+
+
+def test_one_whose_machine_left_may_return_unless_it_is_a_loop_of_a_users() -> None:
+    cases: tuple[tuple[Taken, UserTerms, bool], ...] = (
+        ("left", UserTerms(), True),
+        ("expelled", UserTerms(), False),
+        ("left", UserTerms(has_guests=True), False),
+        ("left", UserTerms(scripts=("learner",)), False),
+    )
+    for how, user, is_awaited in cases:
+        here = fleet(replace(CAST, user=user))
+        here.take_away("beta", how)
+        assert here.is_spare(FIRST) == is_awaited
+        assert here.returning(["beta", "gamma"]) == ([SECOND] if is_awaited else [])
+        assert here.returning(["gamma"]) == []
 
 
 def test_a_role_that_came_later_needs_one() -> None:

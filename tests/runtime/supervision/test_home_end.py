@@ -15,6 +15,7 @@ from isthmus.runtime.supervision.home_events import (
     FinishRun,
     HomeTimerFired,
     MachineJoined,
+    MachineTakenAway,
     Places,
     ReportCame,
     RunRoles,
@@ -22,6 +23,7 @@ from isthmus.runtime.supervision.home_events import (
     SetAside,
     SetHomeTimer,
     StopAsked,
+    Taken,
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import (
@@ -196,6 +198,29 @@ def test_no_machine_joins_a_run_that_is_to_stop() -> None:
     story = serving()
     story.at(2, StopAsked())
     assert story.does(2, MachineJoined("delta", 1)) == []
+
+
+@pytest.mark.parametrize("how", ["left", "expelled"])
+def test_a_run_that_is_to_stop_takes_back_a_machine_that_left_where_no_learner_serves(how: Taken) -> None:
+    story = serving()
+    story.at(1.5, MachineTakenAway("beta", how))
+    story.at(2, StopAsked())
+    assert story.does(2, MachineJoined("beta", 1)) == []  # Learner 0 gives the last answers.
+    story.hears(3, "alpha", gone("learner/0"))
+    told = story.does(3, MachineJoined("delta", 1), MachineJoined("beta", 9))
+    joined = [each.member for each in told if isinstance(each, WriteIncident)]
+    assert joined == ([life("learner/1")] if how == "left" else [])
+
+
+def test_a_run_that_only_machines_can_go_on_that_left_waits_for_them() -> None:
+    story = serving()
+    story.at(1, MachineTakenAway("beta", "left"))
+    for number in range(1, 7):
+        story.hears(10 * number, "alpha", gone(f"learner/0#{number}", CRASHED))
+        story.fire(10 * number + 6)
+    assert (story.core.outcome, story.core.state(Replica("learner", 0))) == ("running", "given up")
+    story.at(90, MachineJoined("beta", 1))
+    assert story.noted[-1] == life("learner/1#2")
 
 
 # -- the recorder says so ----------------------------------------------------------------------------------------------

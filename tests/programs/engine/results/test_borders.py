@@ -80,6 +80,23 @@ def test_of_a_sender_that_was_killed_the_newer_account_of_its_peer_counts(run: P
     assert found.unknown == [Unknown("cut off", "learner/0", 1, 1005.0)]
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("sender_clock", "told"), [(5, 130), (9, 100), (12, 100)])
+def test_of_two_accounts_that_are_both_last_or_both_not_the_newer_one_counts(
+    run: Path, sender_clock: int, told: int, is_last: bool
+) -> None:
+    sent, received = (
+        line("syncer/0", "sent", crossings.ITEMS, 100, ANSWER),
+        line("learner/0", "received", crossings.ITEMS, 130, ANSWER),
+    )
+    keep(
+        run,
+        account("learner/0", sent, clock=sender_clock, is_last=is_last),
+        account("syncer/0", received, clock=9, is_last=is_last),
+    )
+    assert list(sums(borders.read(run), "beta", "alpha").values()) == [told]
+
+
 def test_what_a_host_sent_whose_account_is_elsewhere_is_by_its_peer(run: Path) -> None:
     keep(run, account("syncer/0", line("learner/0", "received", crossings.ITEMS, 90, ANSWER)))
     found = borders.read(run)

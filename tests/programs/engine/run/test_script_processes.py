@@ -202,3 +202,33 @@ def test_those_that_wait_die_with_the_daemon(tmp_path: Path) -> None:
     while any(started_at(pid) is not None for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("sent", [(), (1,), (2,), (1, 2)], ids=str)
+def test_output_that_a_script_has_sent_elsewhere_stays_there(tmp_path: Path, sent: tuple[int, ...]) -> None:
+    """What still goes where its process began goes on in the log, behind what it had said until then."""
+    code = f"""
+import os, sys
+from pathlib import Path
+from isthmus.programs.engine.run.script_processes import _go_on_in
+def say(when):
+    for number in (1, 2):
+        os.write(number, f"{{when}} {{number}}\\n".encode())
+say("begun")
+known = os.fstat(int(sys.argv[1]))
+for number in {sent!r}:
+    os.dup2(os.open(f"sent-{{number}}", os.O_CREAT | os.O_WRONLY), number)
+_go_on_in(Path("log"), (known.st_dev, known.st_ino))
+say("later")
+"""
+    with (tmp_path / "first").open("w+b") as output:
+        command = [sys.executable, "-c", code, str(output.fileno())]
+        fd = output.fileno()
+        subprocess.run(command, cwd=tmp_path, stdout=fd, stderr=fd, pass_fds=[fd], check=True, timeout=PATIENCE)
+    staying = [number for number in (1, 2) if number not in sent]
+    begun = ["begun 1", "begun 2"]
+    assert (tmp_path / "first").read_text().splitlines() == begun
+    log = (tmp_path / "log").read_text().splitlines() if (tmp_path / "log").exists() else []
+    assert log == (begun if staying else []) + [f"later {number}" for number in staying]
+    for number in sent:
+        assert (tmp_path / f"sent-{number}").read_text() == f"later {number}\n"

@@ -72,6 +72,12 @@ def test_one_that_does_not_answer_is_ended_within_the_grace() -> None:
     assert 0 < seen.seconds[f"{LEARNER}#1"] - seen.noticed < 1.2
 
 
+@pytest.mark.slow
+def test_a_run_that_is_to_stop_waits_for_machines_that_come_back_where_the_last_learner_forges() -> None:
+    """Before a first version: without them no learner could give one, and the forger was the last of its role."""
+    assert searches.run_noticed(913009).violation is None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(6), soaked(range(6, 200))], ids=str)
 def test_notices_of_seeds_break_nothing(seeds: range) -> None:

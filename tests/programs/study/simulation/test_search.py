@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from isthmus.runtime.sim.faults import Kill
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 from tests.effort import long, soaked
+from tests.patience import PATIENCE
 
 
 class _Mistaken(Checker):
@@ -76,6 +80,51 @@ def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> Non
     assert [outcome.seed for outcome in outcomes] == list(range(3, 12))
     assert [outcome.seed for outcome in outcomes if outcome.violation is not None] == [5]
     assert "died" in str(outcomes[2].violation)
+
+
+def _wait_after_three(seed: int) -> Outcome:
+    if seed > 3:
+        Path(os.environ["SEARCH_WAITS"], str(os.getpid())).touch()
+        signal.pause()
+    return Outcome(seed, None)
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_a_search_that_is_ended_waits_for_no_seed_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_WAITS", str(tmp_path))
+    running = searches.outcomes(_wait_after_three, range(3, 12), apart_min=1)
+    assert next(running).seed == 3
+    until = time.monotonic() + PATIENCE
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    running.close()  # It would wait for ever.
+    assert not [each for each in tmp_path.iterdir() if Path("/proc", each.name).exists()]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_search_that_a_signal_ends_says_what_has_finished(
+    at: int, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(seed: int, program: str) -> Outcome:
+        if seed == at:
+            raise KeyboardInterrupt("SIGTERM")
+        return Outcome(seed, "all is lost" if seed == 2 else None)
+
+    monkeypatch.setattr(shown, "run", run)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        shown.world(1, 9, DEFAULT, least=20, as_json=as_json)
+    told = capsys.readouterr().out
+    if as_json:
+        data = json.loads(told)
+        finished, violations = at - 1, int(at > 2)
+        assert (data["seeds"], data["seeds_asked"], data["violations"]) == (finished, 9, violations)
+        assert [each["seed"] for each in data["failures"]] == [2] * violations
+        assert data["too_rare"] == []
+    else:
+        assert f"{at - 1} of 9 seeds" in told
 
 
 def test_what_happened_too_rarely_is_told() -> None:
