@@ -16,7 +16,10 @@ from isthmus.runtime.supervision.messages import Form, Seen, Stamp
 
 @dataclass(slots=True)
 class TrackedLife:
-    """A tracked life that a station has seen, on `machine`; `is_starved`: that incident is written once."""
+    """A tracked life that a station has seen, on `machine`.
+
+    `is_starved`, `has_raised`, `has_compared`: such an incident is written once, whatever its station says in turns.
+    """
 
     member: Member
     machine: str
@@ -24,6 +27,8 @@ class TrackedLife:
     served_at: Instant | None = None
     beats_without_heartbeat: int = 0
     is_starved: bool = False
+    has_raised: bool = False
+    has_compared: bool = False
     user_since: Instant | None = None
     """Since when the user's code has its thread."""
     warned: set[str] = field(default_factory=set)

@@ -112,12 +112,14 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
     before, life.seen = life.seen, seen
     if before.heartbeat.phase == "away" and seen.heartbeat.phase == "stepping":
         user_code.came_back(run, life)
-    if seen.error and not before.error and not run.is_ending:
+    if seen.error and not run.is_ending and not life.has_raised:
+        life.has_raised = True
         run.write(member, incidents.BodyRaised(seen.error))
     if seen.heartbeat.starved is not None and not life.is_starved and not run.is_ending:
         life.is_starved = True
         run.write(member, seen.heartbeat.starved)
-    if seen.heartbeat.data_digest and not before.heartbeat.data_digest and not run.is_ending:
+    if seen.heartbeat.data_digest and not run.is_ending and not life.has_compared:
+        life.has_compared = True
         _compare_data(run, seen)
     if seen.heartbeat.phase in SERVING and life.served_at is None:
         life.served_at = run.now

@@ -21,7 +21,7 @@ from isthmus.runtime.supervision.home_events import (
     SendOrders,
     WriteIncident,
 )
-from isthmus.runtime.supervision.incidents import Condemned, ReportRefused
+from isthmus.runtime.supervision.incidents import BodyRaised, Condemned, ReportRefused, SameData
 from isthmus.runtime.supervision.messages import Heartbeat, ItemRefusal, Over, Report, ReportFault, Seen, Stamp
 from isthmus.runtime.supervision.watch import REFUSALS_MAX, REFUSED_EVERY
 from tests.runtime.supervision.supervision_stories import (
@@ -33,6 +33,7 @@ from tests.runtime.supervision.supervision_stories import (
     endpoints,
     gone,
     life,
+    said,
     seen,
 )
 
@@ -200,6 +201,18 @@ def test_an_error_that_one_party_repeats_on_two_machines_is_not_the_programs() -
     assert story.core.outcome == "running"
     story.hears(4, "gamma", gone("learner/2#2", error=BOOM))
     assert story.core.outcome == "failed"
+
+
+def test_what_toggles_in_each_report_is_written_once() -> None:
+    story = began()
+    story.hears(2, "gamma", Seen(life("learner/2"), 4711, 2, heartbeat=said("learner/2", data_digest="7f")))
+    told = []
+    for beat in range(3, 41):
+        heartbeat = said("learner/0", data_digest="7f" if beat % 2 else "")
+        error = BOOM if beat % 2 else None
+        told += story.hears(beat, "beta", Seen(life("learner/0"), 4711, beat, error=error, heartbeat=heartbeat))
+    kinds = [type(each.incident) for each in told if isinstance(each, WriteIncident)]
+    assert (kinds.count(BodyRaised), kinds.count(SameData)) == (1, 1)
 
 
 def test_no_life_ends_by_what_a_machine_says_of_lives_elsewhere() -> None:

@@ -406,7 +406,7 @@ def test_what_is_written_aside_and_left_there_is_listed_and_so_removed(
 ) -> None:
     road = FolderRoad(tmp_path / "share" / "part")
 
-    def killed(self: Path, target: Path) -> Path:
+    def killed(self: Path, *target: Path) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", killed)
