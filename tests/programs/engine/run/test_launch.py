@@ -184,15 +184,17 @@ def test_one_that_is_busy_preparing_has_longer(
     monkeypatch.setattr(launch, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 50)
     monkeypatch.setattr(launch, "PREPARE_TICKS_MAX", 1 << 20)
-    spec = place.folder / "spec.json"
-    os.mkfifo(spec)
+    held = place.folder / "held"
+    held.touch()
+    wait = f"import os, time\nwhile os.path.exists({str(held)!r}):\n    time.sleep(0.02)\n"
+    (place.folder / "sitecustomize.py").write_text(wait)  # Each Python that begins from now on waits.
+    monkeypatch.setenv("PYTHONPATH", str(place.folder))
     place.ask()
     busy_until = place.loop.time() + 2.0
     place.wait_for(lambda: place.loop.time() > busy_until)
     assert place.pids == []
     monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 1 << 20)  # It has answered in its own time, from here on.
-    with spec.open("w"):  # So that it has something to read: nothing.
-        spec.unlink()
+    held.unlink()  # There is no spec to prepare by.
     place.wait_for(lambda: place.pids)
     assert "preparing the hosts failed" in said(capfd)
 

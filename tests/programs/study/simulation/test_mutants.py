@@ -24,7 +24,7 @@ CAUGHT = {
     "item_credit_leaked": (10, "a credit of edge"),
     "final_phase_skipped": (4, "not over after"),
     "strangers_dropped": (1, "whom it does not know"),
-    "end_told_once": (30, "the run has failed: Unserved"),
+    "end_told_once": (30, "not over after"),
     "adopted_at_once": (8, "is back, which had gone"),
     "late_orders_obeyed": (44, "is back, which had gone"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
