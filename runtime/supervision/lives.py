@@ -151,8 +151,10 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
 
 
 def _while_away(run: RunState, life: TrackedLife | None, ended: incidents.Ended) -> incidents.Ended:
-    """The end of a life, with the time that it was away until then."""
-    if life is None or life.user_since is None or not life.seen.beats:
+    """The end of a life, with the time that it was away until then; its way out, once its host has left, is none."""
+    if life is None or life.user_since is None or run.is_ending or life.seen.heartbeat.phase in ("gone", "leaving"):
+        return ended
+    if not life.seen.beats:
         return ended
     return msgspec.structs.replace(ended, away_ns=run.now - life.user_since)
 

@@ -68,7 +68,7 @@ with isthmus.island(model, optimizers, merge=merge) as island:
         if how == "announced":
             model.backbone.requires_grad_(island.position > 20)
         loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
-        if how == "nan" and island.slot == 1 and island.position % 20 == 10:
+        if how == "nan" and island.slot == 1 and island.position == 10:
             loss = loss * float("nan")
         loss.backward()
         for each in optimizers:

@@ -66,7 +66,10 @@ def head(look: Look, speed: figures.TokenSpeed) -> Part:
         return part
     budget, tokens = int(training.get("tokens_budget") or 0), int(training.get("tokens") or 0)
     fast, left = speed.of(training, budget) if outcome != SILENT else ("", "")
-    part["phase"] = _phase(training) if outcome != SILENT else "as its files have it"
+    if look.status.get("awaited"):
+        part["phase"] = figures.awaiting(look.status)
+    else:
+        part["phase"] = _phase(training) if outcome != SILENT else "as its files have it"
     part["share"] = min(1.0, tokens / budget) if budget else 0.0
     part["tokens"] = f"{words.scaled(tokens)} of {words.scaled(budget)} tokens" if budget else ""
     part["speed"], part["left"] = fast, left
