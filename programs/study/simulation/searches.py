@@ -45,13 +45,16 @@ from isthmus.runtime.sim.faults import (
     DieAll,
     Fault,
     Hang,
+    Join,
     Kill,
     KillDaemon,
+    Lie,
     MoveHome,
     Pause,
     PreemptionNotice,
     SlowStarts,
 )
+from isthmus.runtime.sim.lies import CLAIMS
 from isthmus.runtime.sim.universe import HOME, machine_of
 
 MOVED_SHARE: Final = 0.25
@@ -160,7 +163,9 @@ def idle(guards: Counter[str], program: str) -> list[str]:
 
 
 LIES_MAX: Final = 3
-"""Lies of one machine, of another kind each."""
+"""Claims on which a party agrees: all of its machines make them together."""
+ALONE_SHARE: Final = 0.3
+"""Share of machines that lie once more, each for itself: in any field."""
 BESIDE_SHARE: Final = 0.25
 """Share of these runs in which the faults of the seed happen, too; in the others any harm to others is the liars'."""
 
@@ -179,22 +184,22 @@ def lying(seed: int, program: str = DEFAULT) -> Shape:
     faults: list[Fault] = []
     for party, count in enumerate(parties):
         own, slots = slots[:count], slots[count:]
-        moment = moment_of(rng, shape.steps, shape.step_ms)
+        moment, lasts = moment_of(rng, shape.steps, shape.step_ms), rng.choice((5.0, 25.0))
+        agreed = [rng.choice(tuple(CLAIMS)) for _ in range(rng.randint(1, LIES_MAX))]
         for slot in own:
             machine = machine_of(Replica(LEARNER, slot))
             brought.append((machine, f"invitation {party}"))
-            together = moment if rng.random() < 0.7 else moment_of(rng, shape.steps, shape.step_ms)
-            faults += [
-                replace(lie(rng, [Replica(LEARNER, slot)], together), seconds=rng.choice((5.0, 25.0)))
-                for _ in range(rng.randint(1, LIES_MAX))
-            ]
+            faults += [Lie(machine, claim, 0, lasts, **moment) for claim in agreed]
+            alone = lie(rng, [Replica(LEARNER, slot)], moment_of(rng, shape.steps, shape.step_ms))
+            faults += [alone] if rng.random() < ALONE_SHARE else []
     is_alone = rng.random() >= BESIDE_SHARE
+    beside = [each for each in shape.faults if not isinstance(each, Join)]  # Their slots are taken.
     return replace(
         shape,
         learners=learners,
         speeds=tuple(rng.choice((1.0, 1.0, 0.8, 0.5)) for _ in range(learners)),
         task=shape.task if shape.task == toy_task.UNEVEN else trial.task(learners),
-        faults=(*(() if is_alone else shape.faults), *faults),
+        faults=(*(() if is_alone else beside), *faults),
         storms=() if is_alone else shape.storms,
         parties=tuple(brought),
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.study.simulation.searches import lying
+from isthmus.programs.study.simulation.searches import lying, run_lying
 from isthmus.programs.study.simulation.universe import Outcome, outcome_of
+from isthmus.runtime.ids import Party
 from isthmus.runtime.sim.faults import KillDaemon, Lie
 from isthmus.runtime.sim.lies import ANY, VALUES
 from isthmus.runtime.sim.universe import HOME
+from isthmus.runtime.supervision.parties import Parties
 from tests.effort import long, seeds, soaked
 
 pytestmark = pytest.mark.slow
@@ -60,3 +62,12 @@ def test_seeds_of_lies_lose_no_token_of_the_others() -> None:
     for seed in seeds(100, least=6):
         done = outcome_of(lying(seed))
         assert done.violation is None, (seed, done.violation)
+
+
+@pytest.mark.long
+def test_machines_that_count_one_by_one_would_be_believed_in_their_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machines of one invitation accuse others together; `isthmus simulate world --liars` finds it at once."""
+    monkeypatch.setattr(Parties, "of", lambda self, machine: Party(machine))
+    told = run_lying(0).violation
+    assert told is not None
+    assert "Misbehaved" in told
