@@ -199,7 +199,7 @@ class Universe:
                 edges=edges,
             ),
             directory=Directory(owners=dict(owners)),
-            parties={**parties, **{name: Party(owner_party(owner.name)) for name, owner in owners.items()}},
+            parties={**{name: Party(owner_party(owner.name)) for name, owner in owners.items()}, **parties},
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,
