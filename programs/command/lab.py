@@ -146,8 +146,8 @@ def world(
     and, with `least`, every guard fired. `beside` names at most one of SEARCHES. With 'deaths', everything dies in each
     run, and `least` is the minimum of deaths at each step of a snapshot. With 'gangs', islands have several processes,
     and with `least` the faults of such islands have to happen. With 'notices', machines are told to leave, with
-    'liars' parties of several machines lie. ConfigError
-    for numbers out of range and for programs that cannot be simulated.
+    'liars' parties of several machines lie. ConfigError for numbers out of range and for programs that cannot be
+    simulated.
     """
     _check(seed, seeds, least, program)
     if "deaths" in beside and program != DEFAULT:

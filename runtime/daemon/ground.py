@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.daemon.ledger import Ledger, identity
@@ -199,8 +199,6 @@ STACKS_SECONDS: Final = 0.3
 """For a script to print where its threads are, which the kernel interrupts it for: a few milliseconds."""
 DESCRIPTOR_SECONDS: Final = 0.5
 """Between two attempts to watch a process for which this one has no descriptor left."""
-LIVES: Final = "lives"
-ENDED: Final = "ended"
 REAP_SECONDS: Final = 0.25
 REAPED_MAX: Final = 40
 """Ten seconds: the kernel kills a host's own children when the host is gone, and they end at once."""
@@ -247,7 +245,7 @@ class LocalProcesses:
             del self._watched[member]
             self._loop.call_soon(process.ended, member, Exited(), None)
         except OSError:
-            if _is_child(process.pid) == ENDED:
+            if _child_state(process.pid) == "ended":
                 self._loop.call_soon(self._end, member)
             else:
                 self._loop.call_later(DESCRIPTOR_SECONDS, self._open, member, process)
@@ -274,7 +272,7 @@ class LocalProcesses:
         if process.watch >= 0:
             with suppress(ProcessLookupError):
                 pidfd_send_signal(process.watch, signal.SIGKILL)
-        elif _is_child(process.pid) == LIVES:  # It is not reaped, so that the number is its own.
+        elif _child_state(process.pid) == "lives":  # It is not reaped, so that the number is its own.
             os.kill(process.pid, signal.SIGKILL)
         else:
             process.is_doomed = True
@@ -330,10 +328,9 @@ class LocalProcesses:
                 self._loop.call_later(REAP_SECONDS, self._reap_group, group, times - 1)
 
 
-def _is_child(pid: int) -> str:
-    """Whether a child of this process LIVES, or has ENDED and is not reaped; '' where it is no child. It needs no
-    descriptor."""
+def _child_state(pid: int) -> Literal["lives", "ended", "no child"]:
+    """Whether a child of this process lives, or has ended and is not reaped. It needs no descriptor."""
     try:
-        return LIVES if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None else ENDED
+        return "lives" if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None else "ended"
     except ChildProcessError:
-        return ""
+        return "no child"

@@ -194,15 +194,17 @@ class Daemon:
     def join(self, machine: str, islands: int) -> list[Replica]:
         """Admit a machine, with learners in the slots that it had, or the next free ones; returns those."""
         before, fleet = set(self.home.fleet.taken_on(machine)), self.home.fleet
-        self._driver.feed(MachineJoined(machine, islands, self._parties().get(machine)))
+        self._driver.feed(MachineJoined(machine, islands, self._parties_of(machine)))
         return [replica for replica in fleet.taken_on(machine) if replica not in before]
 
     def join_island(self, machines: tuple[str, ...]) -> list[Replica]:
         """Admit machines that are one island together; returns its processes, none without a free slot."""
         before = set(self.home.fleet.taken_on(machines[0]))
-        parties = {name: party for name, party in self._parties().items() if name in machines}
-        self._driver.feed(IslandJoined(machines, parties))
+        self._driver.feed(IslandJoined(machines, self._parties_of(*machines)))
         return [each for each in self.home.fleet.taken_on(machines[0]) if each not in before]
+
+    def _parties_of(self, *machines: str) -> dict[str, Party]:
+        return {name: party for name, party in self._parties().items() if name in machines}
 
     def take_away(self, machine: str, how: Taken) -> None:
         """Remove a machine: its hosts end, and its learners' slots with them."""

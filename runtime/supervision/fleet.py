@@ -7,9 +7,8 @@ islands of its machine, and waits for it. The core decides which replica has a n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
@@ -297,14 +296,14 @@ class Fleet:
             self.know([replica])
             self.place(replica, name)
 
-    def join(self, name: str, islands: int, party: Party | None = None) -> list[Replica]:
+    def join(self, name: str, islands: int) -> list[Replica]:
         """Admit a machine, new or back again, with learners in the slots that it had, or the next free ones; returns
-        these. `party` is who brought it, if not what is known of it.
+        these, as many as its party may have.
 
         Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
         Where not all learners train alike (`RunRoles.period`), the next slot is of the kind with the fewest.
         """
-        islands = self._within_bound(name, islands, party)
+        islands = self._within_bound(name, islands)
         slots = self.left_by(name)[:islands]
         known = {replica.slot for replica in self.replicas if replica.role == LEARNER}
         free = [Replica(LEARNER, slot) for slot in range(self.slots_max.get(LEARNER, 0)) if slot not in known]
@@ -328,10 +327,8 @@ class Fleet:
         self.know(slots)
         return slots
 
-    def _within_bound(self, name: str, islands: int, party: Party | None) -> int:
+    def _within_bound(self, name: str, islands: int) -> int:
         """How many islands a machine may bring, as its party's others have slots already."""
-        if party is not None:
-            self.parties.know(name, party)
         party = self.parties.of(name)
         if party.slots is None:
             return islands
@@ -339,16 +336,14 @@ class Fleet:
         taken = sum(self.parties.of(machine).name == party.name for machine in elsewhere)
         return max(0, min(islands, party.slots - taken))
 
-    def join_island(self, names: Sequence[str], parties: Mapping[str, Party] = MappingProxyType({})) -> list[Replica]:
+    def join_island(self, names: Sequence[str]) -> list[Replica]:
         """Admit machines, new or back again, that are one island together, the leader's first; returns its processes.
 
         It gets the slot that the same machines left, or the next free one or, once every slot was taken, one that
         another island of as many processes left. None without one, or where its party has all that it may have: then no
         machine is admitted.
         """
-        for name, party in parties.items():
-            self.parties.know(name, party)
-        if not self._within_bound(names[0], 1, None):
+        if not self._within_bound(names[0], 1):
             return []
         slot = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         left = [each for each, how in self.retired.items() if how in get_args(Taken)]
@@ -436,8 +431,7 @@ class Fleet:
         parties: Iterable[tuple[str, str, int | None]] = (),
     ) -> None:
         """Load what a former daemon recorded."""
-        for machine, party, slots in parties:
-            self.parties.know(machine, Party(party, slots))
+        self.parties.know({machine: Party(party, slots) for machine, party, slots in parties})
         for text, name in places:
             replica = Replica.parse(text)
             if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.

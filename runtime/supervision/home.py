@@ -119,10 +119,11 @@ class Home:
                 if event.member.replica in run.lives and not run.is_dismissing:
                     run.write(event.member, incidents.ScriptGoesOn())
             case MachineJoined():
-                islands, party = event.islands, event.party
-                self._join([event.machine], lambda most: run.fleet.join(event.machine, min(islands, most), party))
+                run.fleet.parties.know(event.parties)
+                self._join([event.machine], lambda most: run.fleet.join(event.machine, min(event.islands, most)))
             case IslandJoined():
-                self._join(event.machines, lambda most: run.fleet.join_island(event.machines, event.parties))
+                run.fleet.parties.know(event.parties)
+                self._join(event.machines, lambda most: run.fleet.join_island(event.machines))
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
             case TurnedAway():

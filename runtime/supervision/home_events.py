@@ -203,11 +203,11 @@ class ScriptSpoke(Record, frozen=True):
 
 
 class MachineJoined(Record, frozen=True):
-    """A machine joined with `islands` islands; `party` has brought it, None where that is as known before."""
+    """A machine joined with `islands` islands; `parties` says who has brought it, if somebody else has."""
 
     machine: str
     islands: int
-    party: Party | None = None
+    parties: dict[str, Party] = msgspec.field(default_factory=dict)
 
 
 class IslandJoined(Record, frozen=True):

@@ -295,8 +295,7 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.newest = {member.replica: member.incarnation for member in event.newest}
     if event.journal is not None:
         recall(run, event.journal)  # Before anything is placed: it names the machines, and what was retired.
-    for machine, party in event.parties.items():
-        fleet.parties.know(machine, party)
+    fleet.parties.know(event.parties)
     run.is_taking = event.is_lost and bool(fleet.former) and (event.journal is None or event.journal.term < fleet.term)
     if run.is_taking:
         run.write(DAEMON, incidents.HomeTaken(fleet.home, fleet.term, fleet.former))

@@ -7,7 +7,7 @@ hold for every question of that kind; they know nothing of what is said.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from isthmus.runtime.ids import Party
@@ -34,10 +34,9 @@ class Parties:
         """The names of the parties of these machines."""
         return {self.of(name).name for name in machines}
 
-    def know(self, machine: str, party: Party) -> None:
-        """Note who brought a machine."""
-        if machine != self.home:
-            self._of[machine] = party
+    def know(self, parties: Mapping[str, Party]) -> None:
+        """Note who brought these machines."""
+        self._of.update((machine, party) for machine, party in parties.items() if machine != self.home)
 
     def noted(self) -> tuple[tuple[str, str, int | None], ...]:
         """(machine, party, slots) of those that are not their own."""

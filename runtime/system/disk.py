@@ -54,8 +54,7 @@ _KINDS: Final = (
 
 
 def open_regular(path: Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
-    """The regular file at a path, which may be a link to one, for reading, or with "r+b" for
-    writing in place, too.
+    """The regular file at a path, which may be a link to one, for reading, or with "r+b" for writing in place, too.
 
     IrregularFileError, at once, for what is no regular file; OSError as of open().
     """

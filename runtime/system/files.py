@@ -202,8 +202,7 @@ def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 def put_bytes(path: Path, data: bytes, *, mode: int = 0o666, is_durable: bool = False, before: str = ".") -> None:
     """Write a file so that it is whole, or as it was before; OSError if that fails. Without waiting for the disk, if it
-    need not be durable. The name under which it is written first begins
-    with `before`."""
+    need not be durable. The name under which it is written first begins with `before`."""
     beside = beside_of(path, before)
     try:
         with open(os.open(beside, os.O_WRONLY | NEW, mode), "wb") as file:

@@ -13,12 +13,12 @@ import errno
 import fcntl
 import os
 import platform
-import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self, final
 
+from isthmus.runtime.system.disk import NEW, beside
 from isthmus.runtime.system.processes import boot_id, started_at
 from isthmus.runtime.system.refusals import LOCKED, LOCKLESS, is_absent
 
@@ -106,9 +106,9 @@ class FileLock:
     def sign(self) -> None:
         """Where a note stands in for the lock: let it name this process from now on."""
         if self._is_noted:
-            beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-            os.symlink(LockHolder.this().note(), beside)
-            os.replace(beside, _note(self._path))
+            fresh = beside(self._path)
+            os.symlink(LockHolder.this().note(), fresh)
+            os.replace(fresh, _note(self._path))
 
     def release(self) -> None:
         """Where a note stands in for the lock: remove it, unless another process has signed it. A lock itself goes with
@@ -143,8 +143,8 @@ def holder_of(path: Path) -> LockHolder | None:
 
 def has_record_locks(folder: Path) -> bool:
     """Whether files in a folder can be locked as databases do it (fcntl(2)); OSError if no file can be made there."""
-    probe = folder / f".locks.{secrets.token_hex(8)}"
-    file = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    probe = beside(folder / "locks")
+    file = os.open(probe, os.O_RDWR | NEW, 0o600)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

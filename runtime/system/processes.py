@@ -289,7 +289,7 @@ def kill_session(leader: int) -> None:
     for _ in range(SCANS_MAX):
         others = [pid for pid in _session(leader) if pid not in (leader, os.getpid())]
         for pid in others:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # The latter has become another user's.
                 kill_if(pid, lambda pid: _stat(pid)[_SESSION : _SESSION + 1] == [str(leader)])
         if not others:
             return

@@ -66,7 +66,7 @@ that of all."""
 BoundKind: TypeAlias = Literal["ways", "greetings"]
 
 
-class Greeting(NamedTuple):
+class PendingGreeting(NamedTuple):
     """A connection that has not said yet where it leads, until when it may, and what of it has come."""
 
     until: float
@@ -80,7 +80,7 @@ class PorterProcess:
         self._listener, self._line, self._port = listener, line, port
         self._selector = selectors.DefaultSelector()
         self._open: set[tuple[str, int]] = set()
-        self._greeting: OrderedDict[WaySocket, Greeting] = OrderedDict()
+        self._greeting: OrderedDict[WaySocket, PendingGreeting] = OrderedDict()
         self._ways = Ways(self._selector, self._ended)
         self._counts: Counter[str] = Counter()
         """Ways by site."""
@@ -126,7 +126,7 @@ class PorterProcess:
             return
         end = WaySocket(prepared(made), address[0].removeprefix("::ffff:"))
         greeting = SocksGreeting(lambda host, port: (host, port) in self._open)
-        self._greeting[end] = Greeting(time.monotonic() + GREETING_SECONDS_MAX, greeting)
+        self._greeting[end] = PendingGreeting(time.monotonic() + GREETING_SECONDS_MAX, greeting)
         self._ways.watch(end, selectors.EVENT_READ)
         site = site_of(end.peer)
         of_site = [each for each in self._greeting if site and site_of(each.peer) == site]

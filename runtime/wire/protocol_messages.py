@@ -93,7 +93,7 @@ class WireForm(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     """Base of messages that C code decodes by their declared number of fields, types and ranges."""
 
 
-class Party(WireForm, frozen=True):
+class NamedMember(WireForm, frozen=True):
     """A member, as messages name it."""
 
     role: Name
@@ -111,8 +111,8 @@ class Greeting(WireForm, frozen=True):
     kind: int
     run: Name
     fingerprint: Name
-    source: Party
-    target: Party
+    source: NamedMember
+    target: NamedMember
     token: Token
     window: Count
     held: Count
@@ -132,8 +132,8 @@ class Relayed(WireForm, frozen=True):
     """Source and target of a relayed message; a RELAY contains the sealed message itself."""
 
     kind: int
-    source: Party
-    target: Party
+    source: NamedMember
+    target: NamedMember
     inner: bytes
 
 

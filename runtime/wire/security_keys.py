@@ -181,10 +181,9 @@ class Keyring:
         operators: Iterable[str] = (),
     ) -> None:
         self.pair = pair
-        self.invitations: frozenset[str] = frozenset()
-        """The public keys of invitations, used ones and expired ones included: their holders are told so."""
         self.invited: dict[str, int] = {}
-        """How many machines may come by an invitation, by its key."""
+        """How many machines may come by an invitation, by its public key; used ones and expired ones included, because
+        their holders are told so."""
         self.owners: dict[str, MachineOwner] = {}
         """Whose machines are, by name, where their invitation says it."""
         self.parties: dict[str, Party] = {}
@@ -196,6 +195,11 @@ class Keyring:
     def admitted(self) -> Mapping[str, str]:
         """Public key -> name, of all admitted machines."""
         return dict(self._admitted)
+
+    @property
+    def invitations(self) -> frozenset[str]:
+        """The public keys of invitations."""
+        return frozenset(self.invited)
 
     @property
     def operators(self) -> frozenset[str]:

@@ -8,13 +8,12 @@ it), `admitted` (by a command) or `expelled` (by a command, and machine.toml may
 marks a further right of the key, `by KEY` the invitation that it was admitted by. An invitation has a line, too: the
 name, or the prefix of names, that it is for, its public key, and `invitation`, then the number of names where it is for
 a prefix, `each` and a number where it says how many islands each may offer, and `until` a Unix time if it expires.
-`owner NAME` and `share X` end the lines of machines that have them,
-and those of the invitations that say so. Whether it is used follows from the lines of machines that it has
-admitted, so that both are written at once. A daemon that starts brings the first two origins up to date; where a
-command and machine.toml differ in whether a machine is an operator, the command wins. Commands change the file under a
-lock, and it is there whole or as it was; a daemon reads it four times a second. So a command needs neither the daemon
-nor its secret key, and its effect outlives both. Anyone who can write to this user's state folder could run the daemon,
-too.
+`owner NAME` and `share X` end the lines of machines that have them, and those of the invitations that say so. Whether
+it is used follows from the lines of machines that it has admitted, so that both are written at once. A daemon that
+starts brings the first two origins up to date; where a command and machine.toml differ in whether a machine is an
+operator, the command wins. Commands change the file under a lock, and it is there whole or as it was; a daemon reads it
+four times a second. So a command needs neither the daemon nor its secret key, and its effect outlives both. Anyone who
+can write to this user's state folder could run the daemon, too.
 
 `isthmus keygen`, `admit` and `expel`: the commands that let one machine reach another, or no longer.
 """
@@ -24,6 +23,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -248,23 +248,18 @@ def owners(entries: Entries) -> dict[str, MachineOwner]:
 def parties(register: Register) -> dict[str, Party]:
     """Who brought the admitted machines, by name, of those that came by an invitation.
 
-    An owner brought all that its invitations did. Of an invitation that was withdrawn, the names that it was used for
-    count.
+    An owner brought all that its invitations did. A machine has the usual slots by itself whose invitation was
+    withdrawn, or is another owner's by now.
     """
-    slots: dict[str, int] = {}
+    slots = Counter[str]()
     for key, terms in register.invitations.items():
-        name = _party_name(key, terms.owner)
-        slots[name] = slots.get(name, 0) + terms.slots
-    withdrawn = {
-        (it.by, it.owner.name): it.owner for it in register.machines.values() if it.by not in register.invitations
-    }
-    for (key, _), owner in withdrawn.items():
-        name = _party_name(key, owner)
-        slots[name] = slots.get(name, 0) + ISLANDS * len(register.names_by(key))
-    invited = {
-        it.name: _party_name(it.by, it.owner) for it in register.machines.values() if it.by and it.way != EXPELLED
-    }
-    return {machine: Party(name, slots[name]) for machine, name in invited.items()}
+        slots[_party_name(key, terms.owner)] += terms.slots
+    came = {it.name: it for it in register.machines.values() if it.by and it.way != EXPELLED}
+    invited = {name: _party_name(it.by, it.owner) for name, it in came.items()}
+    for name, it in came.items():
+        terms_now = register.invitations.get(it.by)
+        slots[invited[name]] += 0 if terms_now is not None and terms_now.owner == it.owner else ISLANDS
+    return {machine: Party(party, slots[party]) for machine, party in invited.items()}
 
 
 def _party_name(invitation: str, owner: MachineOwner) -> str:
@@ -314,10 +309,14 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
             if entry.way == ADMITTED or entry.by in register.invitations:  # An expelled name stays used.
                 entries[key] = entry
     ring = Keyring(config.pair, admitted(entries), machine, operators(entries))
-    ring.invited = {key: each.count or 1 for key, each in register.invitations.items()}
-    ring.invitations = frozenset(register.invitations)
-    ring.owners, ring.parties = owners(entries), parties(register)
+    _note_invited(ring, register)
     return ring
+
+
+def _note_invited(ring: Keyring, register: Register) -> None:
+    """Have a keyring know the invitations, and who has come by them."""
+    ring.invited = {key: each.count or 1 for key, each in register.invitations.items()}
+    ring.owners, ring.parties = owners(register.machines), parties(register)
 
 
 def _settled(configured: Admission, changed: Admission | None) -> Admission:
@@ -458,9 +457,7 @@ class Admissions:
     def _follow(self, register: Register) -> None:
         before, operated = self._ring.admitted, self._ring.operators
         self._ring.replace(admitted(register.machines), operators(register.machines))
-        self._ring.invited = {key: each.count or 1 for key, each in register.invitations.items()}
-        self._ring.invitations = frozenset(register.invitations)
-        self._ring.owners, self._ring.parties = owners(register.machines), parties(register)
+        _note_invited(self._ring, register)
         now = self._ring.admitted
         for name in sorted(set(before.values()) - set(now.values())):
             self._tell(f"admits {name} no longer")

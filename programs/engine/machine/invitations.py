@@ -53,8 +53,8 @@ from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ENDING: Final = ".invite"
 COUNT_MAX: Final = 4096
-ISLANDS_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
+ISLANDS_MAX: Final = 4096
 DO_INVITE: Final = "Name a file that `isthmus invite` has written."
 
 

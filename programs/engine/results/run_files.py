@@ -83,7 +83,7 @@ class _ClusterForm(msgspec.Struct):
     sites: list[dict[str, Any]]
 
 
-class Over(msgspec.Struct, frozen=True):
+class EndNote(msgspec.Struct, frozen=True):
     """How a run ended, or was set aside, as its daemon notes it once everything else is written."""
 
     outcome: str
@@ -97,7 +97,7 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "config.toml": _ConfigForm,
     "graph.json": _GraphForm,
     "spec.json": _SpecForm,
-    OVER: Over,
+    OVER: EndNote,
     "cluster.json": _ClusterForm,
 }
 """Of files that are written whole."""
@@ -206,12 +206,12 @@ def summary_of(folder: Path, doing: str = "") -> dict[str, Any] | None:
     raise RunFilesError(doing, f"a {SUMMARY} as a run writes it", found, do.format(folder))
 
 
-def over_of(folder: Path) -> Over | None:
+def over_of(folder: Path) -> EndNote | None:
     """How a run ended, or was set aside; None if it has not. RunFilesError if there is something else, OSError where
     this process has no descriptor for it."""
     path = folder / OVER
     try:
-        return msgspec.json.decode(read_bytes(path), type=Over)
+        return msgspec.json.decode(read_bytes(path), type=EndNote)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

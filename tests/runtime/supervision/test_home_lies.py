@@ -49,8 +49,7 @@ def began(
 ) -> HomeStory:
     story = HomeStory(cast, places)
     story.serve(1)
-    for machine, party in parties.items():
-        story.core.fleet.parties.know(machine, party)
+    story.core.fleet.parties.know(parties)
     return story
 
 

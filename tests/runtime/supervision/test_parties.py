@@ -20,8 +20,7 @@ OF: Final = {"b1": LIARS, "b2": LIARS, "c1": Party(owner_party("lab-c")), "c2": 
 
 def parties(of: Mapping[str, Party] = MappingProxyType(OF)) -> Parties:
     known = Parties("home")
-    for machine, party in of.items():
-        known.know(machine, party)
+    known.know(of)
     return known
 
 
@@ -75,15 +74,15 @@ CAST_OF_TEN: Final = RunRoles(roles={"learner": 1, "syncer": 1, "recorder": 1}, 
 
 def test_a_party_has_no_more_slots_than_its_invitation_says() -> None:
     fleet = Fleet(CAST_OF_TEN, Places(home="home"))
-    many = Party("invitation 1", 4)
-    assert len(fleet.join("b1", 3, many)) == 3
-    assert len(fleet.join("b2", 3, many)) == 1
-    assert fleet.join("b3", 3, many) == []
-    assert fleet.join_island(["b4", "b5"], {"b4": many, "b5": many}) == []
+    fleet.parties.know({f"b{number}": Party("invitation 1", 4) for number in range(1, 6)})
+    assert len(fleet.join("b1", 3)) == 3
+    assert len(fleet.join("b2", 3)) == 1
+    assert fleet.join("b3", 3) == []
+    assert fleet.join_island(["b4", "b5"]) == []
     assert len(fleet.join("d", 2)) == 2
     fleet.take_away("b1", "left")
-    assert len(fleet.join("b3", 9, many)) == 3
-    assert len(fleet.join("b1", 3, many)) == 0, "its party has all that it may have"
+    assert len(fleet.join("b3", 9)) == 3
+    assert len(fleet.join("b1", 3)) == 0, "its party has all that it may have"
 
 
 def test_all_learners_may_be_of_one_party() -> None:
@@ -92,8 +91,7 @@ def test_all_learners_may_be_of_one_party() -> None:
     apart = {Replica("learner", 0): "b1", Replica("learner", 1): "b2"}
     fleet = Fleet(RunRoles(roles={"learner": 2}, slots_max={"learner": 4}), Places(home="home", machines=apart))
     assert not fleet.is_of_one_party
-    for machine in ("b1", "b2"):
-        fleet.parties.know(machine, LIARS)
+    fleet.parties.know({"b1": LIARS, "b2": LIARS})
     assert fleet.is_of_one_party
     fleet.join("d", 1)
     assert not fleet.is_of_one_party
@@ -102,7 +100,9 @@ def test_all_learners_may_be_of_one_party() -> None:
 def test_the_next_daemon_knows_who_brought_a_machine() -> None:
     story = HomeStory(CAST, Places(home="alpha"))
     story.serve(1)
-    noted = [each.journal for each in story.at(2, MachineJoined("b1", 1, LIARS)) if isinstance(each, NoteJournal)][-1]
+    noted = [
+        each.journal for each in story.at(2, MachineJoined("b1", 1, {"b1": LIARS})) if isinstance(each, NoteJournal)
+    ][-1]
     assert noted.parties == (("b1", "invitation 1", 2),)
     assert of_b1(HomeBegan(journal=noted)) == LIARS
     renewed = Party("invitation 1", 9)

@@ -137,6 +137,8 @@ def test_all_machines_of_an_invitation_or_of_an_owner_are_one_party() -> None:
     assert admissions.parties(held) == {"pod-a": pod, "pod-b": pod, "beta": of_lab, "lab-x": of_lab}
     del held.invitations[MANY.public]  # Withdrawn: for the names that it was used for.
     assert admissions.parties(held)["pod-a"] == Party(pod.name, 2 * admissions.ISLANDS)
+    held.invitations[SINGLE.public] = Invitation("beta", owner=MachineOwner("lab-c"))  # Another's by now.
+    assert admissions.parties(held)["beta"] == Party("owner lab-b", 3 * admissions.ISLANDS)
 
 
 def test_an_invitation_takes_no_name_that_was_admitted_otherwise_and_makes_no_operator() -> None:

@@ -16,7 +16,7 @@ from typer.testing import Result
 from isthmus.programs.engine.results.run_files import (
     OVER,
     SUMMARY,
-    Over,
+    EndNote,
     RunFilesError,
     check_files,
     over_of,
@@ -153,7 +153,7 @@ def test_a_file_that_is_written_whole_has_its_form(run: Path, name: str, text: s
 def test_an_end_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     assert over_of(tmp_path) is None
     write(tmp_path / OVER, '{"outcome": "failed", "error": "why"}')
-    assert over_of(tmp_path) == Over("failed", "why")
+    assert over_of(tmp_path) == EndNote("failed", "why")
     write(tmp_path / OVER, text)
     with pytest.raises(RunFilesError):
         over_of(tmp_path)
