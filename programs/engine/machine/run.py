@@ -38,9 +38,9 @@ from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
-from isthmus.runtime.system.disk import opened_at_end
+from isthmus.runtime.system.disk import open_regular, opened_at_end
 from isthmus.runtime.system.files import append_bytes, read_text
-from isthmus.runtime.system.refusals import remedy
+from isthmus.runtime.system.refusals import reason, remedy
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -152,7 +152,7 @@ def names(folder: Path) -> dict[str, Path]:
 
 
 async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: MachineLinks) -> str:
-    """The end of a host's log; ConfigError, with the nearest name, if there is none.
+    """The end of a host's log; ConfigError, with the nearest name, if there is none, and for one that cannot be read.
 
     `elsewhere`: host -> machine, for the run's hosts on other machines.
     """
@@ -165,9 +165,13 @@ async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, 
     if name not in here:
         do = nearest(name, {*here, *elsewhere})
         raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), do)
-    with here[name].open("rb") as file:
-        file.seek(max(0, here[name].stat().st_size - TEXT_BYTES_MAX))
-        return file.read(TEXT_BYTES_MAX).decode(errors="replace")
+    try:
+        with open_regular(here[name]) as file:
+            file.seek(max(0, here[name].stat().st_size - TEXT_BYTES_MAX))
+            return file.read(TEXT_BYTES_MAX).decode(errors="replace")
+    except OSError as error:
+        doing, do = f"Reading {here[name]}", "Take it away, or look at it there."
+        raise ConfigError(doing, "a log that can be read", reason(error), remedy(error, do)) from None
 
 
 TICK_SECONDS: Final = 1.0

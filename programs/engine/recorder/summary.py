@@ -45,6 +45,7 @@ from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Replica
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.supervision.incidents import Ended, of_line
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_bytes
 
 
 def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], learners: int) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def note_away(record: Mapping[str, Any], folder: Path) -> None:
         (report["slot"], report["incarnation"]): report for report in record.get("former", ())
     }
     try:
-        lines = (folder / EVENTS).read_bytes().splitlines()
+        lines = read_bytes(folder / EVENTS).splitlines()
     except OSError:  # Nothing has happened.
         return
     for line in lines:

@@ -182,6 +182,8 @@ class _SummaryForm(msgspec.Struct):
     start_seconds: float = 0.0
     paused_seconds: float = 0.0
     scripts_unfinished: list[str] = []
+    scripts_unfinished_why: dict[str, str] = {}
+    scripts_dismissed: list[str] = []
     error: str | None = None
 
 

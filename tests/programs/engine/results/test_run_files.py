@@ -36,6 +36,7 @@ OTHER_FORMS = {
     "text": "not JSON",
     "no learners": json.dumps({name: value for name, value in whole_files.summary().items() if name != "per_learner"}),
     "many digits": json.dumps(whole_files.summary())[:-1] + f', "tokens_total": {"9" * 400}}}',
+    "scripts": json.dumps(whole_files.summary(scripts_unfinished_why=["learner/1"])),
     "infinite": json.dumps(whole_files.summary())[:-1] + ', "wall_seconds": 1e999}',
     "a learner's": json.dumps(whole_files.summary(per_learner=[{"learner": "0", "stall_seconds": 0.0}])),
 }
