@@ -111,12 +111,9 @@ def stop_if_all_leave(run: RunState) -> None:
 
 def _judge(run: RunState, life: TrackedLife) -> None:
     """Judge one whose thread the user's code has."""
-    terms, member = run.fleet.user, life.member
-    if life.user_since is None:
-        life.user_since = Instant(run.now - life.seen.heartbeat.outside)
-        life.overwritten = life.seen.heartbeat.overwritten
+    terms, member, since = run.fleet.user, life.member, went_away(run, life)
     life.exits_since = None
-    lasted = Duration(run.now - life.user_since)
+    lasted = Duration(run.now - since)
     is_learner = is_script(run, member.replica) and member.replica.role == LEARNER
     is_late = is_learner and lasted >= FIRST_STEP and not life.seen.heartbeat.steps and not run.is_ending
     if is_late and not life.has_told_first:
@@ -143,6 +140,17 @@ def _judge_exit(run: RunState, life: TrackedLife) -> None:
     life.exits_since = run.now if life.exits_since is None else life.exits_since
     if run.now - life.exits_since >= run.fleet.exit:
         run.condemn(life.member, incidents.NotEnded(run.fleet.exit))
+
+
+def went_away(run: RunState, life: TrackedLife) -> Instant:
+    """Note that the user's code has the thread of a life, if that is new; since when it has.
+
+    Of one that reports it the absence is noted with that report: it may be over before the next beat.
+    """
+    if life.user_since is None:
+        life.user_since = Instant(run.now - life.seen.heartbeat.outside)
+        life.overwritten = life.seen.heartbeat.overwritten
+    return life.user_since
 
 
 def came_back(run: RunState, life: TrackedLife) -> None:

@@ -110,7 +110,9 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
         former = life.seen
         seen = Seen(member, seen.pid, 0, seen.is_stopped, former.error, former.heartbeat, former.over)
     before, life.seen = life.seen, seen
-    if before.heartbeat.phase == "away" and seen.heartbeat.phase == "stepping":
+    if seen.heartbeat.phase == "away":
+        user_code.went_away(run, life)
+    elif before.heartbeat.phase == "away" and seen.heartbeat.phase == "stepping":
         user_code.came_back(run, life)
     if seen.error and not run.is_ending and not life.has_raised:
         life.has_raised = True

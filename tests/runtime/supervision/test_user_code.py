@@ -92,6 +92,16 @@ def test_what_an_absence_has_cost_is_written_once_it_is_known() -> None:
     assert story.core.state(FIRST) == "alive"
 
 
+def test_an_absence_that_begins_and_ends_between_two_beats_is_written_too() -> None:
+    story = script()
+    stepped(story)
+    story.beat(10)
+    story.hears(13.1, "alpha", says("learner/0", 1000, "away", outside=seconds(3.1), steps=40))
+    story.hears(13.35, "alpha", says("learner/0", 1001, steps=41))
+    told = [command for at in (13.4, 13.9, 15.4, 15.9) for command in story.beat(at)]
+    assert incidents(told, WasAway) == [WasAway(seconds(3.35), 0)]
+
+
 def test_a_bound_is_named_a_minute_before_and_then_holds() -> None:
     story = script(away=600)
     stepped(story)
