@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, final
 
+from isthmus.programs.evaluations import SMALL
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import XLA_FLAGS
 
@@ -250,15 +251,13 @@ def beside_accelerators(variables: Mapping[str, str]) -> dict[str, str | None]:
     return {_PLATFORMS: "cpu", **compiling(1, variables), **({_FLAGS: None} if is_ours else {})}
 
 
-EVALUATED_MIN: Final = 1_000_000
-"""Parameters of a model whose evaluation lasts so long that learners go before it. That of a smaller one, all 256
-windows of it, takes less than a second, and shows a run while it trains: evaluators of these keep their weight, and the
-one thread with which their losses are the same on any machine."""
-
-
 def gives_way(layout: Sequence[TensorSpec]) -> bool:
-    """Whether the evaluator of a model of this layout lets learners go first."""
-    return sum(math.prod(tensor.shape) for tensor in layout) >= EVALUATED_MIN
+    """Whether the evaluator of a model of this layout lets learners go first.
+
+    An evaluation of a small model takes less than a second, and shows a run while it trains: evaluators of these keep
+    their weight, and the one thread with which their losses are the same on any machine.
+    """
+    return sum(math.prod(tensor.shape) for tensor in layout) >= SMALL
 
 
 def beside_learners(here: Here, variables: Mapping[str, str]) -> dict[str, str | None]:
