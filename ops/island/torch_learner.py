@@ -7,6 +7,7 @@ state continues with the numbers that would have come next. Learners of one proc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -96,6 +97,9 @@ class TorchEvaluation:
 
     def __init__(self, task: ModuleTask, seed: int) -> None:
         lower_priority()
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdigit() and int(threads):
+            torch.set_num_threads(int(threads))  # A fork server loads torch before they are set for this process.
         self._task, self._seed = task, seed
         self._model = Model.built(task, seed, torch.device("cpu"))
         self._model.module.eval()

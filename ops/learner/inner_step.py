@@ -205,6 +205,7 @@ class InnerStep:
             odometer=self._odometer,
             alpha=self._alpha,
             has_kept=lambda: elastic is not None and elastic.has_kept,
+            model_bytes=4 * sum(part.size for part in self._fragments),
         )
         self._lending = Lending(context, None if elastic is not None else self._learner, self._odometer)
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
@@ -275,7 +276,6 @@ class InnerStep:
             self._inheritance.borrowed(self._lending.accept(loan))
         if self._phase == "stepping" and self._answers_last and self._context.leave_requested():
             self._phase = "leaving"
-            self._inheritance.leave_copy(is_last=True)
         answers = self._answer(pull) if pull else []
         # After the pulls: each replaces the postponed one of its fragment, and a final one ends all postponement.
         answers += self._answers.postponed(is_last=self._is_last)
@@ -283,6 +283,8 @@ class InnerStep:
         if answers:
             yield answers
             del answers  # The captures are not kept while the step is made.
+        if before[0] != "leaving" and self._phase == "leaving" and not self._sick:
+            self._inheritance.leave_last_copy()  # After the answers, which wait for no disk.
         has_evaluated = self._evaluate()
         tokens = 0
         if batch is not None and self._phase == "stepping" and not self._is_spent():

@@ -108,7 +108,12 @@ _MAGIC: Final = b"isthmus local 2\n"
 _DIGEST: Final = 16
 _PART_BYTES: Final = 1 << 24
 HELD_BYTES_MAX: Final = 32 << 20
-"""Bytes of leaves that wait to be written, unless a single part is larger."""
+"""Bytes of leaves that wait to be written, unless a single part is larger, or the model is."""
+HELD_SHARE: Final = 3
+"""Of a large model's bytes a third may wait: AdamW's moments, twice the model, are then read at six boundaries, and a
+first copy is whole within ten steps that last longer than it takes to write a part of it."""
+LAST_NS: Final = 5_000_000_000
+"""How long a learner that leaves may write its last copy. What it has answered is on its way meanwhile."""
 READ_BYTES_MAX: Final = 8 << 20
 """Bytes of a part, where a learner reads its leaves in parts."""
 _LENGTH: Final = 4
@@ -149,7 +154,8 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class LocalCopies:
-    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds.
+    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds, `model_bytes`
+    the size of the merged leaves.
 
     A copy is made in the background, one at a time, and so seldom that the learner spends at most a SHAREth of its time
     on it. Only some of a large state is in memory at a time; moments of different steps serve as well as those of one
@@ -157,9 +163,18 @@ class LocalCopies:
     whether it is whole. If anything is wrong with it, or with the disk, the learner begins with none.
     """
 
-    def __init__(self, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        disk: HostDisk,
+        slot: int,
+        incarnation: int,
+        now: Callable[[], int],
+        model_bytes: int = 0,
+    ) -> None:
         self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
         self._slot, self._incarnation, self._now = slot, incarnation, now
+        self._held_max = max(HELD_BYTES_MAX, model_bytes // HELD_SHARE)
         self._pause, self._next_at = FIRST_NS, 0
         self._thread: threading.Thread | None = None
         self._begun = self._took = 0
@@ -190,12 +205,12 @@ class LocalCopies:
             self._parts, self._file, self._begun, self._took = iter(parts()), self._writing(step), now, 0
             next(self._file)
         chunk, size = list[LeafPart](), 0
-        while size < HELD_BYTES_MAX and (part := next(self._parts, None)) is not None:
+        while size < self._held_max and (part := next(self._parts, None)) is not None:
             chunk.append(part)
             size += part.values.nbytes
             del part
         self._took += self._now() - now
-        is_whole = size < HELD_BYTES_MAX
+        is_whole = size < self._held_max
         if is_whole:
             self._parts, self._pause = None, min(2 * self._pause, EVERY_NS)
             self._next_at = self._begun + max(self._pause, SHARE * self._took)
@@ -203,6 +218,17 @@ class LocalCopies:
             target=_send, args=(self._file, (chunk, is_whole)), name="local copy", daemon=True
         )
         self._thread.start()
+
+    def keep_last(self, step: int, parts: Callable[[], Iterable[LeafPart]]) -> None:
+        """Copy all leaves, or what is left of the copy in progress, and wait until they are written, LAST_NS at most:
+        no step follows, at which the rest would be read."""
+        until = self._now() + LAST_NS
+        self.settle()
+        self.keep(step, parts)
+        while self._parts is not None and self._now() < until:
+            self.settle()
+            self.keep(step, parts)
+        self.settle()
 
     def settle(self) -> None:
         """Wait for the end of the copy that is being made."""
@@ -275,7 +301,7 @@ class Inheritance:
     """The inheritance of the life that a host opens with `context`.
 
     `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
-    leaves, once created, are those of a former life already.
+    leaves, once created, are those of a former life already. `model_bytes` is the size of the merged leaves.
 
     A cut is made when an answer was captured. By then a learner had adopted a version of each fragment, and had worked
     since: that work is in its parameters, and in no version. Its next life continues with both, and includes that work
@@ -292,13 +318,16 @@ class Inheritance:
         odometer: Odometer,
         alpha: float,
         has_kept: Callable[[], bool],
+        model_bytes: int = 0,
     ) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
         self._has_kept = has_kept
         self._copies: LocalCopies | None = None
         if context.folder is not None:
-            self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
+            self._copies = LocalCopies(
+                context.folder, context.disk, self._slot, self._incarnation, now=context.now, model_bytes=model_bytes
+            )
         self._own: Own | None = None
         self._due: dict[int, int] = {}
         """Fragment -> the number of steps of this life after which its version is adopted once more."""
@@ -386,10 +415,15 @@ class Inheritance:
 
     # -- for later lives -----------------------------------------------------------------------------------------------
 
-    def leave_copy(self, *, is_last: bool = False) -> None:
-        """Store a copy of the local leaves on this machine, when it is due, or the last one."""
-        if self._copies is not None and (is_last or self._copies.is_due()):
+    def leave_copy(self) -> None:
+        """Store a copy of the local leaves on this machine, or some more of it, when that is due."""
+        if self._copies is not None and self._copies.is_due():
             self._copies.keep(self._odometer.steps, partial(local_parts, self._learner, READ_BYTES_MAX))
+
+    def leave_last_copy(self) -> None:
+        """Store the last copy of this life, after its last step."""
+        if self._copies is not None:
+            self._copies.keep_last(self._odometer.steps, partial(local_parts, self._learner, READ_BYTES_MAX))
 
     def own(self, overlap: int, totals: Totals) -> Own | None:
         """The state that only this learner has, at a boundary at which it has answered.

@@ -405,6 +405,8 @@ class HostProcess:
     called with every roster, `elastic` is queried for the state of an elastic island. `lent` is a node whose thread
     other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave. The
     process goes on with what is not ours once this host has left or failed: it says that it is gone, and not silent.
+    `niceness` is the nice level at which bodies compute for which no other host waits, once they are open; 0 of all
+    others, of which learners lower theirs once they step.
     """
 
     def __init__(
@@ -432,8 +434,10 @@ class HostProcess:
         elastic: HostIsland | None = None,
         tape_bytes: int = TAPE_BYTES,
         lent: tuple[int, LentThread] | None = None,
+        niceness: int = 0,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
+        self._niceness = niceness
         self._listens, self._porter, self._run = listens, porter, run
         self._machines, self._keys = machines, keys
         loop = uvloop.new_event_loop()
@@ -670,8 +674,15 @@ class HostProcess:
                 self._note("step", Instant(each["first_step"]))
 
     def _lower_priority(self) -> None:
-        """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""
-        if not self._gives_way and self._phase(self._host.published) == "stepping":
+        """Lower this session's weight once the learner steps, or what others go before is open: a host that begins
+        leaves a slot empty meanwhile, and what is to be evaluated first is soon another model."""
+        if self._gives_way:
+            return
+        if self._niceness and self._host.is_open:
+            self._gives_way = True
+            processes.lower_other_threads(self._niceness)  # This one is the loop, which answers the daemon.
+            processes.lower_priority(self._niceness)
+        elif self._phase(self._host.published) == "stepping":
             self._gives_way = True
             processes.lower_priority()
 

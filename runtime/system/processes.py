@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -205,10 +206,13 @@ def signal_masks() -> SignalMasks:
 
 NICENESS: Final = 5
 """As that of threads that compute (`ops.island.life`): a third of the weight."""
+BESIDE_NICENESS: Final = 13
+"""Of what computes beside learners, for a long time, and is awaited by none of them: a sixth of a learner's weight. On
+a core that it shares with one it takes a seventh, and so it comes to its end; on an idle core it takes the whole."""
 _GROUP: Final = Path("/proc/self/autogroup")
 
 
-def lower_priority() -> None:
+def lower_priority(niceness: int = NICENESS) -> None:
     """Let other sessions go before this one from now on: those that have little to do, and hosts that begin.
 
     Every host leads a session. Where the kernel groups processes by session (sched(7), "The autogroup feature"; on most
@@ -216,9 +220,17 @@ def lower_priority() -> None:
     Elsewhere there is no such group, or it has no effect.
     """
     with suppress(OSError, ValueError):  # No such group, or it is not to be changed here.
-        niceness = int(_GROUP.read_text().rpartition(" ")[2])
-        if niceness < NICENESS:
-            _GROUP.write_text(str(NICENESS))
+        if int(_GROUP.read_text().rpartition(" ")[2]) < niceness:
+            _GROUP.write_text(str(niceness))
+
+
+def lower_other_threads(niceness: int) -> None:
+    """Give all threads of this process but the one that calls a nice level, where theirs is lower; those that they
+    start inherit it."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # It has ended.
+            if thread != threading.get_native_id() and os.getpriority(os.PRIO_PROCESS, thread) < niceness:
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def cpu_seconds(*, with_children: bool = False) -> float:

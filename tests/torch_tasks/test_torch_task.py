@@ -148,3 +148,18 @@ def test_lines_added_to_the_example_are_few() -> None:
     text = EXAMPLE.read_text()
     added = text[text.index("# With the import") :].splitlines()[1:]
     assert 1 + len(added) <= 10
+
+
+@pytest.mark.parametrize(("variable", "threads"), [("2", 2), ("1", 1), ("2,1", 3), ("", 3)])
+def test_an_evaluation_has_the_threads_that_its_host_was_given(
+    variable: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where torch was loaded before, with another number."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    torch.set_num_threads(3)
+    try:
+        task_of().evaluator(0)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -114,7 +114,7 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
     accelerators = environment.find()
     if replica.role == EVALUATOR and is_on_cpu:
         is_alone = accelerators is None or platform_of(run_spec.here.kinds) == "cpu"
-        set_environment({"JAX_PLATFORMS": "cpu"} if is_alone else environment.beside_accelerators(os.environ))
+        set_environment(_beside(run_spec) if is_alone else environment.beside_accelerators(os.environ))
         return None
     if accelerators is None:
         set_environment(environment.without_accelerators())
@@ -144,6 +144,13 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
         return IslandDevices(gang=gang, elastic=elastic) if size > 1 else None
     kinds = run_spec.here.kinds if platform_of(run_spec.here.kinds) == islands.platform else ()
     return IslandDevices(kinds, islands.devices, gang=gang, elastic=elastic)
+
+
+def _beside(run_spec: Spec) -> Mapping[str, str | None]:
+    """The variables of an evaluator on the cores on which learners compute."""
+    if environment.gives_way(run_spec.job.layout):
+        return environment.beside_learners(run_spec.here, os.environ)
+    return {"JAX_PLATFORMS": "cpu"}
 
 
 def take_all() -> None:

@@ -7,6 +7,7 @@ the reason, where it cannot use it. The user's variables for platforms and visib
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +17,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, final
 
+from isthmus.programs.evaluations import SMALL
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import XLA_FLAGS
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.spec import Here
+    from isthmus.programs.job import TensorSpec
 
 Platform: TypeAlias = Literal["cuda", "tpu"]
 
@@ -246,6 +249,30 @@ def beside_accelerators(variables: Mapping[str, str]) -> dict[str, str | None]:
     may have their cores; None for unset."""
     is_ours = variables.get(_FLAGS, XLA_FLAGS) == XLA_FLAGS
     return {_PLATFORMS: "cpu", **compiling(1, variables), **({_FLAGS: None} if is_ours else {})}
+
+
+def gives_way(layout: Sequence[TensorSpec]) -> bool:
+    """Whether the evaluator of a model of this layout lets learners go first.
+
+    An evaluation of a small model takes less than a second, and shows a run while it trains: evaluators of these keep
+    their weight, and the one thread with which their losses are the same on any machine.
+    """
+    return sum(math.prod(tensor.shape) for tensor in layout) >= SMALL
+
+
+def beside_learners(here: Here, variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Changes of `variables` for an evaluator that computes on the CPU cores of a machine whose learners compute there,
+    too: it has a thread for each core that they do not need, and one where they need all; None for unset."""
+    spare = len(os.sched_getaffinity(0)) - max(here.learners, here.islands) * max(here.devices, 1)
+    computes = {_PLATFORMS: "cpu"}
+    if spare < 2 or any(variables.get(name, ours) != ours for name, ours in _ONE_EACH.items()):
+        return dict(computes)
+    return {**computes, _CORES: str(spare), OMP_THREADS: str(spare), _FLAGS: None}
+
+
+OMP_THREADS: Final = "OMP_NUM_THREADS"
+_ONE_EACH: Final = {_FLAGS: XLA_FLAGS, _CORES: "1", OMP_THREADS: "1"}
+"""What `processes.environment` sets, where the user has set nothing."""
 
 
 def script_environment(

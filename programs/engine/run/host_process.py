@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.islands.claims import claim_island
+from isthmus.programs.engine.islands.environment import gives_way
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.job import TensorSpec
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -25,7 +27,7 @@ from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system import phases
-from isthmus.runtime.system.processes import began_ns, end_after, follow_daemon, name_process
+from isthmus.runtime.system.processes import BESIDE_NICENESS, began_ns, end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
@@ -127,7 +129,13 @@ def host_of(
         island=island,
         tape_bytes=run_spec.settings.tape_bytes,
         lent=lent,
+        niceness=niceness_of(replica, run_spec.job.layout),
     )
+
+
+def niceness_of(replica: Replica, layout: Sequence[TensorSpec]) -> int:
+    """The nice level at which a host computes from its opening on, for a model of this layout."""
+    return BESIDE_NICENESS if replica.role == EVALUATOR and gives_way(layout) else 0
 
 
 def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callable[[Reference], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +16,9 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.messages import Progress, StepReport
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.learner import recovery
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
 KEY = ("syncer/0", 0)
@@ -613,6 +616,48 @@ def test_one_that_holds_no_work_or_none_that_counts_leaves_at_once() -> None:
     context.is_leaving = True
     drive(whole, batch=batch(task, 0))
     assert (whole.phase, whole.is_engaged) == ("stepping", False)
+
+
+def with_disk(incarnation: int, disk: SimulatedDisk) -> Context:
+    context = Context(incarnation=incarnation)
+    context.folder, context.disk = Path("/run"), Mount(disk)
+    context.connected = frozenset({"fragment", "report"})
+    return context
+
+
+def living(task: SmallTask, context: Context) -> InnerStep:
+    """A learner that has adopted all fragments."""
+    body, parts = InnerStep(task, fragments=fragments_of(task, 2), report_every=2, tokens=1000), fragments_of(task, 2)
+    body.open(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    return body
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_life_after_ten_steps_of_a_large_model_begins_with_the_moments(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the life before was killed after them, or told to leave after three."""
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)  # As if the model were larger than what may be read at once.
+    monkeypatch.setattr(recovery, "READ_BYTES_MAX", 8)
+    task, disk = SmallTask(), SimulatedDisk("seed")
+    context = with_disk(1, disk)
+    body = living(task, context)
+    for position in range(3 if leaves else 10):
+        context.at += 5_000_000_000
+        drive(body, batch=batch(task, position))
+        body._inheritance._copies.settle()
+    if leaves:
+        context.is_leaving = True
+        drive(body, batch=batch(task, 3))
+    after = with_disk(2, disk)
+    next_body = living(task, after)
+    after.at += 5_000_000_000
+    _, emitted = drive(next_body, batch=batch(task, 10))
+    (report,) = reports(emitted)
+    assert report["began"][:2] == ["copy", 1]
+    moments = [np.asarray(leaf) for leaf in next_body._learner.local()]
+    assert any(np.any(leaf != 0) for leaf in moments if leaf.dtype == np.float32)
 
 
 # -- a loop of the user's makes the steps ------------------------------------------------------------------------------

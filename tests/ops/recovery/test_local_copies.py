@@ -194,6 +194,54 @@ def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytes
     assert [leaf.tolist() for leaf in found.leaves] == [[0.0] * 5, [1.0] * 3]
 
 
+def state_of(model: int) -> Iterator[LeafPart]:
+    """The moments of AdamW of a model of so many parameters, in leaves of a 20th."""
+    return whole(np.full(model // 20, float(k), np.float32) for k in range(40))
+
+
+def test_a_first_copy_of_a_large_state_is_whole_within_ten_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    model, disk, clock, steps = 4000, SimulatedDisk("seed"), Clock(), 0
+    made = LocalCopies(Path("/run"), Mount(disk), 3, 1, clock, model_bytes=4 * model)
+    while copies(disk, 2).former() is None:
+        steps += 1
+        clock.at += 5 * FIRST_NS
+        if made.is_due():
+            made.keep(steps, lambda: state_of(model))
+            made.settle()
+    assert 5 <= steps <= 10  # Not all of it at once either.
+
+
+def test_the_last_copy_is_whole_whatever_was_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    disk = SimulatedDisk("seed")
+    made = copies(disk, 1)
+    made.keep(7, lambda: state_of(4000))
+    made.keep_last(9, lambda: state_of(4000))
+    found = copies(disk, 2).former()
+    assert found is not None
+    assert [leaf[0] for leaf in found.leaves] == list(range(40))
+
+
+def test_the_last_copy_is_given_up_on_a_disk_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    disk, clock = SimulatedDisk("seed"), Clock()
+    kept(disk, step=40)
+    made, read = copies(disk, 1, clock), list[int]()
+
+    def slow() -> Iterator[LeafPart]:
+        for part in state_of(4000):
+            clock.at += recovery.LAST_NS // 4
+            read.append(clock.at)
+            yield part
+
+    made.keep_last(80, slow)
+    assert len(read) < 10
+    found = copies(disk, 2).former()
+    assert found is not None
+    assert found.step == 40
+
+
 def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = SimulatedDisk("seed"), Clock()
     kept(disk, step=40, leaves=LEAVES[:1])

@@ -13,6 +13,7 @@ from isthmus.programs.engine.islands.environment import (
     Accelerators,
     Islands,
     beside_accelerators,
+    beside_learners,
     compiling,
     evaluator_environment,
     gpus,
@@ -25,8 +26,11 @@ from isthmus.programs.engine.islands.environment import (
     without_tpu,
 )
 from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.engine.run.host_process import niceness_of
+from isthmus.programs.job import TensorSpec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import IslandDevices
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.processes import ONE_THREAD
 
 GPUS = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
@@ -198,3 +202,23 @@ def test_xla_compiles_on_the_cores_of_a_machine_whose_learners_have_accelerators
     assert compiling(1, {"NPROC": "5"}) == {}
     assert beside_accelerators(ONE_THREAD) == {"JAX_PLATFORMS": "cpu", "NPROC": str(cores), "XLA_FLAGS": None}
     assert beside_accelerators({"NPROC": "3", "XLA_FLAGS": "--xla_a=b"}) == {"JAX_PLATFORMS": "cpu"}
+
+
+def test_an_evaluator_has_the_cores_that_learners_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(cores: int, learners: int, devices: int = 0, **own: str) -> dict[str, str | None]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        return beside_learners(Here("127.0.0.1", learners, devices=devices), {**ONE_THREAD, "NPROC": "1", **own})
+
+    one = {"JAX_PLATFORMS": "cpu"}
+    assert beside(2, 2) == beside(8, 16) == beside(8, 7) == beside(8, 2, devices=4) == one
+    assert beside(8, 2) == {**one, "NPROC": "6", "OMP_NUM_THREADS": "6", "XLA_FLAGS": None}
+    assert beside(8, 2, devices=2) == {**one, "NPROC": "4", "OMP_NUM_THREADS": "4", "XLA_FLAGS": None}
+    for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS"):  # What the user has set stays.
+        assert beside(8, 2, **{name: "3"}) == one
+
+
+@pytest.mark.parametrize(("size", "role", "niceness"), [(999, "evaluator", 0), (1000, "evaluator", 13)])
+def test_the_evaluator_of_a_large_model_lets_learners_go_first(size: int, role: str, niceness: int) -> None:
+    layout = [TensorSpec("w", (size, 999), "float32"), TensorSpec("b", (size,), "float32")]
+    assert niceness_of(Replica(role, 0), layout) == niceness
+    assert niceness_of(Replica("learner", 0), layout) == 0
