@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
 from isthmus.ops.island.schedule import share_of_peak
+from isthmus.programs.evaluations import Extent, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -95,15 +96,17 @@ def task(
     clip: ClipSetting = 1.0,
     token_dtype: TokenDtypeSetting = "uint16",
     checkpoint: CheckpointSetting = False,
+    evaluation_windows: WindowsSetting = None,
 ) -> AnyTask:
     """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
     facts = _facts(Path(folder), framework, _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype)
+    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows)
     terms = {
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
+        "extract": windows.extract,
     }
     steps = {"peak": _rate(facts.width, sequences) if lr is None else lr, "weight_decay": weight_decay, "clip": clip}
     make = _in_torch if facts.framework == TORCH else _in_jax
@@ -122,9 +125,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
     """
     facts = _facts(folder, settings["framework"], _doing(str(folder)))
-    windows = _windows(
-        folder, facts, *(settings[key] for key in ("data", "batch", "context", "column", "prompt", "token_dtype"))
-    )
+    keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
+    windows = _windows(folder, facts, *(settings.get(key) for key in keys))  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -137,11 +139,12 @@ def _windows(
     column: str,
     prompt: str | None,
     token_dtype: str,
+    held_out: int | None,
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
         ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
-        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None)
+        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -210,15 +213,23 @@ def _in_torch(
     )
 
 
-def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
-    """The framework, the context, the batch and the rate of a run of so many tokens, as far as `settings` have None
-    there."""
-    facts = _facts(Path(settings["folder"]), settings["framework"], _doing(settings["folder"]))
+def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
+    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, as far as `settings`
+    have None there."""
+    path, doing = Path(settings["folder"]), _doing(settings["folder"])
+    facts = _facts(path, settings["framework"], doing)
     context = _length(settings["context"], facts.context)
-    batch = settings["batch"] or batch_default(tokens, learners, context)
+    batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
+    windows = windows_default(folders.parameters_in(path, doing), context, run)
     rate = _rate(facts.width, batch)
-    values = {"framework": facts.framework, "context": context, "batch": batch, "lr": rate}
-    return {key: value for key, value in values.items() if settings[key] is None}
+    values = {
+        "framework": facts.framework,
+        "context": context,
+        "batch": batch,
+        "lr": rate,
+        "evaluation_windows": windows,
+    }
+    return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
 
 class _Facts(NamedTuple):
