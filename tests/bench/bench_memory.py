@@ -112,7 +112,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         held = [] if asked.default else HELD
-        idle = run(IDLE, asked.learners, 86400.0, 100, Path(folder) / "idle", held)["peaks"]
+        idle = run(IDLE, asked.learners, 86400.0, 400, Path(folder) / "idle", held)["peaks"]
         found = [
             {**run(asked.task, asked.learners, seconds, asked.steps, Path(folder) / f"run-{n}", held), "idle": idle}
             for n, seconds in enumerate(asked.every)
@@ -125,9 +125,10 @@ def main() -> None:
         print(f", {told['merge_ms']} ms in the median, {told['merge_ms_max']} at most")
         for name, peak in told["peaks"].items():
             share = told["proportional"][name] / told["model_bytes"]
-            beyond = (peak - told["idle"][name]) / told["model_bytes"]
+            idle_bytes = told["idle"].get(name)  # A host may be gone before it is seen.
+            beyond = "?" if idle_bytes is None else f"{(peak - idle_bytes) / told['model_bytes']:.2f}"
             print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters", end="")
-            print(f", {beyond:.2f} beyond idle, {share:.2f} PSS")
+            print(f", {beyond} beyond idle, {share:.2f} PSS")
         handed, moved = (told[f"{name}_bytes"] / told["model_bytes"] for name in ("handed", "moved"))
         print(f"  within the machine: {handed:.1f} x parameters handed over, {moved:.1f} moved")
 
