@@ -25,9 +25,9 @@ CONTROL: Final = "control"
 RELAYED: Final = "relayed"
 FRAMING: Final = "framing"
 ITEMS: Final = "items"
-LENT: Final = ("items_lent", "bytes_lent", "items_unlent", "bytes_unlent", "desk_unreached")
-"""Statistics of channels that share memory: items of that size that went there and that did not, and peers of the same
-machine with which none could be shared."""
+LENT: Final = ("items_lent", "bytes_lent", "items_unlent", "bytes_unlent", "bytes_copied", "desk_unreached")
+"""Statistics of channels that share memory: items of that size that went there and that did not, bytes that were copied
+there, once for all peers and items that have them, and peers of the same machine with which none could be shared."""
 
 
 @final

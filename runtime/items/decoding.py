@@ -270,13 +270,16 @@ class Assembly:
     """
 
     __slots__ = (
-        "_begins", "_buffer", "_digests", "_filled", "_holders", "_is_marked", "_lately", "_lease", "_next", "_twin",
-        "item", "size_bytes", "wanted",
+        "_begins", "_buffer", "_digests", "_filled", "_holders", "_is_marked", "_lately", "_leases", "_next",
+        "_segment", "_twin", "item", "size_bytes", "wanted",
     )  # fmt: skip
 
     def __init__(self, tree: Any, lately: Lately | None = None) -> None:
         self.item, self._lately = tree, lately
-        self._lease: tuple[int, Bytes] | None = None
+        self._leases: dict[int, Bytes] = {}
+        """By the number of the segment."""
+        self._segment = 0
+        """That of the array which is being filled."""
         self.size_bytes = self.wanted = 0
         odd: list[Odd] = []
         if type(tree) is dict or type(tree) is list:
@@ -342,14 +345,20 @@ class Assembly:
         """Add the next frame, which lies in a segment of another process.
 
         `lease_of(segment)` is its memory, for this item: the segment is given back when no view of it is left.
-        RefusalError if it is not the one that is wanted, or its place is not within the one segment of this item.
+        RefusalError if it is not the one that is wanted, or its place is not in the one segment of its array.
         """
-        if self._lease is None:
-            self._lease = segment, lease_of(segment)
-        number, memory = self._lease
-        if number != segment or offset + size > len(memory):
-            place = f"{size} bytes at {offset} of segment {segment}"
-            raise RefusalError("segment", f"{place}, the item lies in segment {number} of {len(memory)} bytes")
+        if not self._filled:
+            self._segment = segment
+        if segment != self._segment:
+            place = f"{size} bytes of segment {segment}"
+            raise RefusalError("segment", f"{place}, the array lies in segment {self._segment}")
+        memory = self._leases.get(segment)
+        if memory is None:
+            if len(self._leases) == LARGE_MAX:
+                raise RefusalError("segment", f"an item in more than {LARGE_MAX} segments")
+            memory = self._leases[segment] = lease_of(segment)
+        if offset + size > len(memory):
+            raise RefusalError("segment", f"{size} bytes at {offset} of segment {segment} of {len(memory)} bytes")
         self._check(memory[offset : offset + size], digest)
         if not self._filled:
             self._begins = offset

@@ -349,7 +349,8 @@ class WireChannel:
         Beside them `relayed` messages, `stale` ones of older connections, `unheard` ones from refused addresses, and,
         as `refused_REASON`, everything from peers that was not accepted. Items that a peer had not acknowledged when it
         left count as dropped: a few small ones may have arrived within its last heartbeat. Where memory is shared
-        with a peer, `items_lent` and `bytes_lent` went there, `items_unlent` and `bytes_unlent` of that size did not;
+        with a peer, `items_lent` and `bytes_lent` went there, for which `bytes_copied` were copied there;
+        `items_unlent` and `bytes_unlent` of that size did not;
         `desk_unreached` counts connections to peers of this machine with which none can be shared.
         """
         names = ("items_sent", "items_received", "bytes_sent", "bytes_received", "superseded", "dropped")

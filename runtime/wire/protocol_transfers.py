@@ -59,16 +59,13 @@ _NEVER: Final = Instant(0)
 
 
 class Lodging(Protocol):
-    """A segment that has, or gets, the large pieces of one item."""
-
-    @property
-    def number(self) -> int: ...
+    """The places in segments that have, or get, the large pieces of one item."""
 
     def has_piece(self, piece: int) -> bool:
         """Whether a piece can be sent now."""
 
-    def offset_of(self, piece: int) -> int | None:
-        """Where a piece lies that can be sent; None for one that has a frame."""
+    def place_of(self, piece: int) -> tuple[int, int] | None:
+        """Where a piece lies that can be sent, as (segment, offset); None for one that has a frame."""
 
 
 class SharedMemory(Protocol):
@@ -79,7 +76,7 @@ class SharedMemory(Protocol):
         """Whether there is something to give back."""
 
     def lodge(self, encoded: Encoded) -> Lodging | None:
-        """A segment for one transfer of an item to this peer; None where it goes in frames."""
+        """Places for one transfer of an item to this peer; None where it goes in frames."""
 
     def lease_of(self, segment: int) -> Bytes:
         """A segment that the peer has lent, for one item; RefusalError if it has not."""
@@ -414,12 +411,12 @@ def frames_of(load: Load, connection: int, now: Instant) -> tuple[list[Any], int
     for each, piece in load.pieces:
         encoded = each.cargo[1]
         size = each.sizes[piece]
-        offset = None if each.lodging is None else each.lodging.offset_of(piece)
-        if each.lodging is None or offset is None:
+        place = None if each.lodging is None else each.lodging.place_of(piece)
+        if place is None:
             frames.append(encoded.pieces[piece])
             raw_bytes += size
         else:
-            places.append(PiecePlace(len(digests), each.lodging.number, offset, size))
+            places.append(PiecePlace(len(digests), *place, size))
             lent_bytes += size
         digests.append(encoded.digests[piece])
     body = protocol_messages.pack_batch(load.transfer, load.piece, digests, records, places)

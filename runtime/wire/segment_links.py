@@ -49,6 +49,7 @@ from isthmus.runtime.wire.segments import (
     SEALS_MIN,
     SEGMENTS_MAX,
     SIZE_STEP_BYTES,
+    LodgedItem,
     SegmentPool,
     SharedSegment,
 )
@@ -88,18 +89,21 @@ class SegmentLink:
 
     # -- lending -------------------------------------------------------------------------------------------------------
 
-    def lodge(self, encoded: Encoded) -> SharedSegment | None:
+    def lodge(self, encoded: Encoded) -> LodgedItem | None:
         if sum(encoded.sizes) < self._pool.item_bytes_min:
             return None
         self._read_quietly()
-        segment = self._pool.lodge(encoded, self) if self._is_open else None
-        if segment is not None and self not in segment.knowing and not self._hand_over(segment):
-            self._pool.give_back(segment.number, self)
-            segment = None
-        name = "unlent" if segment is None else "lent"
+        copied_before = self._pool.bytes_copied
+        lodged = self._pool.lodge(encoded, self) if self._is_open else None
+        self._counts["bytes_copied"] += self._pool.bytes_copied - copied_before
+        if lodged is not None and not all(self in each.knowing or self._hand_over(each) for each in lodged.segments):
+            for each in lodged.segments:
+                self._pool.give_back(each.number, self)
+            lodged = None
+        name = "unlent" if lodged is None else "lent"
         self._counts[f"items_{name}"] += 1
         self._counts[f"bytes_{name}"] += encoded.size_bytes
-        return segment
+        return lodged
 
     def retire(self, segment: SharedSegment) -> None:
         """Tell the peer that a segment is of no more use."""
@@ -255,8 +259,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 class SegmentDesk:
     """Where one host meets others of its machine; made for one channel, and closed by it.
 
-    `counts` gets the items that were `lent`, those of the same peers that were not (`unlent`), and peers of this
-    machine that could not be reached (`desk_unreached`).
+    `counts` gets the items that were `lent`, those of the same peers that were not (`unlent`), the bytes that were
+    `copied` into shared memory for them, and peers of this machine that could not be reached (`desk_unreached`).
     """
 
     def __init__(self, bytes_max: int | None = None, item_bytes_min: int = ITEM_BYTES_MIN) -> None:

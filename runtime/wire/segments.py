@@ -3,11 +3,14 @@
 Decides in which segment an item goes, when one may be written again, and how much is kept. `segment_links` hand
 descriptors over.
 
-Theory of operation. A segment is a memfd, sealed so that it keeps its size and nobody else can write into it. It holds
-one item, for any number of peers; its *holders* are the transfers of that item that were not given back, by peer. With
-no holder it is free: another item may be written into it, or it is *retired*, which every peer that has it is told. A
-peer whose connection ended while it was a holder may read for ever, so the segment is *spoilt*: it is never written
-again, and retired when its other holders have given it back. The memory lasts as long as anybody maps it.
+Theory of operation. A segment is a memfd, sealed so that it keeps its size and nobody else can write into it. It gets
+the large arrays of one item that are in no other segment, for any number of peers and of later items: an array whose
+pieces have the digests of one that lies there is that one, so the values of a version, which travel in an update, a
+state and a copy, are there once. The *holders* of a segment are the transfers of items with an array in it that were
+not given back, by peer. With no holder it is free: another item may be written into it, or it is *retired*, which every
+peer that has it is told. A peer whose connection ended while it was a holder may read for ever, so the segment is
+*spoilt*: it is never written again, and retired when its other holders have given it back. The memory lasts as long as
+anybody maps it.
 
 The pieces of an item are copied into its segment in their order, by a thread of the pool, and sent as they get there:
 the loop goes on meanwhile, and the copy for the first peer serves the others. A small item, for which a hop to another
@@ -20,12 +23,11 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +69,10 @@ class Holder(Protocol):
         """Tell the peer, which has the segment, that it is of no more use."""
 
 
-class ItemCopying:
-    """The copying of one item into a segment, in any thread; `copied` pieces are there."""
+class ArrayCopying:
+    """The copying of arrays into a segment, in any thread; `copied` pieces are there."""
 
-    def __init__(self, pieces: Sequence[Any], offsets: list[int | None], memory: NDArray[np.uint8]) -> None:
+    def __init__(self, pieces: Sequence[Any], offsets: list[int], memory: NDArray[np.uint8]) -> None:
         self._pieces, self._offsets, self._memory = pieces, offsets, memory
         self.copied = 0
 
@@ -83,15 +85,15 @@ class ItemCopying:
         """Copy; `on_copied` is called after each piece."""
         pieces, self._pieces = self._pieces, ()
         for piece, at in zip(pieces, self._offsets, strict=True):
-            if at is not None:
-                source = np.frombuffer(piece, np.uint8)
-                np.copyto(self._memory[at : at + len(source)], source)  # It lets other threads go on.
+            source = np.frombuffer(piece, np.uint8)
+            np.copyto(self._memory[at : at + len(source)], source)  # It lets other threads go on.
             self.copied += 1
             on_copied()
 
 
 class SharedSegment:
-    """Memory with one item. `holders` counts transfers that were not given back; `knowing` have its descriptor."""
+    """Memory with arrays of one item. `holders` counts transfers that were not given back; `knowing` have its
+    descriptor."""
 
     def __init__(self, number: int, size_bytes: int) -> None:
         """OSError where there is no memory, no descriptor, or no such call."""
@@ -101,9 +103,9 @@ class SharedSegment:
         self.is_spoilt = False
         self.free_since = 0.0
         """When its last holder gave it back, on the monotonic clock."""
-        self._encoded: weakref.ref[Encoded] | None = None
-        self._offsets: list[int | None] = []
-        self._copying: ItemCopying | None = None
+        self.arrays: list[ArrayDigests] = []
+        """What lies in it."""
+        self._copying: ArrayCopying | None = None
         self.descriptor = sealable_file(f"isthmus-{number}")
         try:
             os.ftruncate(self.descriptor, size_bytes)
@@ -118,30 +120,49 @@ class SharedSegment:
         """Whether nobody may read it, nor writes into it."""
         return not self.holders and not self.is_spoilt and (self._copying is None or self._copying.is_done)
 
-    def has(self, encoded: Encoded) -> bool:
-        """Whether it was given to this item."""
-        return self._encoded is not None and self._encoded() is encoded
-
-    def assign(self, encoded: Encoded, offsets: list[int | None]) -> ItemCopying:
-        """Give it to another item; the copying is to be run."""
+    def assign(self, pieces: Sequence[Any], offsets: list[int]) -> ArrayCopying:
+        """Give it to other arrays; the copying is to be run."""
         assert self.is_free
-        self._encoded, self._offsets = weakref.ref(encoded), offsets
-        self._copying = ItemCopying(encoded.pieces, offsets, self._memory)
+        self._copying = ArrayCopying(pieces, offsets, self._memory)
         return self._copying
-
-    def has_piece(self, piece: int) -> bool:
-        """Whether a piece of its item can be sent: it is there, or has a frame."""
-        return self._copying is not None and piece < self._copying.copied
-
-    def offset_of(self, piece: int) -> int | None:
-        """Where a piece of its item lies; None for one that has a frame."""
-        return self._offsets[piece]
 
     def close(self) -> None:
         """Give up the descriptor, and the memory, where nobody else has it."""
         os.close(self.descriptor)
         self._memory = np.empty(0, np.uint8)
         self._copying = None
+
+
+ArrayDigests = tuple[int, ...]
+"""The size of an array, and the digests of its pieces."""
+
+
+class ArrayPlace(NamedTuple):
+    """Where an array lies; its first piece is the number `first` of those that are copied there."""
+
+    segment: SharedSegment
+    offset: int
+    copying: ArrayCopying
+    first: int
+
+
+class LodgedItem:
+    """The places of the large arrays of one item in one transfer. `segments` are all that it holds."""
+
+    def __init__(self, places: Sequence[tuple[ArrayPlace, int] | None]) -> None:
+        """For each piece the place of its array, and its number there; None for one that has a frame."""
+        self._places = places
+        self.segments = list(dict.fromkeys(each[0].segment for each in places if each is not None))
+
+    def has_piece(self, piece: int) -> bool:
+        """Whether a piece can be sent: it is there, or has a frame."""
+        place = self._places[piece]
+        return place is None or place[0].first + place[1] < place[0].copying.copied
+
+    def place_of(self, piece: int) -> tuple[int, int] | None:
+        """The segment in which a piece lies, by number, and the offset there; None for one that has a frame."""
+        place = self._places[piece]
+        return None if place is None else (place[0].segment.number, place[0].offset + place[1] * CHUNK_BYTES)
 
 
 class SegmentPool:
@@ -157,23 +178,73 @@ class SegmentPool:
         self.item_bytes_min = item_bytes_min
         self.on_copied: Callable[[], None] = lambda: None
         self._segments: dict[int, SharedSegment] = {}
+        self._places: dict[ArrayDigests, ArrayPlace] = {}
+        """Of the arrays in segments that are not spoilt."""
+        self.bytes_copied = 0
+        """Of arrays, into segments, so far."""
         self._numbers = count(1)
         self._thread: ThreadPoolExecutor | None = None
 
-    def lodge(self, encoded: Encoded, holder: Holder) -> SharedSegment | None:
-        """A segment for a transfer of an item to a peer, which holds it from now on; None if there is none.
+    def lodge(self, encoded: Encoded, holder: Holder) -> LodgedItem | None:
+        """The places of an item in a transfer to a peer, which holds its segments from now on. None: no room.
 
-        It is that of an earlier transfer of the same item, if that is there.
+        Arrays that lie in a segment are used there; the others are copied into one together.
         """
-        segment = next((each for each in self._segments.values() if each.has(encoded) and not each.is_spoilt), None)
+        arrays = large_arrays(encoded, self.item_bytes_min // 2)
+        if not arrays:
+            return None
+        found = {each.digests: self._places[each.digests] for each in arrays if each.digests in self._places}
+        missing = {each.digests: each for each in arrays if each.digests not in found}
+        held = dict.fromkeys(place.segment for place in found.values())
+        for segment in held:  # Before a segment is taken for the others: these are not free.
+            segment.holders[holder] += 1
+        copied = self._place(encoded, list(missing.values())) if missing else {}
+        if copied is None:
+            for segment in held:
+                self.give_back(segment.number, holder)
+            return None
+        found |= copied
+        places: list[tuple[ArrayPlace, int] | None] = [None] * len(encoded.sizes)
+        for each in arrays:
+            for piece in range(each.pieces):
+                places[each.first + piece] = found[each.digests], piece
+        lodged = LodgedItem(places)
+        for segment in lodged.segments:
+            if segment not in held:
+                segment.holders[holder] += 1
+        return lodged
+
+    def _place(self, encoded: Encoded, arrays: Sequence[LargeArray]) -> dict[ArrayDigests, ArrayPlace] | None:
+        """Have arrays of an item copied into a segment; None if there is none."""
+        offsets, size_bytes = layout([each.size_bytes for each in arrays])
+        segment = self._take(size_bytes)
         if segment is None:
-            offsets, size_bytes = layout(encoded.sizes, self.item_bytes_min // 2)
-            segment = self._take(size_bytes) if size_bytes else None
-            if segment is None:
-                return None
-            self._copy(segment.assign(encoded, offsets), size_bytes)
-        segment.holders[holder] += 1
-        return segment
+            return None
+        self._forget(segment)
+        pieces: list[Any] = []
+        at: list[int] = []
+        firsts = []
+        for each, offset in zip(arrays, offsets, strict=True):
+            firsts.append(len(pieces))
+            pieces += encoded.pieces[each.first : each.first + each.pieces]
+            at += [offset + piece * CHUNK_BYTES for piece in range(each.pieces)]
+        copying = segment.assign(pieces, at)
+        places = {
+            each.digests: ArrayPlace(segment, offset, copying, first)
+            for each, offset, first in zip(arrays, offsets, firsts, strict=True)
+        }
+        segment.arrays = list(places)
+        self._places |= places
+        self.bytes_copied += sum(each.size_bytes for each in arrays)
+        self._copy(copying, size_bytes)
+        return places
+
+    def _forget(self, segment: SharedSegment) -> None:
+        """What lies in a segment is used no more for further items."""
+        for each in segment.arrays:
+            if each in self._places and self._places[each].segment is segment:
+                del self._places[each]
+        segment.arrays = []
 
     def give_back(self, number: int, holder: Holder, *, is_spoilt: bool = False) -> bool:
         """A peer has given back one transfer; False if it holds none. `is_spoilt`: it is still read somewhere."""
@@ -181,7 +252,8 @@ class SegmentPool:
         if segment is None or not segment.holders[holder]:
             return False
         segment.holders[holder] -= 1
-        segment.is_spoilt |= is_spoilt
+        if is_spoilt:
+            self._spoil(segment)
         self._look(segment, holder)
         return True
 
@@ -190,7 +262,8 @@ class SegmentPool:
         for segment in list(self._segments.values()):
             segment.knowing.pop(holder, None)
             if holder in segment.holders:
-                segment.is_spoilt |= segment.holders[holder] > 0
+                if segment.holders[holder] > 0:
+                    self._spoil(segment)
                 segment.holders[holder] = 0
                 self._look(segment, holder)
 
@@ -205,6 +278,7 @@ class SegmentPool:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+        self._places.clear()
         self._bytes_max = 0
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -215,7 +289,11 @@ class SegmentPool:
         """Of all segments."""
         return sum(each.size_bytes for each in self._segments.values())
 
-    def _copy(self, copying: ItemCopying, size_bytes: int) -> None:
+    def _spoil(self, segment: SharedSegment) -> None:
+        segment.is_spoilt = True
+        self._forget(segment)
+
+    def _copy(self, copying: ArrayCopying, size_bytes: int) -> None:
         """Have an item copied: one after the other, so that each is there soon."""
         if size_bytes < APART_BYTES_MIN:
             copying.run(lambda: None)
@@ -264,23 +342,47 @@ class SegmentPool:
 
     def _retire(self, segment: SharedSegment) -> None:
         del self._segments[segment.number]
+        self._forget(segment)
         for holder in segment.knowing:
             holder.retire(segment)
         segment.close()
 
 
-def layout(sizes: Sequence[int], piece_bytes_min: int) -> tuple[list[int | None], int]:
-    """(offset of each piece, bytes in all) of an item in a segment; None for a smaller piece, which has a frame.
+class LargeArray(NamedTuple):
+    """An array of an item that goes into a segment: the number of its first piece, and how many it has."""
 
-    Pieces of one array lie one after the other; where the piece before is a whole chunk, this one may belong to it.
-    """
-    offsets: list[int | None] = []
-    at = before = 0
+    first: int
+    pieces: int
+    size_bytes: int
+    digests: ArrayDigests
+
+
+def large_arrays(encoded: Encoded, array_bytes_min: int) -> list[LargeArray]:
+    """The arrays of an item of at least so many bytes."""
+    arrays: list[LargeArray] = []
+    begin = 0
+    for end in range(1, len(encoded.sizes) + 1):
+        # All pieces but the last one of an array are whole chunks; the next array may begin after a whole one, too.
+        if end < len(encoded.sizes) and encoded.sizes[end - 1] == CHUNK_BYTES and _are_of_one_array(encoded, end):
+            continue
+        size_bytes = sum(encoded.sizes[begin:end])
+        if size_bytes >= array_bytes_min:
+            arrays.append(LargeArray(begin, end - begin, size_bytes, (size_bytes, *encoded.digests[begin:end])))
+        begin = end
+    return arrays
+
+
+def _are_of_one_array(encoded: Encoded, piece: int) -> bool:
+    """Whether a piece is of the same array as the one before it: they are views of one buffer."""
+    before, this = encoded.pieces[piece - 1], encoded.pieces[piece]
+    return isinstance(before, memoryview) and isinstance(this, memoryview) and before.obj is this.obj
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """(offset of each array, bytes in all) of arrays in a segment."""
+    offsets: list[int] = []
+    at = 0
     for size in sizes:
-        if size >= piece_bytes_min or before == CHUNK_BYTES:
-            offsets.append(at)
-            at += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        else:
-            offsets.append(None)
-        before = size
+        offsets.append(at)
+        at += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return offsets, at

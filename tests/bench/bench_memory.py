@@ -1,15 +1,18 @@
 """What the hosts of a large run take of memory at most, in sizes of its parameters; with snapshots and without.
 
-    python -m tests.bench.bench_memory [--steps 24] [--every 15 86400] [--task TASK] [--learners 2] [--json]
+    python -m tests.bench.bench_memory [--steps 24] [--every 15 86400] [--task TASK] [--learners 2] [--default] [--json]
 
-gpt-124m by AdamW, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire, processes on this
-machine: with two learners 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.
-Of each host its peak resident memory (VmHWM), which counts pages of libraries, of files and of segments that it has
-mapped, each once for every host that has it; and the most of its proportional set (PSS) that was seen, twice a second,
-in which a page that four hosts have is a quarter in each: the sum over hosts is what the run takes. Of learners and
-evaluator a CPU device's memory is in both: parameters, moments, gradients and what the step computes. Of merges the
-longest time from the last answer to the published version, which a snapshot would lengthen if a merge waited for it.
-`--task torch_tasks.py:GPT_124M`, where PyTorch is installed (`.venv-torch`): as large a model in PyTorch.
+gpt-124m by AdamW, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire (`--default`: what a
+run has that sets none of these), processes on this machine: with two learners 17 GB and two to five minutes for each
+value of `--every`, the seconds between two snapshots. Of each host its peak resident memory (VmHWM), which counts pages
+of libraries, of files and of segments that it has mapped, each once for every host that has it; and the most of its
+proportional set (PSS) that was seen, twice a second, in which a page that four hosts have is a quarter in each: the sum
+over hosts is what the run takes. *Beyond idle* is a peak less that of the same host in a run of a model of 21 thousand
+values. Of what crossed between hosts of the machine the bytes that were handed over, counted by each receiver, and
+those that were moved: by sockets, or into shared memory, once for all that read them. Of learners and evaluator a CPU
+device's memory is in both: parameters, moments, gradients and what the step computes. Of merges the longest time from
+the last answer to the published version, which a snapshot would lengthen if a merge waited for it. `--task
+torch_tasks.py:GPT_124M`, where PyTorch is installed (`.venv-torch`): as large a model in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from isthmus.programs.engine.results import borders
 from isthmus.runtime.system.memory import proportional_bytes
 
 HERE = Path(__file__).parent
@@ -67,23 +71,29 @@ def _peak(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-def run(task: str, learners: int, seconds: float, steps: int, folder: Path) -> dict[str, Any]:
+IDLE = f"{HERE}/memory/large.py:IDLE"
+HELD = ["--set", "program.interval=4", "--set", "program.fragments=8", "--set", "program.push=float32"]
+
+
+def run(task: str, learners: int, seconds: float, steps: int, folder: Path, held: list[str]) -> dict[str, Any]:
     """What one run takes."""
     command = [ISTHMUS, "train"]
     command += ["--task", task, "--learners", str(learners)]
     command += ["--tokens", str(steps * learners * CONTEXT)]
-    command += ["--set", "program.interval=4", "--set", "program.fragments=8", "--run-dir", str(folder)]
-    command += ["--set", f"run.snapshot_every_seconds={seconds}", "--set", "program.push=float32"]
+    command += [*held, "--run-dir", str(folder), "--set", f"run.snapshot_every_seconds={seconds}"]
     found, shares = peaks(command, folder)
     merges = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()]
     took = [merge["merge_ms"] for merge in merges if merge["kind"] == "merge" and merge.get("merge_ms") is not None]
     summary = json.loads((folder / "summary.json").read_text())
     layout = json.loads((folder / "spec.json").read_text())["job"]["layout"]
+    crossed = borders.read(folder)
     return {
         "seconds": seconds,
         "peaks": found,
         "proportional": shares,
         "model_bytes": sum(4 * math.prod(shape) for _, shape, *_ in layout),
+        "handed_bytes": sum(each.size_bytes for sums in crossed.within.values() for each in sums),
+        "moved_bytes": crossed.within_moved_bytes,
         "merges": len(took),
         "merge_ms": sorted(took)[len(took) // 2] if took else None,
         "merge_ms_max": max(took, default=None),
@@ -97,11 +107,14 @@ def main() -> None:
     parser.add_argument("--every", type=float, nargs="+", default=[15.0, 86400.0])
     parser.add_argument("--task", default=f"{HERE}/memory/large.py:GPT_124M")
     parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--default", action="store_true", help="the settings of a run that sets none")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        held = [] if asked.default else HELD
+        idle = run(IDLE, asked.learners, 86400.0, 400, Path(folder) / "idle", held)["peaks"]
         found = [
-            run(asked.task, asked.learners, seconds, asked.steps, Path(folder) / f"run-{n}")
+            {**run(asked.task, asked.learners, seconds, asked.steps, Path(folder) / f"run-{n}", held), "idle": idle}
             for n, seconds in enumerate(asked.every)
         ]
     if asked.json:
@@ -112,7 +125,12 @@ def main() -> None:
         print(f", {told['merge_ms']} ms in the median, {told['merge_ms_max']} at most")
         for name, peak in told["peaks"].items():
             share = told["proportional"][name] / told["model_bytes"]
-            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters, {share:.2f} PSS")
+            idle_bytes = told["idle"].get(name)  # A host may be gone before it is seen.
+            beyond = "?" if idle_bytes is None else f"{(peak - idle_bytes) / told['model_bytes']:.2f}"
+            print(f"  {name:14}{peak / 1e9:6.2f} GB {peak / told['model_bytes']:6.2f} x parameters", end="")
+            print(f", {beyond} beyond idle, {share:.2f} PSS")
+        handed, moved = (told[f"{name}_bytes"] / told["model_bytes"] for name in ("handed", "moved"))
+        print(f"  within the machine: {handed:.1f} x parameters handed over, {moved:.1f} moved")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,12 @@ class Borders:
     unknown: Sequence[Unknown]
     lent: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def within_moved_bytes(self) -> int:
+        """Bytes that moved within machines: by sockets, or into shared memory, once for all that read them there."""
+        crossed = sum(each.size_bytes for sums in self.within.values() for each in sums)
+        return crossed - self.lent.get("bytes_lent", 0) + self.lent.get("bytes_copied", 0)
+
     def as_data(self, *, with_digests: bool = False) -> dict[str, Any]:
         """All of it as plain data."""
 
@@ -141,6 +147,7 @@ class Borders:
             "regions": rows(self.regions),
             "relayed": rows(self.relayed),
             "shared_memory": self.lent,
+            "within_moved_bytes": self.within_moved_bytes,
             "unknown": [each._asdict() for each in self.unknown],
         }
 

@@ -51,6 +51,7 @@ from isthmus.programs.study.lab.goodput import (
     YEAR_SECONDS,
     goodput_of,
 )
+from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
 from isthmus.runtime.errors import ConfigError, nearest
 
 PARAMETERS_MAX: Final = 1e14
@@ -328,8 +329,8 @@ STATE_BYTES: Final = 16
 """A parameter on an island: value, gradient and two moments of AdamW, float32."""
 ANCHOR_BYTES: Final = 4
 """Beside it, in the memory of the learner's machine: the global fragment that it last adopted."""
-SHARD_BYTES: Final = 12
-"""A parameter on a shard: value, momentum, and published value, float32."""
+VALUE_BYTES: Final = 4
+"""A value, momentum or published value of a shard, float32."""
 
 
 @final
@@ -343,13 +344,21 @@ class PlannedMemory:
 
 
 def memory_of(of: PlanRequest) -> PlannedMemory:
-    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight."""
+    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight.
+
+    A shard has its values, and a momentum in a run of enough sweeps, and each once more in memory that it shares
+    with hosts of its machine: learners have the newest version, the recorder both. Where updates are coded it has the
+    published values instead, and sends codes. A version that the evaluator still evaluates is as much as the values at
+    most; it is not in here.
+    """
+    has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
+    kept = 2 * (1 + has_momentum) if of.update == "float32" else 2 + has_momentum
     largest = LARGEST * of.fragment_values
     answers = rounds_at_once(of) * of.learners * largest * FORMATS[of.push].bits / 8
     return PlannedMemory(
         STATE_BYTES * of.parameters,
         ANCHOR_BYTES * of.parameters + largest * (FORMATS[of.push].bits + FORMATS[of.update].bits) / 8,
-        SHARD_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
+        kept * VALUE_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
     )
 
 

@@ -74,6 +74,7 @@ def _lent(lent: Mapping[str, int]) -> Iterator[str]:
         )
         yield ""
         yield f"Within a machine {there} went through shared memory, {not_there} of that size by TCP."
+        yield f"Of these {size(lent['bytes_copied'])} were copied there, an array once for all that read it."
     if lent.get("desk_unreached"):
         yield f"{lent['desk_unreached']:,} connections between hosts of one machine could not share memory."
 

@@ -22,5 +22,8 @@ def _short(**settings: Any) -> Task:
 
 
 GPT_124M = _short(layers=12, width=768, heads=12, vocabulary=50304)
+GPT_20M = _short(layers=8, width=384, heads=6, vocabulary=16384)
 GPT_34M = _short(layers=8, width=512, heads=8, vocabulary=16384)
 """Of the same shape, for trials."""
+IDLE = _short(layers=1, width=32, heads=2, vocabulary=256)
+"""So small that a host takes what it takes without a model."""

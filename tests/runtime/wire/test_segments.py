@@ -42,7 +42,16 @@ from isthmus.runtime.wire.segment_links import (
     SegmentDesk,
     SegmentLink,
 )
-from isthmus.runtime.wire.segments import FREE_BYTES_MAX, SEALS_MIN, SEGMENTS_MAX, SegmentPool, SharedSegment, layout
+from isthmus.runtime.wire.segments import (
+    FREE_BYTES_MAX,
+    SEALS_MIN,
+    SEGMENTS_MAX,
+    LodgedItem,
+    SegmentPool,
+    SharedSegment,
+    large_arrays,
+    layout,
+)
 from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, MIB, SYNCER, End, World, floats
 from tests.runtime.wire.siege import Siege, Stranger, record, stranger
@@ -441,7 +450,7 @@ from tests.runtime.wire.cables import floats
 pool = SegmentPool()
 lender, borrower = (SegmentLink(end, pool, Counter()) for end in socket.socketpair(1, socket.SOCK_SEQPACKET))
 encoded = encode(floats(1))
-segment = lender.lodge(encoded)
+[segment] = lender.lodge(encoded).segments
 if not os.fork():
     os._exit(0)
 os.wait()
@@ -708,8 +717,9 @@ def test_a_peer_that_sends_packets_without_end_is_heard_in_parts(liar: Liar) -> 
 
 def test_what_is_given_back_twice_is_refused(liar: Liar) -> None:
     encoded = encode(floats(1))
-    segment = liar.link.lodge(encoded)
-    assert segment is not None
+    lodged = liar.link.lodge(encoded)
+    assert lodged is not None
+    [segment] = lodged.segments
     liar.lend([], 0, segment.number, GIVE_BACK)
     liar.link.settle()
     all_copied(liar.link._pool)
@@ -856,21 +866,93 @@ def all_copied(pool: SegmentPool) -> None:
     pool._thread.submit(lambda: None).result(PATIENCE)
 
 
-def test_the_pieces_of_an_array_lie_one_after_the_other() -> None:
-    assert layout([CHUNK_BYTES, CHUNK_BYTES, 10, 70_001, 5, 70_000], 65_536) == (
-        [0, CHUNK_BYTES, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 64, None, 2 * CHUNK_BYTES + 64 + 70_016],
-        2 * CHUNK_BYTES + 64 + 2 * 70_016,
+def segment_of(lodged: LodgedItem | None) -> SharedSegment:
+    """The only segment of an item."""
+    assert lodged is not None
+    [segment] = lodged.segments
+    return segment
+
+
+def test_the_large_arrays_of_an_item_are_told_from_its_other_pieces() -> None:
+    large, chunk = np.zeros(2 * CHUNK_BYTES + 10, np.uint8), np.zeros(CHUNK_BYTES, np.uint8)
+    encoded = encode({"a": large, "b": chunk, "c": np.zeros(70_001, np.uint8), "d": np.zeros(9_000, np.uint8)})
+    arrays = [(each.first, each.pieces, each.size_bytes) for each in large_arrays(encoded, 65_536)]
+    assert arrays == [(0, 3, len(large)), (3, 1, CHUNK_BYTES), (4, 1, 70_001)]
+    assert layout([each.size_bytes for each in large_arrays(encoded, 65_536)]) == (
+        [0, 2 * CHUNK_BYTES + 64, 3 * CHUNK_BYTES + 64],
+        3 * CHUNK_BYTES + 64 + 70_016,
     )
+
+
+def test_an_array_of_several_items_is_copied_once() -> None:
+    pool, one, other = SegmentPool(), Nobody(), Nobody()
+    values, momentum = floats(5, 1.0), floats(5, 2.0)
+    update = pool.lodge(encode({"values": values}), one)
+    state = pool.lodge(encode({"momentum": momentum, "values": values.copy()}), other)
+    assert update is not None
+    assert state is not None
+    assert pool.bytes_copied == values.nbytes + momentum.nbytes
+    assert [len(each.segments) for each in (update, state)] == [1, 2]
+    [shared] = update.segments
+    assert state.place_of(2) == (shared.number, 0)
+    assert (sum(shared.holders.values()), shared in state.segments) == (2, True)
+    all_copied(pool)
+    assert all(state.has_piece(piece) for piece in range(4))
+    for holder, lodged in ((one, update), (other, state)):
+        for segment in lodged.segments:
+            assert pool.give_back(segment.number, holder)
+    assert all(segment.is_free for segment in state.segments)
+    pool.close()
+
+
+def test_an_array_in_a_spoilt_or_rewritten_segment_is_copied_anew() -> None:
+    pool, one, other = SegmentPool(), Nobody(), Nobody()
+    encoded = encode({"values": floats(1, 1.0)})
+    spoilt = segment_of(pool.lodge(encoded, one))
+    all_copied(pool)
+    assert pool.give_back(spoilt.number, one, is_spoilt=True)
+    first = segment_of(pool.lodge(encoded, one))
+    assert first is not spoilt
+    all_copied(pool)
+    assert pool.give_back(first.number, one)
+    assert segment_of(pool.lodge(encode({"values": floats(1, 2.0)}), other)) is first
+    again = segment_of(pool.lodge(encoded, one))
+    assert again is not first
+    assert pool.bytes_copied == 4 * encoded.sizes[0]
+    pool.close()
+
+
+def test_an_item_without_room_for_its_other_arrays_holds_nothing() -> None:
+    pool, one = SegmentPool(3 * MIB), Nobody()
+    values = floats(2, 1.0)
+    first = segment_of(pool.lodge(encode({"values": values}), one))
+    assert pool.lodge(encode({"values": values, "momentum": floats(2, 2.0)}), one) is None
+    assert sum(first.holders.values()) == 1
+    pool.close()
+
+
+def test_a_state_arrives_in_two_segments_and_gives_both_back(world: World) -> None:
+    syncer, [one, other] = neighbours(world, learners=2)
+    values, momentum = floats(5, 1.0), floats(5, 2.0)
+    syncer.send(LEARNERS[0], 1, {"values": values})
+    world.until(lambda: bool(one.items))
+    state = {"values": values, "momentum": momentum, "round": 3}
+    syncer.send(LEARNERS[1], 1, state)
+    world.until(lambda: bool(other.items))
+    assert same(other.got(1)[0], state)
+    assert (len(segments_of(syncer)), syncer.count("bytes_copied")) == (2, 2 * values.nbytes)
+    for end in (one, other):
+        end.items.clear()
+    world.until(lambda: all(settled(world, syncer, each)() for each in (one, other)))
 
 
 def test_a_pool_keeps_no_item_and_remembers_it_while_it_lives() -> None:
     pool, one, other = SegmentPool(), Nobody(), Nobody()
     encoded = encode(floats(1))
-    segment = pool.lodge(encoded, one)
-    assert segment is not None
+    segment = segment_of(pool.lodge(encoded, one))
     all_copied(pool)
     assert pool.give_back(segment.number, one)
-    assert pool.lodge(encoded, other) is segment
+    assert segment_of(pool.lodge(encoded, other)) is segment
     gone = weakref.ref(encoded)
     del encoded
     assert gone() is None
@@ -885,30 +967,28 @@ def test_a_segment_is_not_given_to_another_item_while_it_is_written() -> None:
     waited: list[bool] = []
     pool.on_copied = lambda: waited.append(go_on.wait(PATIENCE))
     items = [encode(floats(5, number)) for number in (1.0, 2.0)]
-    first = pool.lodge(items[0], one)
-    assert first is not None
+    first = segment_of(pool.lodge(items[0], one))
     assert pool.give_back(first.number, one)
-    second = pool.lodge(items[1], one)
-    assert second is not None
-    assert second is not first
-    assert not first.has_piece(1)
+    lodged = pool.lodge(items[1], one)
+    assert lodged is not None
+    assert first not in lodged.segments
+    assert not lodged.has_piece(1)
     go_on.set()
     all_copied(pool)
     assert first.is_free
-    assert second.has_piece(1)
+    assert lodged.has_piece(1)
     pool.close()
 
 
 def test_what_one_peer_may_still_read_is_retired_when_the_others_have_done() -> None:
     pool, one, other = SegmentPool(), Nobody(), Nobody()
     encoded = encode(floats(1))
-    segment = pool.lodge(encoded, one)
-    assert segment is pool.lodge(encoded, other)
-    assert segment is not None
+    segment = segment_of(pool.lodge(encoded, one))
+    assert segment is segment_of(pool.lodge(encoded, other))
     segment.knowing |= {one: None, other: None}
     pool.leave(one)
     assert (pool.size_bytes > 0, other.retired) == (True, [])
-    assert pool.lodge(encoded, other) is not segment
+    assert segment_of(pool.lodge(encoded, other)) is not segment
     assert pool.give_back(segment.number, other)
     assert (one.retired, other.retired) == ([], [segment.number])
     pool.close()
@@ -916,18 +996,15 @@ def test_what_one_peer_may_still_read_is_retired_when_the_others_have_done() -> 
 
 def test_a_pool_makes_room_by_retiring_what_is_free_and_has_bounds() -> None:
     pool, one = SegmentPool(3 * MIB), Nobody()
-    first = pool.lodge(encode(floats(1)), one)
-    assert first is not None
+    first = segment_of(pool.lodge(encode(floats(1)), one))
     first.knowing[one] = None
     all_copied(pool)
     pool.give_back(first.number, one)
     items = [encode(floats(2, 1.0)), encode(floats(2, 2.0))]
-    second = pool.lodge(items[0], one)
-    assert second is not None
+    second = segment_of(pool.lodge(items[0], one))
     assert one.retired == []
     assert pool.lodge(items[1], one) is None
-    third = pool.lodge(encode(floats(1, 3.0)), one)
-    assert third is first
+    assert segment_of(pool.lodge(encode(floats(1, 3.0)), one)) is first
     all_copied(pool)
     pool.give_back(first.number, one)
     pool.give_back(second.number, one)

@@ -105,14 +105,30 @@ def test_what_a_host_sent_whose_account_is_elsewhere_is_by_its_peer(run: Path) -
 
 
 def test_what_went_through_shared_memory_is_summed_over_hosts_and_told(run: Path) -> None:
-    one = {"items_lent": 3, "bytes_lent": 3_000_000, "items_unlent": 1, "bytes_unlent": 200_000}
+    one = {
+        "items_lent": 3,
+        "bytes_lent": 3_000_000,
+        "items_unlent": 1,
+        "bytes_unlent": 200_000,
+        "bytes_copied": 900_000,
+    }
     keep(run, account("learner/0", lent=one), account("syncer/0", lent=one | {"desk_unreached": 2}))
     found = borders.read(run)
-    wanted = {"items_lent": 6, "bytes_lent": 6_000_000, "items_unlent": 2, "bytes_unlent": 400_000, "desk_unreached": 2}
+    wanted = {name: 2 * count for name, count in one.items()} | {"desk_unreached": 2}
     assert found.lent == found.as_data()["shared_memory"] == wanted
     assert size(6_000_000) in page(found)
+    assert size(1_800_000) in page(found)
     keep(run, account("learner/0"), account("syncer/0"))
     assert size(6_000_000) not in page(borders.read(run))
+
+
+def test_of_what_crossed_within_a_machine_the_moved_bytes_count_what_was_shared_once(run: Path) -> None:
+    lent = {"items_lent": 3, "bytes_lent": 3_000_000, "bytes_copied": 1_000_000}
+    crossing = [line(f"evaluator/{n}", "sent", crossings.ITEMS, 1_000_000, ANSWER, machine="alpha") for n in range(3)]
+    small = line("evaluator/0", "sent", crossings.ITEMS, 500, OWN, machine="alpha")
+    keep(run, account("syncer/0", *crossing, small, lent=lent))
+    found = borders.read(run)
+    assert found.within_moved_bytes == found.as_data()["within_moved_bytes"] == 1_000_500
 
 
 def test_edges_of_a_users_own_are_listed_by_name_and_every_byte_has_a_kind(run: Path) -> None:

@@ -204,7 +204,11 @@ def test_a_syncer_that_is_too_slow_lengthens_the_interval() -> None:
 def test_memory_by_hand() -> None:
     memory = memory_of(SMALL)
     assert (memory.island, memory.machine) == (2400 * 16, pytest.approx(2400 * 4 + 400 / 3 * 8))
-    assert memory.shard == pytest.approx(2400 * 12 + 2 * 4 * 400 / 3 * 4 + 8 * 400 / 3)
+    beside = 2 * 4 * 400 / 3 * 4 + 8 * 400 / 3
+    assert memory.shard == pytest.approx(2400 * 16 + beside)
+    assert memory_of(replace(SMALL, steps=24)).shard == pytest.approx(2400 * 8 + beside)  # Without a momentum.
+    assert memory_of(replace(SMALL, update="int4")).shard == pytest.approx(2400 * 12 + beside)
+    assert memory_of(replace(SMALL, update="int4", steps=24)).shard == pytest.approx(2400 * 8 + beside)
 
 
 def test_equal_bytes_give_at_most_twice_the_interval() -> None:
