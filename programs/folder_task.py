@@ -71,7 +71,7 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
-            if values[key] not in (None, ()):
+            if values[key]:
                 do = f"Set task.lora_rank, such as 8, or leave task.{key} out."
                 yield Fault(f"Setting task.{key}", "task.lora_rank beside it", "none", do)
     elif JAX in frameworks_of(values["framework"]):

@@ -37,8 +37,8 @@ class Adapters:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self | None:
         """Those that the settings `lora_*` of a task ask for; None where all weights are trained."""
-        rank, alpha = settings["lora_rank"], settings["lora_alpha"]
-        return None if rank is None else cls(rank, alpha_of(rank) if alpha is None else alpha, settings["lora_modules"])
+        rank, alpha, modules = (settings[f"lora_{each}"] for each in ("rank", "alpha", "modules"))
+        return None if rank is None else cls(rank, alpha_of(rank) if alpha is None else alpha, tuple(modules))
 
     def check(self, model: ModuleFolder, doing: str) -> None:
         """ConfigError, with every fault, where peft is missing, a name is that of no layer, or the rank exceeds the
