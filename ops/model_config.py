@@ -191,6 +191,11 @@ class InitialTensor(NamedTuple):
     deviation: float | None
 
 
+def parameters_of(config: ModelConfig) -> int:
+    """How many parameters a model has."""
+    return sum(math.prod(each.shape) for each in tensors(config).values())
+
+
 def tensors(config: ModelConfig) -> dict[str, InitialTensor]:
     """Name -> shape and initial values of every parameter, in the order of the forward pass.
 

@@ -51,7 +51,7 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
         ),
     )
     ring = learner.node("ring", partial(Ring, job.learners, tokens_most=step_tokens_most(job)))
-    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
+    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens, times=job.evaluations))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())

@@ -205,6 +205,7 @@ def free_running(
             frozen=job.frozen,
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
+            evaluations=job.evaluations,
             alpha=alpha,
             carries=carry,
             push=push,
@@ -257,7 +258,7 @@ def free_running(
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
         "evaluate",
-        partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen, paths=paths),
+        partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen, paths=paths),
         fires=AnyOf("update"),
     )
 

@@ -53,7 +53,7 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     average = syncer.node(
         "average", partial(Average, partition(job.layout, 1), tokens_most=step_tokens_most(job)), fires=everybody
     )
-    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
+    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens, times=job.evaluations))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())

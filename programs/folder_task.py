@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
 from isthmus.ops.island.schedule import share_of_peak
+from isthmus.programs.evaluations import Extent, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -133,16 +134,18 @@ def task(
             "Default: all but the output head."
         ),
     ] = (),
+    evaluation_windows: WindowsSetting = None,
 ) -> AnyTask:
     """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
     adapters = Adapters.of({"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_modules": lora_modules})
     facts = _facts(Path(folder), _framework(framework, lora_rank), _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype)
+    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows)
     terms = {
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
+        "extract": windows.extract,
     }
     peak = _rate(facts.width, sequences, lora_rank) if lr is None else lr
     steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
@@ -162,9 +165,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
     """
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
-    windows = _windows(
-        folder, facts, *(settings[key] for key in ("data", "batch", "context", "column", "prompt", "token_dtype"))
-    )
+    keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
+    windows = _windows(folder, facts, *(settings.get(key) for key in keys))  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -177,11 +179,12 @@ def _windows(
     column: str,
     prompt: str | None,
     token_dtype: str,
+    held_out: int | None,
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
         ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
-        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None)
+        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -253,19 +256,23 @@ def _in_torch(
     )
 
 
-def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
-    """The framework, the context, the batch and the rate of a run of so many tokens, and the alpha of adapters, as far
-    as `settings` have None there."""
-    rank = settings["lora_rank"]
-    framework = _framework(settings["framework"], rank)
-    facts = _facts(Path(settings["folder"]), framework, _doing(settings["folder"]))
+def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
+    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, and the alpha of
+    adapters, as far as `settings` have None there."""
+    path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
+    facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
-    batch = settings["batch"] or batch_default(tokens, learners, context)
-    rate = _rate(facts.width, batch, rank)
-    values = {"framework": facts.framework, "context": context, "batch": batch, "lr": rate}
-    if rank is not None:
-        values["lora_alpha"] = alpha_of(rank)
-    return {key: value for key, value in values.items() if settings[key] is None}
+    batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
+    windows = windows_default(folders.parameters_in(path, doing), context, run)
+    values = {
+        "framework": facts.framework,
+        "context": context,
+        "batch": batch,
+        "lr": _rate(facts.width, batch, rank),
+        "lora_alpha": None if rank is None else alpha_of(rank),
+        "evaluation_windows": windows,
+    }
+    return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
 
 class _Facts(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from isthmus.ops.island.evaluate import TIMES_DEFAULT
 from isthmus.runtime.graph.template import Reference
 
 
@@ -38,7 +39,8 @@ class Job:
     them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
     none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
     be averaged; `frozen`: (name, digest) of the leaves that are not trained; `modules`: of a model made of modules, how
-    many each of its levels has; `routed_by`: a fingerprint of what gives data to its paths.
+    many each of its levels has; `routed_by`: a fingerprint of what gives data to its paths; `evaluations`: how many are
+    made at most.
     """
 
     program: str
@@ -56,6 +58,7 @@ class Job:
     frozen: tuple[tuple[str, str], ...] = ()
     modules: tuple[int, ...] = ()
     routed_by: str = ""
+    evaluations: int = TIMES_DEFAULT
 
     @property
     def steps(self) -> int:

@@ -18,6 +18,7 @@ from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataErr
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
+from isthmus.programs.evaluations import Extent, WindowsSetting, windows_default
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
@@ -204,21 +205,24 @@ def task(
         str | None,
         Setting("The file of `isthmus route` that says which documents each path trains on. Default: all of them."),
     ] = None,
+    evaluation_windows: WindowsSetting = None,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
-    The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run; of shards,
-    as many as its share of held-out text for each path, of its own.
+    The evaluation is on windows of held-out text (`ops.data.held_out`), the same in every run; of shards, on as many
+    as its share of held-out text for each path, of its own.
     """
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     read: Windows | PathWindows
     routed_by = ""
     try:
         if router is None:
-            read = Windows(_load(find(data), vocabulary, token_dtype), sequences, length=context + 1)
+            corpus = _load(find(data), vocabulary, token_dtype)
+            read = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
-            read, routed_by = PathWindows(ShardedWindows(shards, sequences, length=context + 1)), shards.fingerprint
+            sharded = ShardedWindows(shards, sequences, length=context + 1, held_out=evaluation_windows)
+            read, routed_by = PathWindows(sharded), shards.fingerprint
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -246,6 +250,7 @@ def task(
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
         optimizer=_optimizer(optimizer, rate, warmup, weight_decay, clip),
         evaluation=read.evaluation_batches,
+        extract=read.extract,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
@@ -298,12 +303,19 @@ def is_of_bytes(settings: Mapping[str, Any]) -> bool:
     return False
 
 
-def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
-    """The batch and the rate for a run of so many tokens, as far as `settings`, all of the task's, have None there."""
-    unit = settings["microbatches"] or settings["stages"]
-    batch = settings["batch"] or -(-batch_default(tokens, learners, settings["context"]) // unit) * unit
-    values = {"batch": batch, "lr": rate_default(settings["optimizer"], settings["width"], batch)}
-    return {key: value for key, value in values.items() if settings[key] is None}
+def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
+    """The batch, the rate and the windows of an evaluation for a run, as far as `settings`, all of the task's, have
+    None there."""
+    from isthmus.ops.model_config import parameters_of
+
+    unit, context = settings["microbatches"] or settings["stages"], settings["context"]
+    batch = settings["batch"] or -(-batch_default(run.tokens, run.learners, context) // unit) * unit
+    values = {
+        "batch": batch,
+        "lr": rate_default(settings["optimizer"], settings["width"], batch),
+        "evaluation_windows": windows_default(parameters_of(model_config(settings)), context, run),
+    }
+    return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
 
 RATE_POWER: Final = 0.5

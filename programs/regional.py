@@ -172,6 +172,7 @@ def build(
             frozen=job.frozen,
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
+            evaluations=job.evaluations,
             push=push,
         ),
         never_waits=True,
@@ -240,7 +241,9 @@ def build(
     steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
     outer = syncer.node("outer-step", partial(OuterStep, parts, **steps))
     evaluate = evaluator.node(
-        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+        "evaluate",
+        partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen),
+        fires=AnyOf("update"),
     )
 
     rounds_in(graph, region_pacer, region_merge, regional, most=2 * len(parts) + 2)

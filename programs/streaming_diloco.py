@@ -148,6 +148,7 @@ def in_turns(
             frozen=job.frozen,
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
+            evaluations=job.evaluations,
             overlap=overlap,
             alpha=alpha,
             push=push,
@@ -182,7 +183,9 @@ def in_turns(
     )
     stepping = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
-        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+        "evaluate",
+        partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen),
+        fires=AnyOf("update"),
     )
 
     most = open_rounds_max(overlap, len(parts), interval) + len(parts)

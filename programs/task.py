@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
+from isthmus.ops.data.held_out import Extract
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
 from isthmus.runtime.errors import ConfigError, Fault
@@ -71,6 +72,7 @@ class TaskTerms(ABC):
       at_most=N)` counts them in each batch.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16. A tuple has
       that of each path, of a model made of modules.
+    - `extract`: of a task that evaluates on windows of a text which do not overlap, how many (`ops.data.held_out`).
     - `paths`: how many modules each level of the model has, for programs that train models made of modules (`dipaco`);
       `levels`: path patterns of parameters, and the number of their level. Those of none are shared by all paths. Slot
       n trains path n modulo their number; of the evaluation split, `at.slot` is the path. `routed_by`: a fingerprint of
@@ -88,6 +90,7 @@ class TaskTerms(ABC):
     _: KW_ONLY
     tokens_per_batch: TokensPerBatch
     evaluation: int | tuple[int, ...] | None = None
+    extract: Extract | None = None
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     stream: Callable[[int, int, int], Stream] | None = None
     stacked: tuple[str, ...] = ()
@@ -141,6 +144,14 @@ class TaskTerms(ABC):
     def tokens_mean(self, learners: int) -> int:
         """The most tokens of one batch, on average over `learners` learners, in whole tokens."""
         return round(sum(of_slot(self.tokens_most, slot) for slot in range(learners)) / learners)
+
+    @property
+    def evaluated_tokens(self) -> int:
+        """The tokens that an evaluation predicts, of all paths; where they are counted, the most."""
+        if self.extract is not None:
+            return self.extract.windows * self.extract.tokens
+        counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
+        return (counts if isinstance(counts, int) else sum(counts)) * of_slot(self.tokens_most, 0)
 
     def _evaluation(self, batch: Callable[[At], Any], seed: int, path: int = 0) -> Iterator[Any]:
         counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.corpus import BYTE_VOCABULARY, READING, Corpus, DataError, TokenIds, check_ids
+from isthmus.ops.data.held_out import Extract, HeldOut, apart, overlapping
 
 Split: TypeAlias = Literal["train", "evaluation"]
 Batch: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
-
-EVALUATION_WINDOWS_MIN = 256
 
 _SPLITS = ("train", "evaluation")
 # Any constant would do: it only keeps these streams apart from others that use Philox with the seed alone.
@@ -140,7 +139,7 @@ class Windows:
 
     Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
     another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly
-    spaced over the held-out text.
+    spaced over the held-out text, `held_out` of them, which do not overlap (`held_out.apart`), or, of None, 256.
 
     `is_marked`: some tokens are not to be predicted, such as those of prompts; in the corpus they are the complements
     `~id` of their ids. A batch then has `weights`, too: float32[sequences, length - 1], 0 for such a token and one
@@ -153,6 +152,7 @@ class Windows:
     sequences: int | tuple[int, ...]
     length: int
     is_marked: bool = False
+    held_out: int | None = None
 
     def __post_init__(self) -> None:
         most = self.sequences if isinstance(self.sequences, int) else max(self.sequences)
@@ -168,12 +168,27 @@ class Windows:
             raise DataError(READING, "tokens to predict in the held-out split", "prompts alone", do)
 
     @property
+    def evaluated(self) -> HeldOut:
+        """The windows of the evaluation."""
+        tokens = len(self.corpus.evaluation)
+        if self.held_out is None:
+            return overlapping(tokens, self.length, of_slot(self.sequences, 0))
+        return apart(tokens, self.length, self.held_out, self.corpus.vocabulary)
+
+    @property
+    def extract(self) -> Extract | None:
+        """What the evaluation reads; None where windows may overlap."""
+        held = self.evaluated
+        return None if held.there is None else Extract(held.windows, held.there, self.length - 1)
+
+    @property
     def evaluation_batches(self) -> int:
-        """The number of batches of the evaluation: at least 256 windows, in whole batches."""
-        return -(-EVALUATION_WINDOWS_MIN // of_slot(self.sequences, 0))
+        """The number of batches of the evaluation."""
+        return self.evaluated.batches
 
     def batch(self, at: At) -> Batch:
-        """{"tokens": [sequences of the slot, length]}, and the weights: newly made, and the same for the same `at`.
+        """{"tokens": [sequences, length]}, and the weights: newly made, and the same for the same `at`. There are as
+        many sequences as the slot has, or as a batch of the evaluation.
 
         The evaluation is `evaluation_batches` long, from position 0, regardless of seed and slot, and begins anew after
         it.
@@ -188,18 +203,12 @@ class Windows:
         return token_batch(tokens, self.corpus.vocabulary, at) | weights
 
     def starts(self, at: At) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where each window of the batch begins in its side of the split, int64[sequences of the slot]."""
+        """Where each window of the batch begins in its side of the split, int64[sequences]."""
         if at.split == "train":
             last = len(self.corpus.train) - self.length
             return at.rng().integers(0, last, of_slot(self.sequences, at.slot), endpoint=True)
-        last = len(self.corpus.evaluation) - self.length
-        return self._evaluation_starts(at.position % self.evaluation_batches, last)
-
-    def _evaluation_starts(self, position: int, last: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        sequences = of_slot(self.sequences, 0)
-        count = self.evaluation_batches * sequences
-        index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
-        return index * last // (count - 1)
+        held = self.evaluated
+        return held.starts(at.position % held.batches)
 
 
 @lru_cache(maxsize=4)

@@ -20,9 +20,10 @@ from typing import Self, final
 
 import numpy as np
 
-from isthmus.ops.data.batches import EVALUATION_WINDOWS_MIN, At, Batch, of_slot, token_batch, windows_of
-from isthmus.ops.data.corpus import READING, DataError, TokenIds
+from isthmus.ops.data.batches import At, Batch, of_slot, token_batch, windows_of
+from isthmus.ops.data.corpus import READING, DataError
 from isthmus.ops.data.documents import Documents, Integers, SplitDocuments
+from isthmus.ops.data.held_out import WINDOWS, Extract, HeldOut, overlapping, windows_in
 from isthmus.ops.data.routing import Router
 
 
@@ -64,10 +65,13 @@ class ShardedWindows:
 
     Evaluation batches are of one shard each: at least 256 windows in all, evenly spaced over the held-out documents of
     a shard. Shards have them in proportion to their held-out tokens, at least one, so that the mean over batches is
-    nearly that over tokens; a shard whose held-out documents have no window has none.
+    nearly that over tokens; a shard whose held-out documents have no window has none. Where a number is given as
+    `held_out`, there are so many windows, which do not overlap, each a batch, or all that a shard has.
     """
 
-    def __init__(self, corpus: ShardedCorpus, sequences: int | tuple[int, ...], length: int) -> None:
+    def __init__(
+        self, corpus: ShardedCorpus, sequences: int | tuple[int, ...], length: int, held_out: int | None = None
+    ) -> None:
         self.corpus, self.sequences, self.length = corpus, sequences, length
         self._train = [documents.tokens() for documents in corpus.train]
         self._held_out = [documents.tokens() for documents in corpus.held_out]
@@ -77,16 +81,19 @@ class ShardedWindows:
                 do = "Give more data, set fewer shards, or make task.batch or task.context smaller."
                 expected = f"at least {most * length} tokens for training in shard {shard}"
                 raise DataError(READING, expected, str(len(side)), do)
-        self._counts = _allotted([len(side) if len(side) >= length else 0 for side in self._held_out], self._least)
+        sizes = [len(side) if len(side) >= length else 0 for side in self._held_out]
+        self._there = [windows_in(size, length) for size in sizes]
+        rows = of_slot(sequences, 0)
+        if held_out is None:
+            self._counts = _allotted(sizes, -(-WINDOWS // rows))
+        else:
+            self._counts = np.minimum(_allotted(sizes, held_out), self._there)
+        self._is_apart = held_out is not None
         if not self._counts.sum():
             found = str(max(map(len, self._held_out)))
             do = "Give more data, or set fewer shards."
             raise DataError(READING, f"at least {length} held-out tokens in a shard", found, do)
         self._ends = np.cumsum(self._counts)
-
-    @property
-    def _least(self) -> int:
-        return -(-EVALUATION_WINDOWS_MIN // of_slot(self.sequences, 0))
 
     @property
     def evaluation_batches(self) -> int:
@@ -108,14 +115,21 @@ class ShardedWindows:
         else:
             shard = self.evaluation_shard(at.position)
             side, index = self._held_out[shard], at.position % self.evaluation_batches
-            starts = self._evaluation_starts(side, index - int(self._ends[shard] - self._counts[shard]), shard)
+            starts = self._evaluated(shard).starts(index - int(self._ends[shard] - self._counts[shard]))
         return token_batch(windows_of(side, starts, self.length), self.corpus.vocabulary, at)
 
-    def _evaluation_starts(self, side: TokenIds, position: int, shard: int) -> Integers:
-        sequences = of_slot(self.sequences, 0)
-        count = int(self._counts[shard]) * sequences
-        index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
-        return index * (len(side) - self.length) // max(count - 1, 1)
+    @property
+    def extract(self) -> Extract | None:
+        """What the evaluation reads; None where windows may overlap."""
+        there = sum(self._there)
+        return Extract(self.evaluation_batches, there, self.length - 1) if self._is_apart else None
+
+    def _evaluated(self, shard: int) -> HeldOut:
+        """The windows of the evaluation of a shard."""
+        tokens, count = len(self._held_out[shard]), int(self._counts[shard])
+        if self._is_apart:
+            return HeldOut(count, 1, self._there[shard], self.length - 1, tokens - self.length)
+        return overlapping(tokens, self.length, of_slot(self.sequences, 0), count)
 
 
 @final
@@ -136,6 +150,7 @@ class PathWindows:
             do = "Give more data, set fewer shards, or route with another seed."
             expected = f"at least {windows.length} held-out tokens in each shard"
             raise DataError(READING, expected, f"fewer in shard {lacking}", do)
+        self.extract = windows.extract
         self._firsts = [sum(self.evaluation_batches[:shard]) for shard in range(self._paths)]
 
     @property

@@ -523,20 +523,17 @@ EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
 class Evaluated(TypedDict):
     """evaluator -> recorder, or inner-step, in its report: the loss of the global model, after `tokens` in all.
 
-    `loss`, in the task's own unit, is None for a task that evaluates nothing; `metrics` has [name, value] of every
-    other scalar that it evaluates.
+    `loss`, in the task's own unit, is None for a task that evaluates nothing, `error` its standard error, where it is
+    of several batches; `metrics` has [name, value] of every other scalar that it evaluates. `extract`: of how many
+    windows it is, how many there are, and the tokens of each, where the task has told.
     """
 
     kind: EvaluationKind
     loss: float | None
     tokens: Count
     metrics: NotRequired[Metrics]
-
-
-def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
-    """The message about a model with these scalars."""
-    others = [[name, value] for name, value in metrics.items() if name != "loss"]
-    return Evaluated(kind=kind, loss=metrics.get("loss"), tokens=tokens, metrics=others)
+    error: NotRequired[float]
+    extract: NotRequired[list[Count]]
 
 
 class LearnerEvaluation(TypedDict):

@@ -1,4 +1,5 @@
-"""The evaluation nodes: the loss of the global model on held-out data during training, at most `times` times.
+"""The evaluation nodes: the loss of the global model on held-out data during training, at most `times` times; never
+where that is 0.
 
 The evaluation node of programs whose learners all hold the same model: it evaluates the one that a learner sends.
 """
@@ -11,11 +12,19 @@ from typing import Any, Final
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
-from isthmus.ops.exchange.messages import Control, Evaluated, EvaluatedModel, EvaluationKind, Update, Vector, evaluated
+from isthmus.ops.exchange.messages import (
+    Control,
+    Evaluated,
+    EvaluatedModel,
+    EvaluationKind,
+    Update,
+    Vector,
+)
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.island.contract import (
+    Evaluating,
     PathEvaluating,
     Unevaluated,
     evaluation_of,
@@ -23,6 +32,7 @@ from isthmus.ops.island.contract import (
     path_evaluations,
     prepare_evaluation,
 )
+from isthmus.ops.island.scores import ERROR, evaluated, extract_of
 
 TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
@@ -48,6 +58,11 @@ class EvaluationSchedule:
         return "initial" if is_first else "during"
 
 
+def _evaluation(task: Any, seed: int, times: int) -> Evaluating:
+    """The evaluation of a task that is made so many times."""
+    return evaluation_of(task, seed) if times else Unevaluated()
+
+
 class Evaluate:
     """Updates in, Evaluated out, of a program whose model is published in fragments.
 
@@ -69,7 +84,7 @@ class Evaluate:
         paths: PathParts | None = None,
     ) -> None:
         self._task, self._fragments, self._frozen, self._paths = task, fragments, frozen, paths
-        self._schedule = EvaluationSchedule(tokens, times)
+        self._times, self._schedule = times, EvaluationSchedule(tokens, times)
         self._values: dict[int, Vector] = {}
         self._final: set[int] = set()
         self._totals = Totals()
@@ -77,14 +92,15 @@ class Evaluate:
 
     def prepare(self) -> None:
         """Do what needs no device: trace the loss, or import the task's framework."""
-        prepare_evaluation(self._task)
+        if self._times:
+            prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
         self._of_paths: list[PathEvaluating] = []
-        if self._paths is not None:
+        if self._paths is not None and self._times:
             self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
-        self._evaluation = self._of_paths[0] if self._of_paths else evaluation_of(self._task, context.seed)
+        self._evaluation = self._of_paths[0] if self._of_paths else _evaluation(self._task, context.seed, self._times)
         if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
             frozen_leaves.check(self._frozen, self._evaluation)
 
@@ -102,10 +118,10 @@ class Evaluate:
         if kind is None or (kind != "final" and isinstance(self._evaluation, Unevaluated)):
             return None
         self.is_finished = kind == "final"
-        return {"evaluation": evaluated(kind, self._metrics(), trained)}
+        return {"evaluation": evaluated(kind, self._metrics(), trained, extract_of(self._task))}
 
     def _metrics(self) -> dict[str, float]:
-        if self._paths is None:
+        if self._paths is None or not self._of_paths:
             return self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
         own, count, sums, by_path = self._paths.own, 0, dict[str, float](), dict[str, float]()
         for path, evaluation in enumerate(self._of_paths):
@@ -114,8 +130,11 @@ class Evaluate:
             if "loss" in metrics:
                 by_path[f"path {path}"] = metrics["loss"]
             for name, mean in metrics.items():
-                sums[name] = sums.get(name, 0.0) + mean * evaluation.count
+                share = (mean * evaluation.count) ** 2 if name == ERROR else mean * evaluation.count
+                sums[name] = sums.get(name, 0.0) + share
             count += evaluation.count
+        if ERROR in sums:  # Of independent batches: the squares add up.
+            sums[ERROR] = sums[ERROR] ** 0.5
         return {name: total / count for name, total in sums.items()} | by_path
 
 
@@ -137,7 +156,7 @@ class EvaluateMean:
 
     def __init__(self, task: Any, *, roles: Sequence[str], tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task, self._roles = task, frozenset(roles)
-        self._schedule = EvaluationSchedule(tokens, times)
+        self._times, self._schedule = times, EvaluationSchedule(tokens, times)
         self._parameters: dict[int, Any] = {}
         self._reports: dict[int, Mapping[str, Any]] = {}
         self._was_final = False
@@ -146,12 +165,13 @@ class EvaluateMean:
 
     def prepare(self) -> None:
         """Do what needs no device: trace the loss, or import the task's framework."""
-        prepare_evaluation(self._task)
+        if self._times:
+            prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         self._seed, self._members, self._now = context.seed, context.members, context.now
-        self._evaluation = evaluation_of(self._task, context.seed)
+        self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(
         self,
@@ -166,7 +186,7 @@ class EvaluateMean:
             self._stop_seen_at = self._now()
         if kind := self._schedule.due(0, is_final=False):
             metrics = self._evaluation.metrics(first_tensors_of(self._task, self._seed))
-            return {"evaluation": evaluated(kind, metrics, 0)}
+            return {"evaluation": evaluated(kind, metrics, 0, extract_of(self._task))}
         live = {member.replica.slot for member in self._members() if member.replica.role in self._roles}
         was_final, self._was_final = self._was_final, self._are_final(live)
         is_final = (was_final and self._was_final) or self._is_late()
@@ -181,7 +201,7 @@ class EvaluateMean:
         # Where the run was stopped before any learner had stepped, nothing has a weight.
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         tensors = dict(named_leaves(mean))
-        scores = evaluated(kind, self._evaluation.metrics(tensors), trained)
+        scores = evaluated(kind, self._evaluation.metrics(tensors), trained, extract_of(self._task))
         if not is_final:
             return {"evaluation": scores}
         self.is_finished = True
@@ -209,16 +229,17 @@ class EvaluateModel:
 
     def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task = task
-        self._schedule = EvaluationSchedule(tokens, times)
+        self._times, self._schedule = times, EvaluationSchedule(tokens, times)
         self.is_finished = False
 
     def prepare(self) -> None:
         """Do what needs no device: trace the loss, or import the task's framework."""
-        prepare_evaluation(self._task)
+        if self._times:
+            prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        self._evaluation = evaluation_of(self._task, context.seed)
+        self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any] | None:
         """Evaluate the newest model, if that is due."""
@@ -227,7 +248,7 @@ class EvaluateModel:
         if kind is None:
             return None
         tensors = dict(named_leaves(newest["tree"]))
-        scores = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"])
+        scores = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"], extract_of(self._task))
         if kind != "final":
             return {"evaluation": scores}
         self.is_finished = True

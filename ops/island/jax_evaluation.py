@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
@@ -17,6 +16,7 @@ from isthmus.ops.island.functions import Functions, compute_in_the_calling_threa
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.ops.island.life import CORES, Tensors
 from isthmus.ops.island.recipe import abstract_key
+from isthmus.ops.island.scores import means_of
 
 
 @lru_cache(maxsize=8)
@@ -62,8 +62,7 @@ class JaxEvaluation:
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
         merged = [jax.device_put(tensors[name]) for name in self._functions.names]  # Once for all batches.
-        scalars = [self._metrics_of(merged, batch) for batch in self._batches]
-        return {name: float(np.mean([each[name] for each in scalars])) for name in scalars[0]}
+        return means_of([self._metrics_of(merged, batch) for batch in self._batches])
 
     def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
         with CORES:

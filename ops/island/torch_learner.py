@@ -19,6 +19,7 @@ from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
+from isthmus.ops.island.scores import means_of
 from isthmus.ops.island.torch_model import (
     GroupRates,
     Model,
@@ -102,8 +103,7 @@ class TorchEvaluation:
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
         self._model.write(tensors)
-        scalars = [self._metrics_of(batch) for batch in self._batches]
-        return {name: float(np.mean([each[name] for each in scalars])) for name in scalars[0]}
+        return means_of([self._metrics_of(batch) for batch in self._batches])
 
     def _metrics_of(self, batch: Any) -> dict[str, float]:
         with drawing(self._seed), torch.no_grad():

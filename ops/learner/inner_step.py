@@ -53,6 +53,7 @@ from isthmus.ops.island.contract import (
     prepare_learner,
     sole_learner_of,
 )
+from isthmus.ops.island.evaluate import TIMES_DEFAULT
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.first_version import begun_from
@@ -104,6 +105,7 @@ class InnerStep:
         emit_every: int | None = None,
         report_every: int = 3,
         tokens: int = 0,
+        evaluations: int = TIMES_DEFAULT,
         alpha: float = 0.0,
         carries: bool = False,
         push: Format | Literal["auto"] = "float32",
@@ -119,6 +121,7 @@ class InnerStep:
         self._emit_every = emit_every or 0
         self._report_every = report_every
         self._budget = tokens
+        self._evaluations = evaluations
         self._alpha = alpha
         self._carries = carries
         self._push = push
@@ -172,7 +175,7 @@ class InnerStep:
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
         self._last_model = None if self._loop is None else LastModel(self._learner, self._fragments, self._held)
         if self._fragments and (judge := own_judge_of(self._task)) is not None:
-            self._evaluation = OwnEvaluation(judge, self._fragments, tokens=self._budget)
+            self._evaluation = OwnEvaluation(judge, self._fragments, tokens=self._budget, times=self._evaluations)
         self._answers = Answers(
             self._slot,
             self._incarnation,

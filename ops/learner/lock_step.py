@@ -42,6 +42,7 @@ class LockStep:
         fragments: Sequence[Fragment],
         report_every: int,
         tokens: int,
+        evaluations: int,
         overlap: int,
         alpha: float = 0.0,
         push: Format = "float32",
@@ -52,6 +53,7 @@ class LockStep:
             fragments=fragments,
             report_every=report_every,
             tokens=tokens,
+            evaluations=evaluations,
             alpha=alpha,
             push=push,
             answers_last=False,  # A turn is everybody's: none is held for one who leaves.

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from typing import final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Evaluated, EvaluationKind, evaluated
+from isthmus.ops.exchange.messages import Evaluated, EvaluationKind
 from isthmus.ops.island.contract import OwnJudging
-from isthmus.ops.island.evaluate import TIMES_DEFAULT, EvaluationSchedule
+from isthmus.ops.island.evaluate import EvaluationSchedule
+from isthmus.ops.island.scores import evaluated
 from isthmus.ops.learner.answers import HeldFragment
 
 
 @final
 class OwnEvaluation:
-    """The evaluations that `judge` makes in one life of a learner, of `fragments`; `tokens` is the budget."""
+    """The evaluations that `judge` makes in one life of a learner, of `fragments`; `tokens` is the budget; there
+    are `times` evaluations at most, none of 0."""
 
-    def __init__(
-        self, judge: OwnJudging, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT
-    ) -> None:
-        self._judge, self._fragments = judge, fragments
+    def __init__(self, judge: OwnJudging, fragments: Sequence[Fragment], *, tokens: int, times: int) -> None:
+        self._judge, self._fragments, self._times = judge, fragments, times
         self._schedule = EvaluationSchedule(tokens, times)
         self._final = set[int]()
         self.last: Evaluated | None = None
@@ -41,7 +41,7 @@ class OwnEvaluation:
     def due(self, held: Sequence[HeldFragment | None], trained: int) -> EvaluationKind | None:
         """The evaluation that is due now, after so many trained tokens; None if none is."""
         is_over = self.last is not None and self.last["kind"] == "final"
-        if not all(held) or is_over or not self.is_on:
+        if not all(held) or is_over or not self.is_on or not self._times:
             return None
         return self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
 

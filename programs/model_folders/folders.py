@@ -7,6 +7,7 @@ are compared with what config.json says before one of them is read, and nothing 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -106,6 +107,15 @@ def read(path: Path, doing: str) -> ModelFolder:
     if faults:
         raise ConfigError.of(faults[:NAMES_MAX])
     return ModelFolder(path, document, config, files, dtypes)
+
+
+def parameters_in(path: Path, doing: str) -> int:
+    """How many values its files have; ConfigError as `weight_files` and `opened_tensors`."""
+    count = 0
+    for file in weight_files(path, doing):
+        with opened_tensors(file, doing) as opened:
+            count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    return count
 
 
 def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:

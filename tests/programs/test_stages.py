@@ -15,11 +15,14 @@ import pytest
 
 from isthmus import At, Task, scan_layers
 from isthmus.ops.island.functions import functions_of
+from isthmus.programs import language_model
 from isthmus.programs.engine.islands.sizes import sizes_here, sizes_on
 from isthmus.programs.engine.request.faults import mesh_faults
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.evaluations import Extent
 from isthmus.programs.language_model import chosen
 from isthmus.programs.language_model import task as language_task
+from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import ConfigError
 
 MESH = {"data": -1, "stage": 2}
@@ -113,9 +116,9 @@ def test_settings_of_the_shipped_task_that_do_not_divide_are_refused(settings: d
 
 
 def test_a_batch_that_is_chosen_divides_into_micro_batches() -> None:
-    settings = {"batch": None, "lr": None, "context": 64, "width": 64, "optimizer": "muon"}
-    assert chosen({**settings, "stages": 4, "microbatches": None}, 4000, 2)["batch"] % 4 == 0
-    assert chosen({**settings, "stages": 2, "microbatches": 6}, 4000, 2)["batch"] % 6 == 0
+    settings, run = Schema.of("task", language_model.task).read({"optimizer": "muon"}), Extent(4000, 2)
+    assert chosen({**settings, "stages": 4, "microbatches": None}, run)["batch"] % 4 == 0
+    assert chosen({**settings, "stages": 2, "microbatches": 6}, run)["batch"] % 6 == 0
 
 
 @pytest.mark.slow

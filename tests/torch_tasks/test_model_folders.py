@@ -154,6 +154,23 @@ def test_a_folder_comes_back_to_the_bit_without_a_step(name: str, dtype: str, tm
     assert (to / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_windows_of_an_evaluation_do_not_overlap_where_their_number_is_given(tmp_path: Path, framework: str) -> None:
+    source, text = folder_of("qwen3", tmp_path / "it", "float32"), data_in(tmp_path)["txt"]
+    assert task_of(source, text, framework=framework).extract is None
+    task = task_of(source, text, framework=framework, evaluation_windows=20)
+    batches = list(task.evaluation_batches(0))
+    assert (task.extract.windows, task.extract.tokens, {each["tokens"].shape for each in batches}) == (
+        20,
+        16,
+        {(2, 17)},
+    )
+    assert task.evaluated_tokens == 320
+    every = task_of(source, text, framework=framework, evaluation_windows=10_000)
+    predicted = np.concatenate([each["tokens"][:, 1:].ravel() for each in every.evaluation_batches(0)])
+    assert len(predicted) == every.extract.windows * 16 <= every.extract.there * 16
+
+
 def test_the_loss_of_a_folder_is_that_of_transformers(tmp_path: Path) -> None:
     source = folder_of("qwen3", tmp_path / "it", "float32")
     task = task_of(source, data_in(tmp_path)["txt"])

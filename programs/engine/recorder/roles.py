@@ -252,7 +252,7 @@ def _add_evaluator(graph: Graph, job: Job) -> None:
     assert trees is not None
     assert reports is not None
     role = graph.role(EVALUATOR, replicas=(1, 1))
-    mean = partial(EvaluateMean, job.task, roles=(trees.node.role,), tokens=job.tokens)
+    mean = partial(EvaluateMean, job.task, roles=(trees.node.role,), tokens=job.tokens, times=job.evaluations)
     evaluate = role.node(EVALUATE, mean, fires=Every(Duration(2 * PERIOD)))
     graph.edge(trees, evaluate["parameters"], Latest(), to=role.all)
     graph.edge(reports, evaluate["progress"], Latest(), to=role.all)

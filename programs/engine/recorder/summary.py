@@ -203,6 +203,9 @@ class Summary(TypedDict):
     eval_loss_final: float | None
     eval_loss_last: float | None
     eval_tokens_last: int | None
+    eval_loss_error: float | None
+    eval_windows: int | None
+    eval_windows_there: int | None
     metrics: dict[str, float]
     eval_metrics: dict[str, float]
     losses_not_finite: int | None
@@ -307,6 +310,7 @@ def summarise(
         "eval_loss_final": status.get("eval_loss_final"),
         "eval_loss_last": status.get("eval_loss"),
         "eval_tokens_last": status.get("eval_tokens"),
+        **{name: status.get(name) for name in ("eval_loss_error", "eval_windows", "eval_windows_there")},
         "metrics": status.get("metrics", {}),
         "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
         "losses_not_finite": _sum(row["losses_not_finite"] for row in rows) if rows else None,

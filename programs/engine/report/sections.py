@@ -50,6 +50,7 @@ from isthmus.programs.engine.results.words import (
     book_lines,
     decimal,
     evaluated_at,
+    evaluated_on,
     not_evaluated,
     not_finite,
     percent,
@@ -157,7 +158,8 @@ def _evaluated(record: RunRecord) -> str:
     if missing:
         last = decimal(record.number("eval_loss_last"))
         return f"{missing}; the last evaluation was {last} {at}".rstrip() if at and last != UNKNOWN else missing
-    return f"global model on held-out data, first → final{f', {at}' if at else ''}"
+    on = evaluated_on({**record.summary})
+    return ", ".join(filter(None, ("global model on held-out data, first → final", on, at)))
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -60,8 +61,9 @@ from isthmus.programs.engine.request.task_checks import (
     leveled,
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
-from isthmus.programs.job import Job
-from isthmus.programs.loop_task import OPEN_NAME
+from isthmus.programs.evaluations import SMALL, times_default, too_much
+from isthmus.programs.job import Job, TensorSpec
+from isthmus.programs.loop_task import OPEN_NAME, LoopTask
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import AnyTask, OwnTask, RunSlots, Tokens
@@ -497,7 +499,7 @@ def _prepare(
             "program": parts.settings,
             "task": parts.subject.settings if given.is_shipped else {},
         },
-        warnings=(*warnings, *_few_sweeps(graph, job)),
+        warnings=(*warnings, *_few_sweeps(graph, job), *_much_evaluated(parts, job)),
         chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
     )
 
@@ -645,7 +647,7 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         for path in (FOLDER, "router"):
             if section.get(path) is not None:
                 section[path] = os.path.abspath(section[path])
-        chosen = shipped.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
+        chosen = shipped.chosen(section, run.extent) if run is not None else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         home = next(_by_slot(section))
@@ -714,9 +716,16 @@ def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
+        evaluations=times_default(parts.run.extent, _evaluated_tokens(task, tensors)),
         has_gradients=all(has_gradients(each, tensors) for each in parts.subject.tasks.values()),
         **parts.run.of_job(),
     )
+
+
+def _evaluated_tokens(task: AnyTask, layout: Sequence[TensorSpec]) -> int | None:
+    """The tokens that an evaluation predicts; None where that is not known, or the model is a small one."""
+    is_small = task.extract is None and sum(math.prod(each.shape) for each in layout) < SMALL
+    return None if is_small or isinstance(task, LoopTask) else task.evaluated_tokens
 
 
 def _check_budget(step: int, run: RunSettings) -> None:
@@ -730,6 +739,14 @@ def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
     """The warning about a run that merges its model too seldom."""
     interval = interval_of(graph)
     warning = None if interval is None else few_sweeps(job, interval)
+    if warning is not None:
+        yield warning
+
+
+def _much_evaluated(parts: _Parts, job: Job) -> Iterator[Fault]:
+    """The warning about evaluations that cost more than their share."""
+    evaluated = _evaluated_tokens(parts.subject.task, job.layout)
+    warning = too_much(parts.run.extent, evaluated, job.evaluations)
     if warning is not None:
         yield warning
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from isthmus.programs.evaluations import SHARE, Extent, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -78,6 +79,25 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["cpu", "island"],
         Setting("Where the evaluator computes: on the CPU, or on the first accelerators of its machine."),
     ] = "cpu"
+    evaluate: Annotated[
+        When,
+        Setting(
+            "Which evaluations are made: all, the first and the last ('ends'), or none, whose losses are then unknown.",
+            sweeps="All sides are evaluated alike.",
+        ),
+    ] = "all"
+    evaluate_share: Annotated[
+        float,
+        Setting(
+            "The most operations of all evaluations of a run, as a share of those of its training; of a model below a "
+            "million parameters without effect.",
+            gt=0,
+            le=1,
+            expected="a share above 0 and at most 1",
+            remedy=f"The default is {SHARE}; run.evaluate = 'none' makes no evaluation.",
+            sweeps="All sides are evaluated alike.",
+        ),
+    ] = SHARE
     snapshot_every_seconds: Annotated[
         float, Setting("Seconds between two snapshots.", ge=0.1, le=_DAY, remedy="The default is 15.")
     ] = SNAPSHOT_SECONDS_DEFAULT
@@ -173,6 +193,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def learners_expected(self) -> int:
         """The number of learners that defaults and the first merge count on; of a run that begins with none, one."""
         return max(1, self.learners)
+
+    @property
+    def extent(self) -> Extent:
+        """What the defaults of a shipped task follow from."""
+        return Extent(self.tokens, self.learners_expected, self.evaluate_share, self.evaluate)
 
     def of_job(self) -> dict[str, Any]:
         """Those that a graph's builder may know."""

@@ -254,6 +254,7 @@ def of(
             "frozen": [list(each) for each in job.frozen],
             "modules": list(job.modules),
             "routed_by": job.routed_by,
+            "evaluations": job.evaluations,
         },
     }
 

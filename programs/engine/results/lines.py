@@ -51,11 +51,18 @@ class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics"):
 
 
 class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations"):
-    """The global model on held-out data: one line of evaluations.jsonl."""
+    """The global model on held-out data: one line of evaluations.jsonl.
+
+    `windows` of `windows_there` were evaluated, where the task has such; the loss has a standard error of
+    `eval_loss_error`.
+    """
 
     time: float = 0.0
     tokens: int = 0
     eval_loss: float | None = None
+    eval_loss_error: float | None = None
+    windows: int | None = None
+    windows_there: int | None = None
     kind: str = "during"
     metrics: dict[str, float | None] = {}
 
@@ -63,7 +70,16 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     def made_of(cls, evaluated: Evaluated) -> EvaluationLine:
         """The line of an evaluation, without its time."""
         loss, metrics = finite(evaluated["loss"]), metrics_of(evaluated.get("metrics", ()))
-        return cls(tokens=evaluated["tokens"], eval_loss=loss, kind=evaluated["kind"], metrics=metrics)
+        error, (windows, there, *_) = evaluated.get("error"), evaluated.get("extract") or (None, None)
+        return cls(
+            tokens=evaluated["tokens"],
+            eval_loss=loss,
+            eval_loss_error=None if error is None else finite(error),
+            windows=windows,
+            windows_there=there,
+            kind=evaluated["kind"],
+            metrics=metrics,
+        )
 
     def of(self, metric: str) -> float | None:
         """The loss, or another scalar; None if not reported."""

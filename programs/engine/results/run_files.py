@@ -178,6 +178,9 @@ class _SummaryForm(msgspec.Struct):
     eval_loss_final: float | None = None
     eval_loss_last: float | None = None
     eval_tokens_last: int | None = None
+    eval_loss_error: float | None = None
+    eval_windows: int | None = None
+    eval_windows_there: int | None = None
     losses_not_finite: int | None = None
     start_seconds: float = 0.0
     paused_seconds: float = 0.0

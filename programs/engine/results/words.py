@@ -161,6 +161,12 @@ def evaluated_at(figures: Mapping[str, Any]) -> str:
     return f"at {percent(min(1.0, at / trained))} of the tokens trained{so_far}"
 
 
+def evaluated_on(figures: Mapping[str, Any]) -> str:
+    """The standard error of the last loss, and what was evaluated: '± 0.05, 40 of 310 windows'; '' if unknown."""
+    text = "[± {eval_loss_error:decimal}][, {eval_windows:whole} of {eval_windows_there:whole} windows]"
+    return say(text, figures).removeprefix(", ")
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")

@@ -409,6 +409,9 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         yield Fault(doing, "each program once", f"{name!r} more than once", "Its settings are compared with --sweep.")
     if wanted.sections.get("run", {}).get(key := "local_batch", "same") != "same":
         yield Fault(f"Reading run.{key}", "batches of one size", "'paced'", _NOT_SWEPT[f"run.{key}"])
+    if wanted.sections.get("run", {}).get("evaluate") == "none":
+        do = "Leave it out, or say 'ends'."
+        yield Fault("Reading run.evaluate", "an evaluation of each final model, by which sides compare", "'none'", do)
     if "router" in wanted.sections.get("task", {}) or ("task", "router") in wanted.sweeps:
         do = "Leave it out: each path would be evaluated on documents of its own, and other sides on all."
         yield Fault("Reading task.router", "one evaluation for all", "documents of a router's shards", do)

@@ -39,8 +39,9 @@ class EvaluatedPlace(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One run that is done. `finals` are the last values by metric; `seconds` the wall or virtual time from the first
-    inner step, `bytes` those of learners and shards; `devices` are the kinds of its learners' devices."""
+    """One run that is done. `finals` are the last values by metric; the last loss has a standard `error`, and is of
+    `windows` of held-out text, and so many that there are, where that is known; `seconds` the wall or virtual time from
+    the first inner step, `bytes` those of learners and shards; `devices` are the kinds of its learners' devices."""
 
     seed: int
     folder: str
@@ -53,6 +54,8 @@ class ComparedRun(msgspec.Struct, frozen=True):
     places: list[EvaluatedPlace]
     remark: str = ""
     devices: tuple[str, ...] = ()
+    error: float | None = None
+    windows: tuple[int, int] | None = None
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""
@@ -92,7 +95,14 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
         places=_places(record, is_alone=variant.run.learners == 1),
         remark=record.text("error"),
         devices=_devices(record),
+        error=record.number("eval_loss_error"),
+        windows=_windows(record),
     )
+
+
+def _windows(record: RunRecord) -> tuple[int, int] | None:
+    used, there = record.number("eval_windows"), record.number("eval_windows_there")
+    return None if used is None or there is None else (int(used), int(there))
 
 
 def _devices(record: RunRecord) -> tuple[str, ...]:

@@ -231,6 +231,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         "deviations over seeds; differences are paired by seed, with 95 % intervals of Student's t."
     )
     yield f"The reference is {comparison.reference}; alone is one learner on its share of the tokens."
+    if evaluated := _evaluated_on(comparison):
+        yield evaluated
     if comparison.devices:
         yield f"Computed on {', '.join(comparison.devices)}."
     if comparison.margin is not None:
@@ -239,6 +241,18 @@ def notes(comparison: Comparison) -> Iterator[str]:
         for run in side.runs:
             if run.remark:
                 yield f"{side.name}, seed {run.seed}, is judged failed, and counts all the same: {run.remark}"
+
+
+def _evaluated_on(comparison: Comparison) -> str:
+    """What all final models were evaluated on, and the error that this leaves; '' if that is not known."""
+    runs = [run for side in comparison.sides for run in side.runs]
+    extracts = {run.windows for run in runs}
+    errors = [run.error for run in runs if run.error is not None]
+    windows = extracts.pop() if len(extracts) == 1 else None
+    on = "" if windows is None else f" on the same {windows[0]:,} of {windows[1]:,} held-out windows"
+    error = f", whose losses have a standard error of {decimal(max(errors))} at most" if errors else ""
+    end = ": what differs between texts is in all sides alike" if errors else ""
+    return f"Final models are evaluated{on}{error}{end}." if on or error else ""
 
 
 def _mean_words(gap: FigureDifference | None) -> str:

@@ -257,11 +257,13 @@ def eval_losses(status: Mapping[str, Any]) -> str:
 
 
 def evaluated(figures: Mapping[str, Any]) -> str:
-    """'5.545 -> 1.812 at 96.1 % of the tokens trained so far', of a status or a summary; '' without an evaluation."""
+    """'5.545 -> 1.812 ± 0.01 at 96.1 % of the tokens trained so far', of a status or a summary; '' without an
+    evaluation."""
     names = ("eval_loss_final", "eval_loss_last") if "tokens_total" in figures else ("eval_loss",)
     newest = next((figures[name] for name in names if figures.get(name) is not None), None)
     losses = eval_losses({**figures, "eval_loss": newest})
-    return f"{losses} {words.evaluated_at(figures)}".rstrip() if losses else ""
+    found = " ".join(filter(None, (losses, words.evaluated_on(figures), words.evaluated_at(figures))))
+    return found if losses else ""
 
 
 def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

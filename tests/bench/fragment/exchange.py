@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
-from isthmus.ops.island.evaluate import evaluated
+from isthmus.ops.island.scores import evaluated
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.receive import Receive

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops.data.batches import At, Split, Windows
 from isthmus.ops.data.corpus import Corpus, DataError, TokenIds
+from isthmus.ops.data.held_out import apart
 
 
 def corpus(train: int = 10_000, evaluation: int = 1_000, vocabulary: int = 20_000) -> Corpus:
@@ -111,6 +112,31 @@ def test_the_evaluation_is_at_least_256_windows_evenly_spaced_and_the_same_every
     assert found[-1] == 980
     gaps = [after - before for before, after in pairwise(found)]
     assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize(("most", "used", "rows"), [(3, 3, 1), (8, 8, 1), (16, 16, 2), (33, 32, 4), (100, 40, 5)])
+def test_given_windows_do_not_overlap_and_leave_batches_to_tell_an_error_by(most: int, used: int, rows: int) -> None:
+    windows = Windows(corpus(train=20_000, vocabulary=30_000), 16, length=25, held_out=most)
+    held = windows.evaluated
+    assert (windows.extract, held.rows) == ((used, 41, 24), rows)
+    batches = [windows.batch(At(3, 0, each, "evaluation"))["tokens"] for each in range(held.batches)]
+    starts = [int(start) - 15_000 for batch in batches for start in batch[:, 0]]
+    assert len(starts) == used
+    assert {each.shape for each in batches} == {(rows, 25)}
+    assert starts[0] == 0
+    assert all(after - before >= 24 and not (after - before) % 24 for before, after in pairwise(starts))
+    assert starts[-1] + 25 <= 1000
+
+
+def test_a_short_text_has_as_many_windows_as_fit() -> None:
+    held = apart(1226, 257, 256, 50_000)
+    assert (held.batches, held.rows, held.there) == (4, 1, 4)
+    assert list(np.concatenate([held.starts(each) for each in range(4)])) == [0, 256, 512, 768]
+
+
+def test_logits_bound_the_windows_of_a_batch() -> None:
+    assert apart(1 << 20, 257, 256, 256).rows == 32
+    assert apart(1 << 20, 257, 256, 49_152).rows == 1
 
 
 @pytest.mark.parametrize(

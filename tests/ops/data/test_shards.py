@@ -102,6 +102,18 @@ def test_a_shard_without_a_held_out_window_has_no_evaluation() -> None:
     assert windows.evaluation_batches == 64
 
 
+def test_given_windows_are_of_each_shard_by_its_size_and_do_not_overlap() -> None:
+    _, _, corpus = made(numbered({1: 100, 2: 50}), 2)
+    windows = ShardedWindows(corpus, 4, 20, held_out=6)
+    there = [(len(documents.tokens()) - 1) // 19 for documents in corpus.held_out]
+    assert windows.extract == (windows.evaluation_batches, sum(there), 19)
+    of_shard = [windows.evaluation_shard(each) for each in range(windows.evaluation_batches)]
+    assert 6 >= len(of_shard) == sum(min(there[shard], of_shard.count(shard)) for shard in (0, 1))
+    assert windows.batch(At(0, 0, 0, "evaluation"))["tokens"].shape == (1, 20)
+    every = ShardedWindows(corpus, 4, 20, held_out=10_000)
+    assert every.evaluation_batches == sum(there)
+
+
 def test_too_little_data_is_refused_by_shard() -> None:
     _, _, corpus = made(numbered({1: 100, 2: 5}), 2)
     with pytest.raises(DataError, match="shard 1"):

@@ -186,7 +186,7 @@ def test_evaluation_takes_the_merged_leaves_and_local_ones_of_init() -> None:
     task = StepTask()
     evaluation = JaxEvaluation(task, 7)
     values = {"w": np.full(4, 0.5, jnp.bfloat16), "stats/mean": np.ones(2, np.float32)}
-    assert evaluation.metrics(values) == {"loss": 2.0, "mean": 4.0}
+    assert evaluation.metrics(values) == {"loss": 2.0, "mean": 4.0, "loss_error": 0.0}
     fragments = fragments_of(task)
     payloads = {fragment.index: np.full(fragment.size, 0.25, np.float32) for fragment in fragments}
     tensors = evaluation.assemble(fragments, payloads)

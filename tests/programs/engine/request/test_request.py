@@ -127,6 +127,8 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "slots_max": 16,
         "local_batch": "same",
         "evaluate_on": "cpu",
+        "evaluate": "all",
+        "evaluate_share": 0.1,
         "snapshot_every_seconds": 15.0,
         "keep_to_go_on": True,
         "tape_bytes": 64 << 20,

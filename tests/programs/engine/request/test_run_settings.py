@@ -14,7 +14,7 @@ from isthmus.runtime.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
 PLACES_MAX = 3
-COMMON_WORDS = {"tokens", "seed", "learners", "snapshots", "processes"}
+COMMON_WORDS = {"tokens", "seed", "learners", "snapshots", "processes", "evaluate"}
 """Keys that are words for other things as well: those are counted only where the section is named beside them."""
 OWNERS = {"RunSettings", "Job", "Options", "train"}
 """What has keys of the section as fields or parameters."""
