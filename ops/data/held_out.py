@@ -14,7 +14,7 @@ WINDOWS: Final = 256
 """Where no number is given; in whole batches."""
 BATCHES_MIN: Final = 8
 """Given windows are cut into so many batches at least: the error of a loss follows from the means of its batches."""
-LOGITS_BYTES: Final = 1 << 26
+LOGITS_BYTES: Final = 1 << 27
 """The most bytes that the logits of a batch of several windows take, in float32."""
 
 
