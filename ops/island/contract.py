@@ -14,6 +14,7 @@ from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import LearnerDevices
+from isthmus.ops.island.evaluation_time import Parts
 from isthmus.ops.island.life import LeafPart, LearnerLife, Tensors
 
 if TYPE_CHECKING:
@@ -214,6 +215,31 @@ class Evaluating(Protocol):
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
         """The merged leaves that the fragments make up, in NumPy arrays."""
+
+
+@runtime_checkable
+class DividedEvaluating(Evaluating, Protocol):
+    """An evaluation that can be given up between two of its batches."""
+
+    @property
+    def count(self) -> int:
+        """The number of its batches."""
+
+    def parts(self, tensors: Tensors) -> Parts:
+        """The evaluation of these merged leaves, as `metrics` makes it."""
+
+
+def parts_of(evaluation: Evaluating, tensors: Tensors) -> Parts:
+    """An evaluation of these merged leaves; in one part where it cannot be divided."""
+    if isinstance(evaluation, DividedEvaluating):
+        return (yield from evaluation.parts(tensors))
+    yield
+    return evaluation.metrics(tensors)
+
+
+def count_of(evaluation: Evaluating) -> int:
+    """The number of parts in which an evaluation is made."""
+    return evaluation.count if isinstance(evaluation, DividedEvaluating) else 1
 
 
 class PathEvaluating(Evaluating, Protocol):

@@ -6,9 +6,10 @@ The evaluation node of programs whose learners all hold the same model: it evalu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+from isthmus.ops.data.held_out import Extract
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
@@ -27,13 +28,18 @@ from isthmus.ops.island.contract import (
     Evaluating,
     PathEvaluating,
     Unevaluated,
+    count_of,
     evaluation_of,
     first_tensors_of,
+    parts_of,
     path_evaluations,
     prepare_evaluation,
 )
-from isthmus.ops.island.scores import ERROR, evaluated, extract_of
+from isthmus.ops.island.evaluation_time import EvaluationTime, Parts
+from isthmus.ops.island.scores import ERROR, extract_of
 
+Emitted: TypeAlias = dict[str, Any] | Generator[dict[str, Any], None, dict[str, Any] | None] | None
+"""What a call of an evaluation node returns: items by port, all at once, or some of them before its end."""
 TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
 LATE_STEPS: Final = 4
@@ -97,6 +103,7 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
+        self._time = EvaluationTime(context.now, context.stop_requested)
         self._of_paths: list[PathEvaluating] = []
         if self._paths is not None and self._times:
             self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
@@ -118,32 +125,42 @@ class Evaluate:
         if kind is None or (kind != "final" and isinstance(self._evaluation, Unevaluated)):
             return None
         self.is_finished = kind == "final"
-        return {"evaluation": evaluated(kind, self._metrics(), trained, extract_of(self._task))}
+        count = sum(each.count for each in self._of_paths) or count_of(self._evaluation)
+        made = self._time.made(kind, self._parts(), count, trained, extract_of(self._task))
+        return None if made is None else {"evaluation": made}
 
-    def _metrics(self) -> dict[str, float]:
+    def _parts(self) -> Parts:
         if self._paths is None or not self._of_paths:
-            return self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))
-        own, count, sums, by_path = self._paths.own, 0, dict[str, float](), dict[str, float]()
+            tensors = self._evaluation.assemble(self._fragments, self._values)
+            return (yield from parts_of(self._evaluation, tensors))
+        scalars = []
         for path, evaluation in enumerate(self._of_paths):
             values = {p: self._values[number] for p, number in enumerate(self._paths.numbers(path))}
-            metrics = evaluation.metrics(evaluation.assemble(own, values))
-            if "loss" in metrics:
-                by_path[f"path {path}"] = metrics["loss"]
-            for name, mean in metrics.items():
-                share = (mean * evaluation.count) ** 2 if name == ERROR else mean * evaluation.count
-                sums[name] = sums.get(name, 0.0) + share
-            count += evaluation.count
-        if ERROR in sums:  # Of independent batches: the squares add up.
-            sums[ERROR] = sums[ERROR] ** 0.5
-        return {name: total / count for name, total in sums.items()} | by_path
+            tensors = evaluation.assemble(self._paths.own, values)
+            scalars.append((yield from parts_of(evaluation, tensors)))
+        return mean_over_paths(scalars, [evaluation.count for evaluation in self._of_paths])
+
+
+def mean_over_paths(scalars: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:
+    """The means of the scalars of all paths, each over so many batches, and the loss of each."""
+    sums, by_path = dict[str, float](), dict[str, float]()
+    for path, (own, count) in enumerate(zip(scalars, counts, strict=True)):
+        if "loss" in own:
+            by_path[f"path {path}"] = own["loss"]
+        for name, mean in own.items():
+            share = (mean * count) ** 2 if name == ERROR else mean * count
+            sums[name] = sums.get(name, 0.0) + share
+    if ERROR in sums:  # Of independent batches: the squares add up.
+        sums[ERROR] = sums[ERROR] ** 0.5
+    return {name: total / sum(counts) for name, total in sums.items()} | by_path
 
 
 class EvaluateMean:
     """Learners' parameters in, Evaluated out, of a program without a global model: that of their token-weighted mean.
 
-    At the end the mean is emitted on `final`. The first evaluation is of the task's initial parameters, with which
-    every learner begins: the learners' own parameters arrive only after some steps, and those of a learner that starts
-    late may arrive when the others have nearly finished.
+    At the end the mean is emitted on `final`, before it is evaluated. The first evaluation is of the task's initial
+    parameters, with which every learner begins: the learners' own parameters arrive only after some steps, and those of
+    a learner that starts late may arrive when the others have nearly finished.
 
     Fires by timer. The mean includes every live learner and waits for no departed one: `roles` are those whose replicas
     train. Parameters and progress travel on edges of their own, so the mean is taken one firing after all live learners
@@ -171,6 +188,7 @@ class EvaluateMean:
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         self._seed, self._members, self._now = context.seed, context.members, context.now
+        self._time = EvaluationTime(context.now, context.stop_requested)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(
@@ -178,15 +196,15 @@ class EvaluateMean:
         parameters: Mapping[Any, Any] | None = None,
         progress: Mapping[Any, Mapping[str, Any]] | None = None,
         control: Mapping[Any, Control] | None = None,
-    ) -> dict[str, Any] | None:
+    ) -> Emitted:
         """Store the inputs; evaluate the mean if that is due, but the initial parameters first."""
         self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
         self._reports.update({replica.slot: report for (replica, _), report in (progress or {}).items()})
         if self._stop_seen_at is None and any(order["stop"] for order in (control or {}).values()):
             self._stop_seen_at = self._now()
         if kind := self._schedule.due(0, is_final=False):
-            metrics = self._evaluation.metrics(first_tensors_of(self._task, self._seed))
-            return {"evaluation": evaluated(kind, metrics, 0, extract_of(self._task))}
+            first = first_tensors_of(self._task, self._seed)
+            return _evaluated(self._time, kind, self._evaluation, first, 0, extract_of(self._task))
         live = {member.replica.slot for member in self._members() if member.replica.role in self._roles}
         was_final, self._was_final = self._was_final, self._are_final(live)
         is_final = (was_final and self._was_final) or self._is_late()
@@ -201,11 +219,10 @@ class EvaluateMean:
         # Where the run was stopped before any learner had stepped, nothing has a weight.
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         tensors = dict(named_leaves(mean))
-        scores = evaluated(kind, self._evaluation.metrics(tensors), trained, extract_of(self._task))
         if not is_final:
-            return {"evaluation": scores}
+            return _evaluated(self._time, kind, self._evaluation, tensors, trained, extract_of(self._task))
         self.is_finished = True
-        return {"evaluation": scores, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+        return _of_final(self._time, self._evaluation, tensors, trained, extract_of(self._task))
 
     def _are_final(self, live: set[int]) -> bool:
         final = {slot for slot, report in self._reports.items() if report.get("phase") == "final"}
@@ -220,7 +237,8 @@ class EvaluateMean:
 class EvaluateModel:
     """Models in, Evaluated out; at the end the model is emitted on `final`.
 
-    A model is {"tree", "tokens", "is_final"}: the parameters after so many tokens in all. `tokens` is the budget.
+    A model is {"tree", "tokens", "is_final"}: the parameters after so many tokens in all. `tokens` is the budget. It is
+    emitted before it is evaluated.
     """
 
     outputs = ("evaluation", "final")
@@ -239,17 +257,38 @@ class EvaluateModel:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
+        self._time = EvaluationTime(context.now, context.stop_requested)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
-    def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any] | None:
+    def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> Emitted:
         """Evaluate the newest model, if that is due."""
         newest = max(model.values(), key=lambda item: (item["is_final"], item["tokens"]))
         kind = self._schedule.due(newest["tokens"], is_final=newest["is_final"])
         if kind is None:
             return None
         tensors = dict(named_leaves(newest["tree"]))
-        scores = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"], extract_of(self._task))
         if kind != "final":
-            return {"evaluation": scores}
+            return _evaluated(self._time, kind, self._evaluation, tensors, newest["tokens"], extract_of(self._task))
         self.is_finished = True
-        return {"evaluation": scores, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+        return _of_final(self._time, self._evaluation, tensors, newest["tokens"], extract_of(self._task))
+
+
+def _evaluated(
+    time: EvaluationTime,
+    kind: EvaluationKind,
+    evaluation: Evaluating,
+    tensors: Mapping[str, Any],
+    tokens: int,
+    extract: Extract | None,
+) -> dict[str, Any] | None:
+    """The items about an evaluation of these leaves, after so many tokens; None where it is left out."""
+    made = time.made(kind, parts_of(evaluation, tensors), count_of(evaluation), tokens, extract)
+    return None if made is None else {"evaluation": made}
+
+
+def _of_final(
+    time: EvaluationTime, evaluation: Evaluating, tensors: Mapping[str, Any], tokens: int, extract: Extract | None
+) -> Generator[dict[str, Any], None, dict[str, Any] | None]:
+    """Yields the final model, so that nothing waits for its evaluation to be whole, and returns that."""
+    yield {"final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+    return _evaluated(time, "final", evaluation, tensors, tokens, extract)

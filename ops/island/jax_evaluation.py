@@ -12,6 +12,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.evaluation_time import Parts, whole
 from isthmus.ops.island.functions import Functions, compute_in_the_calling_thread, functions_of
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.ops.island.life import CORES, Tensors
@@ -61,8 +62,16 @@ class JaxEvaluation:
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
+        return whole(self.parts(tensors))
+
+    def parts(self, tensors: Tensors) -> Parts:
+        """The same, a batch after the other."""
         merged = [jax.device_put(tensors[name]) for name in self._functions.names]  # Once for all batches.
-        return means_of([self._metrics_of(merged, batch) for batch in self._batches])
+        scalars = []
+        for batch in self._batches:
+            yield
+            scalars.append(self._metrics_of(merged, batch))
+        return means_of(scalars)
 
     def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
         with CORES:

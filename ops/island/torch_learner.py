@@ -18,6 +18,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.evaluation_time import Parts, whole
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
 from isthmus.ops.island.scores import means_of
 from isthmus.ops.island.torch_model import (
@@ -102,8 +103,21 @@ class TorchEvaluation:
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
+        return whole(self.parts(tensors))
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
+
+    def parts(self, tensors: Tensors) -> Parts:
+        """The same, a batch after the other."""
         self._model.write(tensors)
-        return means_of([self._metrics_of(batch) for batch in self._batches])
+        scalars = []
+        for batch in self._batches:
+            yield
+            scalars.append(self._metrics_of(batch))
+        return means_of(scalars)
 
     def _metrics_of(self, batch: Any) -> dict[str, float]:
         with drawing(self._seed), torch.no_grad():

@@ -54,6 +54,7 @@ from isthmus.ops.island.contract import (
     sole_learner_of,
 )
 from isthmus.ops.island.evaluate import TIMES_DEFAULT
+from isthmus.ops.island.evaluation_time import EvaluationTime
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.first_version import begun_from
@@ -175,7 +176,13 @@ class InnerStep:
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
         self._last_model = None if self._loop is None else LastModel(self._learner, self._fragments, self._held)
         if self._fragments and (judge := own_judge_of(self._task)) is not None:
-            self._evaluation = OwnEvaluation(judge, self._fragments, tokens=self._budget, times=self._evaluations)
+            self._evaluation = OwnEvaluation(
+                judge,
+                self._fragments,
+                time=EvaluationTime(context.now, context.stop_requested),
+                tokens=self._budget,
+                times=self._evaluations,
+            )
         self._answers = Answers(
             self._slot,
             self._incarnation,

@@ -12,19 +12,21 @@ from typing import final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Evaluated, EvaluationKind
-from isthmus.ops.island.contract import OwnJudging
+from isthmus.ops.island.contract import OwnJudging, count_of, parts_of
 from isthmus.ops.island.evaluate import EvaluationSchedule
-from isthmus.ops.island.scores import evaluated
+from isthmus.ops.island.evaluation_time import EvaluationTime
 from isthmus.ops.learner.answers import HeldFragment
 
 
 @final
 class OwnEvaluation:
-    """The evaluations that `judge` makes in one life of a learner, of `fragments`; `tokens` is the budget; there
-    are `times` evaluations at most, none of 0."""
+    """The evaluations that `judge` makes in one life of a learner, of `fragments`, as long as its `time` has room for
+    them; `tokens` is the budget; there are `times` evaluations at most, none of 0."""
 
-    def __init__(self, judge: OwnJudging, fragments: Sequence[Fragment], *, tokens: int, times: int) -> None:
-        self._judge, self._fragments, self._times = judge, fragments, times
+    def __init__(
+        self, judge: OwnJudging, fragments: Sequence[Fragment], *, time: EvaluationTime, tokens: int, times: int
+    ) -> None:
+        self._judge, self._fragments, self._time, self._times = judge, fragments, time, times
         self._schedule = EvaluationSchedule(tokens, times)
         self._final = set[int]()
         self.last: Evaluated | None = None
@@ -48,4 +50,5 @@ class OwnEvaluation:
     def evaluate(self, kind: EvaluationKind, held: Sequence[HeldFragment | None], trained: int) -> None:
         """Evaluate the versions that are held; raises what the user's function raises."""
         values = {p: each.anchor for p, each in enumerate(held) if each is not None}
-        self.last = evaluated(kind, self._judge.metrics(self._judge.assemble(self._fragments, values)), trained)
+        parts = parts_of(self._judge, self._judge.assemble(self._fragments, values))
+        self.last = self._time.made(kind, parts, count_of(self._judge), trained) or self.last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import AsJson
+from isthmus.programs.engine.results.words import decimal
 from isthmus.runtime.errors import printable
 
 PANEL: Final = "Models"
@@ -33,6 +35,9 @@ PathNumber: TypeAlias = Annotated[
     int | None,
     typer.Option("--path", metavar="N", help="Of a model made of modules: the path.", show_default=False),
 ]
+
+PERPLEXITY_OF_MAX: Final = 700.0
+"""A loss of more has a perplexity beyond all numbers."""
 
 commands = typer.Typer(cls=Commands)
 
@@ -129,19 +134,50 @@ def evaluate(
     """Measure how well a language model predicts a text.
 
     Of a run, also while it goes on, or of a model folder; computed in float32.
+
+    Of a run that was stopped, and has left out the evaluation of its final model: that is made now, of any task, and
+    written into the run's summary.
     """
     from isthmus.programs.trained.evaluate import evaluate
     from isthmus.programs.trained.text_model import text_model
 
     folder = _expanded(model)
     doing = f"Evaluating {folder}"
+    if data is None and snapshot is None and path is None and _evaluate_later(folder, doing, as_json=as_json):
+        return
     found = evaluate(text_model(folder, doing, snapshot, path), None if data is None else _expanded(data), doing)
     if as_json:
-        typer.echo(json.dumps(found._asdict()))
+        typer.echo(json.dumps({**found._asdict(), "written": False}))
         return
     bits = "" if found.bits_per_byte is None else f", {found.bits_per_byte:.4f} bits a byte"
     typer.echo(f"loss {found.loss:.4f} nats a token, perplexity {found.perplexity:.4g}{bits}")
     typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
+
+
+def _evaluate_later(folder: Path, doing: str, *, as_json: bool) -> bool:
+    """Make the evaluation of the final model that a run lacks, and print it; returns whether it lacked one."""
+    from isthmus.programs.engine.results.run_files import check_files
+    from isthmus.programs.trained.final_evaluation import is_lacking, make_later
+    from isthmus.programs.trained.text_model import is_run
+
+    if not is_run(folder):
+        return False
+    check_files(folder, doing)
+    if not is_lacking(folder, doing) or (found := make_later(folder, doing)) is None:
+        return False
+    is_known = found.tokens is not None and found.loss is not None and found.loss < PERPLEXITY_OF_MAX
+    perplexity = math.exp(found.loss) if is_known and found.loss is not None else None
+    if as_json:
+        shown = {"loss": found.loss, "perplexity": perplexity, "bits_per_byte": None, "tokens": found.tokens}
+        typer.echo(json.dumps({**shown, "windows": found.windows, "metrics": found.metrics, "written": True}))
+        return True
+    unit = "" if perplexity is None else f" nats a token, perplexity {perplexity:.4g}"
+    others = "".join(f", {name} {decimal(value)}" for name, value in found.metrics.items())
+    typer.echo(f"loss {decimal(found.loss, 4)}{unit}{others}")
+    if found.tokens is not None:
+        typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
+    typer.echo("The run had no evaluation of its final model: this one is in its summary now.")
+    return True
 
 
 def _expanded(path: Path) -> Path:

@@ -521,6 +521,7 @@ class Books(BooksMemory, kw_only=True):
             "eval_windows": self.evaluations[-1].windows if self.evaluations else None,
             "eval_windows_there": self.evaluations[-1].windows_there if self.evaluations else None,
             "evaluations": len(self.evaluations),
+            "eval_seconds": self.evaluations[-1].seconds if self.evaluations else None,
             "tokens_final": None if last is None else last.tokens,
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": self.evaluations[-1].metrics if self.evaluations else {},

@@ -19,6 +19,7 @@ from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, Fi
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
+from isthmus.programs.engine.recorder.last_evaluation import LastEvaluation
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
@@ -44,9 +45,9 @@ class Ending:
     """The end of one run; `has_model`: its program gives a final model.
 
     A run is to end once the token budget is spent or a stop was requested; then learners are final, fragments are
-    final, the model is evaluated. Each of these is a sign. Without a new one for some steps of the slowest learner and
-    some sweeps of the slowest merges, nothing is waited for any more, whatever bodies do. Time in which this host was
-    stopped, or its machine asleep, does not count: the others may have sent signs in it.
+    final, the model is evaluated (`last_evaluation`). Each of these is a sign. Without a new one for some steps of the
+    slowest learner and some sweeps of the slowest merges, nothing is waited for any more, whatever bodies do. Time in
+    which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
     """
 
     def __init__(self, *, has_model: bool) -> None:
@@ -272,11 +273,13 @@ class Recorder:
         self._controlled_at = -CONTROL_NS
         self._complete_at: int | None = None
         self._evaluator_at = 0
+        self._last_evaluation = LastEvaluation()
         self._has_losses = False
         self._unevaluated: Evaluated | None = None
         """The last evaluation without a loss, while a learner may still give one."""
         self._error: str | None = None
         self._is_stopping = False
+        self._ends_since: int | None = None
         self.is_finished = self.is_engaged = False
 
     def open(self, context: Any) -> None:
@@ -319,13 +322,15 @@ class Recorder:
             return None
         arrived, self._arrived = self._arrived, {}
         self._accept(arrived, now)
-        if self._unevaluated is not None and not self._awaits_learner():
+        is_unevaluated = not self._awaits_learner() and not self._last_evaluation.is_left_out
+        if self._unevaluated is not None and is_unevaluated:
             unevaluated, self._unevaluated = self._unevaluated, None
             self._note_evaluation(unevaluated, now)
         if self._unsaved and now >= self._save_at:
             self._save(now)
         self._judge_model()
         self._judge_end(now)
+        self._judge_evaluation(now)
         self._books.note_live(_lives(self._context.members()), now)
         if self._error is not None or self._is_complete(now):
             self._metrics.write_all(now)
@@ -389,7 +394,9 @@ class Recorder:
         ):
             self._note(ChangeRecord.made_of(change, self._books.since_zero(change["at"])), change["at"], now)
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            if each["loss"] is None and each["kind"] == "final":
+            if each.get("left_out"):
+                self._last_evaluation.leave_out()
+            elif each["loss"] is None and each["kind"] == "final":
                 self._unevaluated = each
             else:
                 self._note_evaluation(each, now)
@@ -424,7 +431,10 @@ class Recorder:
             return
         self._ending.step_took(report["step_time"])
         if (evaluation := report.get("evaluation")) is not None:
-            self._note_evaluation(evaluation, now)
+            if evaluation.get("left_out"):
+                self._last_evaluation.leave_out()
+            else:
+                self._note_evaluation(evaluation, now)
         if report["phase"] == "final":
             self._ended.add((slot, report["incarnation"]))
         self._metrics.add_report(report, last, now)
@@ -474,6 +484,7 @@ class Recorder:
     def _judge_end(self, now: int) -> None:
         """Track the progress of the end; fail if the final model is due and does not arrive."""
         if self._is_to_end():
+            self._ends_since = now if self._ends_since is None else self._ends_since
             come = self._books.final | self._unsaved.keys()
             self._ending.look((len(self._ended), len(come), self._books.is_evaluated()), now)
         if self._is_late(now) and self._has_model and not self._is_saved() and self._books.totals.trained:
@@ -483,6 +494,18 @@ class Recorder:
                 f"came nearer to its end (not final: {', '.join(going) or 'none that reports'}). A body hears of the "
                 "end by `stop` in what comes to its port `control`; what emits `final` is to do so then."
             )
+
+    def _judge_evaluation(self, now: int) -> None:
+        """Track the wait for the last evaluation, where all else has come; it is left out of a run that was stopped
+        where it does not come soon."""
+        has_else = self._is_saved() if self._has_model else self._are_learners_final()
+        is_due = self._is_to_end() and has_else and self._has_evaluator
+        self._last_evaluation.look(
+            now,
+            is_due=is_due,
+            has_come=self._books.is_evaluated(),
+            is_stopped=self._context.stop_requested(),
+        )
 
     def _is_late(self, now: int) -> bool:
         """Whether the wait for missing items is over; a slow disk has its own limit."""
@@ -541,12 +564,15 @@ class Recorder:
 
     def _are_final(self) -> bool:
         """Whether all learners are final, in a program without a final model."""
+        return self._are_learners_final() and self._is_evaluation_there()
+
+    def _are_learners_final(self) -> bool:
         final = [report["phase"] == "final" for report in self._books.reports.values()]
-        return bool(final) and all(final) and self._is_evaluation_there()
+        return bool(final) and all(final)
 
     def _is_evaluation_there(self) -> bool:
-        """Whether the last evaluation has arrived, if there is one."""
-        return not self._has_evaluator or self._books.is_evaluated()
+        """Whether the last evaluation has arrived or is left out, if there is one."""
+        return not self._has_evaluator or self._books.is_evaluated() or self._last_evaluation.is_left_out
 
     def _awaits_learner(self) -> bool:
         """Whether a learner lives that evaluates, and has not evaluated the final model yet."""
@@ -575,11 +601,25 @@ class Recorder:
             "tokens_budget": self._budget,
             "error": self._error,
             "stop_reason": self._stop_reason,
+            "ending": self._ending_status(now) if phase == "final" else None,
+            **self._last_evaluation.figures(now, is_over=self.is_finished, is_evaluated=self._books.is_evaluated()),
             "unlike": [list(each) for each in self._books.unlike()] if self.is_finished else [],
             "files": self._lines.counts(),
             "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
             "snapshots": {"faults": self._books.snapshot_faults, **self._snapshots},
         }
+
+    def _ending_status(self, now: int) -> dict[str, Any]:
+        """What a run that comes to its end awaits, and for how long so far; of an evaluation, how long the last one
+        took."""
+        is_stopped = self._context.stop_requested()
+        if (since := self._last_evaluation.awaited_since) is not None:
+            took = self._books.evaluations[-1].seconds if self._books.evaluations else None
+            waited = (now - since) / 1e9
+            return {"awaits": "evaluation", "seconds": waited, "usual_seconds": took, "is_stopped": is_stopped}
+        began = now if self._ends_since is None else self._ends_since
+        awaits = "reports" if self._has_model and self._is_saved() else "model"
+        return {"awaits": awaits, "seconds": (now - began) / 1e9, "usual_seconds": None, "is_stopped": is_stopped}
 
     def _phase(self) -> str:
         if self.is_finished:

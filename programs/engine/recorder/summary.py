@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.paths import PathParts
@@ -130,6 +130,11 @@ def roster_counts(graph: Template, learners: int) -> dict[str, int]:
     return {**counts, "learner": learners} if "learner" in counts else counts
 
 
+FinalEvaluation: TypeAlias = Literal["made", "left_out", "missing", "later"]
+"""What became of the evaluation of the final model: it was made in the run, left out because the run was stopped, did
+not come, or was made later (`programs.trained.final_evaluation`)."""
+
+
 class LearnerSummary(TypedDict):
     """One slot over all its lives."""
 
@@ -203,6 +208,7 @@ class Summary(TypedDict):
     eval_loss_final: float | None
     eval_loss_last: float | None
     eval_tokens_last: int | None
+    final_evaluation: FinalEvaluation | None
     eval_loss_error: float | None
     eval_windows: int | None
     eval_windows_there: int | None
@@ -211,6 +217,9 @@ class Summary(TypedDict):
     losses_not_finite: int | None
     start_seconds: float
     wall_seconds: float
+    trained_seconds: float | None
+    evaluated_seconds: float | None
+    ending_seconds: float | None
     paused_seconds: float
     goodput: float | None
     uptime: float | None
@@ -310,12 +319,14 @@ def summarise(
         "eval_loss_final": status.get("eval_loss_final"),
         "eval_loss_last": status.get("eval_loss"),
         "eval_tokens_last": status.get("eval_tokens"),
+        "final_evaluation": _final_evaluation(status, outcome),
         **{name: status.get(name) for name in ("eval_loss_error", "eval_windows", "eval_windows_there")},
         "metrics": status.get("metrics", {}),
         "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
         "losses_not_finite": _sum(row["losses_not_finite"] for row in rows) if rows else None,
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
+        **_times(status, ended),
         "paused_seconds": round(paused_ns / 1e9, 3),
         "goodput": None if share_good is None else round(share_good, 6),
         "uptime": None if share_up is None else round(share_up, 6),
@@ -332,6 +343,33 @@ def summarise(
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},
         "scripts_dismissed": [],
+    }
+
+
+def _final_evaluation(status: Mapping[str, Any], outcome: str) -> FinalEvaluation | None:
+    """None of a run that failed before it had one, and of a task that evaluates nothing."""
+    if status.get("tokens_final") is not None:
+        is_of_task = status.get("eval_loss") is not None or status.get("eval_loss_initial") is not None
+        return "made" if is_of_task else None
+    if status.get("evaluation_left_out"):
+        return "left_out"
+    return "missing" if outcome in ("done", "stopped") and status.get("eval_loss_initial") is not None else None
+
+
+def _times(status: Mapping[str, Any], ended: int) -> dict[str, float | None]:
+    """How long the run trained, from the first step to the last one and its merge; for how long of the time behind that
+    it awaited nothing but the evaluation of the final model; and the rest, to its end. None without a step."""
+    zero, evaluated = status.get("zero"), status.get("evaluated_seconds")
+    if zero is None:
+        return dict.fromkeys(("trained_seconds", "evaluated_seconds", "ending_seconds"))
+    whole = max(0.0, (ended - zero) / 1e9)
+    last = max(float(status.get("merged_until") or 0.0), (status.get("stepping_until", 0) - zero) / 1e9)
+    trained = min(whole, max(last, 0.0))
+    ending = max(0.0, whole - trained - (evaluated or 0.0))
+    return {
+        "trained_seconds": round(trained, 3),
+        "evaluated_seconds": None if evaluated is None else round(evaluated, 3),
+        "ending_seconds": round(ending, 3),
     }
 
 

@@ -71,13 +71,14 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Curves on one pair of axes."""
+    """Curves on one pair of axes; that of values spans what was measured, or `begins_at_zero` where that is near."""
 
     name: str
     title: str
     curves: list[Curve]
     bands: list[Band]
     is_logarithmic: bool = False
+    begins_at_zero: bool = False
 
 
 def charts(record: RunRecord, window: TimeWindow | None, metrics_max: int | None = None) -> list[Chart]:
@@ -141,7 +142,9 @@ def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
     if window is not None:
         at = TokenProgress(record.reports).at
         bands.append(Band("drawn below", "window", (at(window.begin), at(window.end)), window))
-    return Chart("pace", "Inner steps a second", reported(record, step_rates, _PACE_STRETCHES_MAX), bands)
+    return Chart(
+        "pace", "Inner steps a second", reported(record, step_rates, _PACE_STRETCHES_MAX), bands, begins_at_zero=True
+    )
 
 
 def evaluated(record: RunRecord, name: str, label: str, colour: str, *, is_main: bool = True) -> Iterator[Curve]:

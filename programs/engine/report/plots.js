@@ -36,11 +36,12 @@ const plots = (() => {
     }
     return found.filter((value) => value >= low && value <= high);
   };
-  const range = (low, high, isLogarithmic) => {
+  // The ends of an axis of values: those of what was measured, and 0 in place of the lower one where it is to begin there.
+  const range = (low, high, isLogarithmic, beginsAtZero) => {
     if (low == null) return [0, 1];
     if (isLogarithmic) return [low / (high / low || 1) ** 0.05 * 0.99, high * (high / low) ** 0.05 * 1.01];
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
-    return [low >= 0 && low < 0.8 * high ? 0 : low - pad, high + pad];
+    return [beginsAtZero && low >= 0 && low < 0.8 * high ? 0 : low - pad, high + pad];
   };
   // Curves have places of their own: a curve's value under the pointer is that of its nearest place.
   const nearest = (plot, series, at) => {
@@ -104,7 +105,7 @@ const plots = (() => {
       cursor: { sync: { key: axis }, dataIdx: nearest, drag: { x: true, y: false }, points },
       scales: {
         x: { time: false },
-        y: { distr: chart.is_logarithmic ? 3 : 1, range: (_, low, high) => range(low, high, chart.is_logarithmic) },
+        y: { distr: chart.is_logarithmic ? 3 : 1, range: (_, low, high) => range(low, high, chart.is_logarithmic, chart.begins_at_zero) },
       },
       axes: [
         { ...side, font, size: 32, space: 90, values: (_, all) => all.map(write[axis]), ...(steps[axis] && { incrs: steps[axis] }) },
@@ -121,5 +122,5 @@ const plots = (() => {
     }, joined(chart, axis, end), place);
   };
 
-  return { draw, joined, last };
+  return { draw, joined, last, range };
 })();

@@ -46,6 +46,7 @@ from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
 from isthmus.programs.engine.results.words import (
+    TIMES,
     UNKNOWN,
     book_lines,
     decimal,
@@ -58,6 +59,7 @@ from isthmus.programs.engine.results.words import (
     scaled,
     seconds,
     size,
+    times,
     untrained,
     whole,
 )
@@ -144,10 +146,11 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         yield Tile("Goodput", [figure("goodput", percent)], kept)
     total, wall = record.number("tokens_total"), record.number("wall_seconds")
     speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
+    lasted = [f"; {parts}" for parts in [times({name: record.number(name) for name in TIMES})] if parts]
     cpu = figure("cpu_seconds_total", seconds)
     paused = figure("paused_seconds", seconds) if record.number("paused_seconds") else None
     stood = () if paused is None else ("; beside it the run stood still for ", paused)
-    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *stood))
+    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *lasted, *stood))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
 

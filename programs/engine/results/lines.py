@@ -65,6 +65,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     windows_there: int | None = None
     kind: str = "during"
     metrics: dict[str, float | None] = {}
+    seconds: float | None = None
 
     @classmethod
     def made_of(cls, evaluated: Evaluated) -> EvaluationLine:
@@ -79,6 +80,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
             windows_there=there,
             kind=evaluated["kind"],
             metrics=metrics,
+            seconds=round(evaluated["took"] / 1e9, 6) if "took" in evaluated else None,
         )
 
     def of(self, metric: str) -> float | None:

@@ -182,6 +182,10 @@ class _SummaryForm(msgspec.Struct):
     eval_windows: int | None = None
     eval_windows_there: int | None = None
     losses_not_finite: int | None = None
+    final_evaluation: str | None = None
+    trained_seconds: float | None = None
+    evaluated_seconds: float | None = None
+    ending_seconds: float | None = None
     start_seconds: float = 0.0
     paused_seconds: float = 0.0
     scripts_unfinished: list[str] = []

@@ -80,6 +80,8 @@ def head(look: Look, speed: figures.TokenSpeed) -> Part:
 def _phase(training: Mapping[str, Any]) -> str:
     if figures.is_starting(training):
         return figures.starting(training.get("hosts", ()))
+    if training.get("phase") == "final" and training.get("ending"):
+        return words.awaited_at_end(training["ending"], "`isthmus stop`")
     return {"final": "merging the last fragments", "done": "writing summary and report"}.get(
         str(training.get("phase")), "training"
     )
@@ -436,7 +438,7 @@ def steps_of_settings(look: Look) -> list[Chart]:
         points.append((end, points[-1][1]))
         times, values = [time for time, _ in points], [value for _, value in points]
         curves.append(Curve(name, learner_class(index), times, times, [*values]))
-    return [Chart("settings", "Interval and overlap, inner steps", curves, [])] if curves else []
+    return [Chart("settings", "Interval and overlap, inner steps", curves, [], begins_at_zero=True)] if curves else []
 
 
 # -- runs side by side -------------------------------------------------------------------------------------------------

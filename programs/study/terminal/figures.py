@@ -136,13 +136,19 @@ class FigureWords:
             return starting(status.get("hosts", ()))
         if phase == "starting":  # The time of the first step is not known yet, and it was made.
             phase = "training"
-        if phase == "final" and not status.get("outer_steps"):
+        if phase == "final" and not status.get("outer_steps") and not _is_evaluating(status):
             return "coming to the end"
+        if phase == "final" and status.get("ending"):
+            return words.awaited_at_end(status["ending"])
         return str(_PHASES.get(phase, phase))
 
     def stage(self, status: Mapping[str, Any]) -> str:
         """The phase without its figures: while it stays the same nothing new has begun."""
-        return "awaiting" if status.get("awaited") else re.sub(r"\d+", "", self.phase(status))
+        if status.get("awaited"):
+            return "awaiting"
+        if status.get("phase") == "final" and status.get("ending"):
+            return str(status["ending"]["awaits"])
+        return re.sub(r"\d+", "", self.phase(status))
 
     def share(self, status: Mapping[str, Any]) -> float:
         """The share of the token budget that has been trained, in [0, 1]."""
@@ -187,6 +193,11 @@ class FigureWords:
     def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The notable facts at the end: keyword and text."""
         return ending(summary, self.folder)
+
+
+def _is_evaluating(status: Mapping[str, Any]) -> bool:
+    """Whether a run awaits nothing but the evaluation of its final model."""
+    return bool((status.get("ending") or {}).get("awaits") == "evaluation")
 
 
 def awaiting(status: Mapping[str, Any]) -> str:
@@ -400,6 +411,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [
         ("error", text_of("[{error}]")),
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
+        ("time", words.times(summary)),
         ("paused", text_of(_PAUSED, summary.get("paused_seconds"))),
         ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),

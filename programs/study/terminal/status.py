@@ -286,6 +286,8 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         shown = figures.shown(training, len(training.get("learners", {})))
         progress = ("progress", _progress(training))
         waits = [("waiting", figures.awaiting(status))] if status.get("awaited") else []
+        if ending := training.get("ending"):
+            waits.append(("waiting", numbers.awaited_at_end(ending, "`isthmus stop`")))
         parts = [head, facts([progress, *shown, *waits, *_in_scripts(status), *_not_started(status)]), Text("")]
         parts.append(_processes(status, training, width))
     recent = newest(notices, NOTICES_SHOWN)

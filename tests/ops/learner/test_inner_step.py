@@ -172,11 +172,11 @@ def test_a_learner_that_is_to_evaluate_the_model_does_it_with_what_was_published
 
     publish(0.5, 0)
     first = {"kind": "initial", "loss": 0.5, "tokens": 0, "metrics": [["more", 1.0]]}
-    assert evaluations == [first]
+    assert evaluations == [{**first, "took": evaluations[0]["took"]}]
     monkeypatch.setattr(Judge, "is_on", False)
     for number in range(1, 8):
         publish(0.25, number)
-    assert {str(each) for each in evaluations if each is not None} == {str(first)}
+    assert all(each == evaluations[0] for each in evaluations if each is not None)
     monkeypatch.setattr(Judge, "is_on", True)
     publish(0.25, 8)
     assert (evaluations[-1]["kind"], evaluations[-1]["loss"]) == ("during", 0.25)

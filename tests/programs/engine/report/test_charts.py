@@ -1,9 +1,12 @@
 """The parts that the report is made of: progress, gaps, curves, axes, numbers, markup."""
 
+import json
+import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from shutil import which
 from statistics import mean
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from isthmus.programs.engine.report import charts_lines
 from isthmus.programs.engine.report.charts_drawing import Scale, element, share_level
 from isthmus.programs.engine.report.charts_graph import DrawnEdge, DrawnGraph, DrawnNode, DrawnRole, draw_graph
 from isthmus.programs.engine.report.charts_lines import charts
@@ -20,6 +24,8 @@ from isthmus.programs.engine.results.lines import EvaluationLine, ReportLine
 from isthmus.programs.engine.results.record import TokenProgress, by_learner, unbroken, without_loss
 from isthmus.programs.engine.results.words import decimal, percent, progress, scaled, seconds, whole
 from tests.programs.engine.results.made_up_run import build
+
+PLOTS = (Path(charts_lines.__file__).parent / "plots.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +78,23 @@ def test_an_axis_is_logarithmic_only_where_that_shows_more(folder: Path) -> None
         (chart,) = charts(replace(record, reports=[], evaluations=evaluations), None)
         assert not chart.is_logarithmic
     assert charts(replace(record, reports=[], evaluations=[]), None) == []
+
+
+def test_losses_span_what_was_measured_and_paces_begin_at_zero(folder: Path) -> None:
+    losses, pace = charts(load(folder), None)
+    assert (losses.begins_at_zero, pace.begins_at_zero) == (False, True)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(which("node") is None, reason="the page's scripts need a browser, or node")
+def test_the_axis_of_a_loss_does_not_begin_at_zero_where_the_loss_is_far_from_it() -> None:
+    asked = [[3.1, 4.3, False, False], [3.1, 4.3, False, True], [4, 4.3, False, True]]
+    script = f"{PLOTS}; console.log(JSON.stringify({json.dumps(asked)}.map((ends) => plots.range(...ends))))"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    (low, high), (zero, _), (near, _) = json.loads(done.stdout)
+    assert (low, high) == (pytest.approx(3.1 - 0.06 * 1.2), pytest.approx(4.3 + 0.06 * 1.2))
+    assert zero == 0
+    assert near > 3.9
 
 
 def roughness(values: list[float]) -> float:

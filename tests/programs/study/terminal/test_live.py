@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from isthmus.programs.engine.request.request import Request
-from isthmus.programs.engine.results.words import evaluated_at
+from isthmus.programs.engine.results.words import evaluated_at, times
 from isthmus.programs.engine.run.in_processes import Resumption
 from isthmus.programs.study.terminal import figures, live
 from isthmus.programs.study.terminal.figures import evaluated, resumption_words
@@ -180,6 +180,46 @@ def test_the_start_takes_a_line_for_each_thing_that_begins(watched: Request) -> 
 
 def test_the_end_of_a_run_without_fragments_is_not_called_a_merge(watched: Request) -> None:
     assert live.FigureWords(watched).phase({"phase": "final", "tokens": 1_000}) == "coming to the end"
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (("evaluation", 2.0, 42.0, False), "evaluating the final model, about 40.0 s; Ctrl-C leaves it out"),
+        (("evaluation", 2.0, None, False), "evaluating the final model; Ctrl-C leaves it out"),
+        (
+            ("evaluation", 50.0, 42.0, False),
+            "evaluating the final model, longer than the 42.0 s of before; Ctrl-C leaves it out",
+        ),
+        (("evaluation", 2.0, 42.0, True), "evaluating the final model, for a few seconds at most"),
+        (("model", 0.5, None, False), "merging the last fragments"),
+        (("model", 12.0, None, True), "merging the last fragments, 12.0 s so far"),
+        (("reports", 0.5, None, False), "awaiting the last reports"),
+    ],
+)
+def test_what_a_run_awaits_at_its_end_is_said_and_for_how_long(watched: Request, ending: Any, said: str) -> None:
+    status = {"phase": "final", "tokens": 1_000, "outer_steps": 7}
+    status["ending"] = dict(zip(("awaits", "seconds", "usual_seconds", "is_stopped"), ending, strict=True))
+    assert live.FigureWords(watched).phase(status) == said
+
+
+def test_a_line_is_written_once_the_evaluation_alone_is_awaited(watched: Request) -> None:
+    console, now = plain(), [0.0]
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: now[0])
+    for at, awaits in ((0, "model"), (1, "model"), (2, "evaluation"), (3, "evaluation"), (8, "evaluation")):
+        now[0] = float(at)
+        ending = {"awaits": awaits, "seconds": float(at), "usual_seconds": 60.0, "is_stopped": False}
+        lines.update({"phase": "final", "tokens": 1_000, "outer_steps": 7, "ending": ending})
+    said = [line.partition(",")[0] for line in text_of(console).splitlines()[1:]]
+    assert said == ["merging the last fragments", "evaluating the final model", "evaluating the final model"]
+
+
+def test_the_times_of_a_run_have_shares_of_their_sum() -> None:
+    figures = {"trained_seconds": 124.0, "evaluated_seconds": 62.0, "ending_seconds": 62.0}
+    parts = times(figures).split(", ")
+    assert [part.rpartition("(")[2] for part in parts] == ["50.0 %)", "25.0 %)", "25.0 %)"]
+    assert [len(times({**figures, "evaluated_seconds": each}).split(", ")) for each in (None, 0.0)] == [2, 2]
+    assert times(dict.fromkeys(figures)) == times({}) == ""
 
 
 def test_training_has_begun_when_there_are_tokens(watched: Request) -> None:

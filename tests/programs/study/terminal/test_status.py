@@ -144,6 +144,17 @@ def test_the_table_tells_the_same(
     assert "\u2026" not in out
 
 
+def test_what_a_run_that_ends_awaits_is_a_row(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = {"awaits": "evaluation", "seconds": 2.0, "usual_seconds": 42.0, "is_stopped": False}
+    training = {**TRAINING, "phase": "final", "ending": ending}
+    answer = {"run": str(run), "outcome": "running", "error": None, "hosts": HOSTS, "training": training}
+    monkeypatch.setattr(status_view, "status_of", lambda _: answer)
+    (row,) = [line for line in shown(capsys, run, 120, monkeypatch).splitlines() if line.startswith("waiting")]
+    assert "40.0 s" in row
+
+
 def test_before_training_it_says_what_goes_on(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,144 @@
+"""How long a recorder awaits the evaluation of the final model, and of which runs it is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.ops.island.evaluation_time import STOPPED_NS
+from isthmus.ops.island.scores import evaluated
+from isthmus.programs.engine.recorder.last_evaluation import SPARE_NS, LastEvaluation
+from isthmus.programs.engine.recorder.node import Recorder
+from isthmus.programs.engine.recorder.summary import summarise
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import RunFlows
+from isthmus.runtime.system.disk import DISK
+from tests.programs.engine.recorder.recorder_story import SECOND, TICK, Context
+
+LIMIT = STOPPED_NS + SPARE_NS
+LEARNER, EVALUATOR = Replica("learner", 0), Replica("evaluator", 0)
+
+
+def look(
+    last: LastEvaluation, at: int, *, is_due: bool = True, has_come: bool = False, is_stopped: bool = False
+) -> None:
+    last.look(at, is_due=is_due, has_come=has_come, is_stopped=is_stopped)
+
+
+def figures(last: LastEvaluation, at: int = 0, *, is_over: bool = False, is_evaluated: bool = False) -> dict[str, Any]:
+    return last.figures(at, is_over=is_over, is_evaluated=is_evaluated)
+
+
+def test_the_wait_is_measured_from_when_nothing_else_is_missing_until_it_comes() -> None:
+    last = LastEvaluation()
+    look(last, 1 * SECOND, is_due=False)
+    assert last.awaited_since is None
+    look(last, 2 * SECOND)
+    look(last, 200 * SECOND)
+    assert (last.awaited_since, last.is_left_out) == (2 * SECOND, False)
+    assert figures(last)["evaluated_seconds"] is None
+    look(last, 210 * SECOND, has_come=True)
+    look(last, 220 * SECOND, has_come=True)
+    expected = {"evaluated_seconds": 208.0, "evaluation_left_out": False}
+    assert (last.awaited_since, figures(last, is_evaluated=True)) == (None, expected)
+
+
+def test_one_that_is_given_up_was_awaited_until_the_end() -> None:
+    last = LastEvaluation()
+    look(last, 2 * SECOND)
+    assert figures(last, 32 * SECOND, is_over=True)["evaluated_seconds"] == 30.0
+
+
+def test_what_is_never_awaited_is_not_measured() -> None:
+    last = LastEvaluation()
+    look(last, SECOND, is_due=False, is_stopped=True)
+    assert figures(last, 9 * SECOND, is_over=True) == {"evaluated_seconds": None, "evaluation_left_out": False}
+
+
+@pytest.mark.parametrize(("due_at", "stopped_at"), [(10, 0), (0, 10)])
+def test_of_a_stopped_run_it_is_left_out_once_it_does_not_come_soon(due_at: int, stopped_at: int) -> None:
+    last, begun = LastEvaluation(), 10 * SECOND
+    for at in range(0, begun + LIMIT, TICK):
+        look(last, at, is_due=at >= due_at * SECOND, is_stopped=at >= stopped_at * SECOND)
+        assert not last.is_left_out
+    look(last, begun + LIMIT, is_stopped=True)
+    assert last.is_left_out
+    assert figures(last)["evaluated_seconds"] == (begun + LIMIT) / SECOND - due_at
+    assert figures(last)["evaluation_left_out"]
+    assert not figures(last, is_evaluated=True)["evaluation_left_out"]  # It has come in the last moment.
+
+
+def report(phase: str) -> dict[str, Any]:
+    return {"slot": 0, "incarnation": 1, "tokens": 64, "step": 1, "phase": phase, "loss": 1.0, "totals": [[0, 1, 64]]}
+
+
+class Story:
+    """A recorder of one learner, whose final model comes at 10 s; `at` moves by ticks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = Context(DISK, SECOND)
+        self.context.live = {Member(each, 1) for each in (LEARNER, EVALUATOR)}
+        self.body = Recorder(folder, tokens=64, learners=1, sizes=(), has_model=True, has_evaluator=True)
+        self.body.open(self.context)
+        self.tick(progress={(LEARNER, None): report("stepping")})
+        self.tick(evaluation={(EVALUATOR, "0"): {**evaluated("initial", {"loss": 4.5}, 0), "took": 40 * SECOND}})
+        final = {"fragment": 0, "version": [1, 0], "tensors": {}}
+        self.tick(progress={(LEARNER, None): report("final")}, final={(EVALUATOR, "0"): final})
+
+    def tick(self, **came: Any) -> None:
+        self.context.at += TICK
+        self.body(**came)
+
+    def until_finished(self, seconds_max: int) -> float:
+        """Ticks until it is finished; the seconds that this took."""
+        begun = self.context.at
+        while not self.body.is_finished and self.context.at - begun < seconds_max * SECOND:
+            self.tick()
+        return (self.context.at - begun) / SECOND
+
+    def summary(self) -> dict[str, Any]:
+        status = json.loads(json.dumps({**self.context.status, "learners": {}}))
+        how: dict[str, Any] = {"program": "p", "outcome": "stopped", "learners": 1, "shards": 0, "fragment_sizes": ()}
+        flows = RunFlows.of([])
+        return summarise(status, [], **how, ended=self.context.at, cpu_seconds=0.0, graph=None, flows=flows)
+
+
+def test_the_status_says_that_the_evaluation_is_awaited_and_how_long_the_last_one_took(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    assert story.until_finished(20) == 20
+    ending = story.context.status["ending"]
+    assert (ending["awaits"], ending["usual_seconds"], ending["is_stopped"]) == ("evaluation", 40.0, False)
+    assert ending["seconds"] == pytest.approx(20, abs=1)
+    story.tick(evaluation={(EVALUATOR, "1"): {**evaluated("final", {"loss": 4.0}, 64), "took": 21 * SECOND}})
+    story.until_finished(5)
+    summary = story.summary()
+    assert (summary["final_evaluation"], summary["eval_loss_final"]) == ("made", 4.0)
+    assert summary["evaluated_seconds"] == pytest.approx(20, abs=0.5)
+    whole = (story.context.at - story.context.status["zero"]) / SECOND
+    parts = [summary[f"{name}_seconds"] for name in ("trained", "evaluated", "ending")]
+    assert sum(parts) == pytest.approx(whole, abs=0.01)
+    assert parts[0] < 1
+
+
+def test_a_stopped_run_ends_soon_and_says_that_the_evaluation_was_left_out(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    assert story.until_finished(20) == 20
+    story.context.is_stopping = True
+    assert story.until_finished(60) <= LIMIT / SECOND + 3
+    summary = story.summary()
+    assert (summary["final_evaluation"], summary["eval_loss_final"]) == ("left_out", None)
+    assert story.context.status["error"] is None
+
+
+def test_an_evaluator_that_leaves_it_out_is_not_awaited(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.context.is_stopping = True
+    left_out = {"kind": "final", "loss": float("nan"), "tokens": 64, "left_out": True}
+    story.tick(evaluation={(EVALUATOR, "1"): left_out})
+    assert story.until_finished(60) <= 3
+    assert story.summary()["final_evaluation"] == "left_out"
+    written = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["seconds"]) for line in written] == [("initial", 40.0)]
