@@ -7,6 +7,9 @@ multiplies from the other side, sees them transposed, and reads first values lea
 becomes tokens by the folder's tokenizer, in every process that needs batches. Importing this module imports neither
 framework.
 
+With `lora_rank` adapters of low rank are trained in its stead, in PyTorch, by peft: the folder's own weights are
+frozen, so that adapters alone are merged, sent and kept.
+
     isthmus train --model FOLDER --data texts.jsonl
 """
 
@@ -35,6 +38,7 @@ from isthmus.programs.language_model import (
     rate_default,
 )
 from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.rows import TABLES, texts_among
@@ -47,6 +51,8 @@ CONTEXT_MAX: Final = 1024
 """Tokens of a sequence, where a model could take more, and no other number is given."""
 RATE_SHARE: Final = 0.1
 """The default rate as a share of that of a model that begins at random; none was compared."""
+ADAPTER_RATE: Final = 1e-3
+"""The default rate of adapters, of every rank; `docs/how-to/tune-a-model.md` has what was compared."""
 OPTIMIZER: Final = "adamw"
 JAX: Final = "jax"
 TORCH: Final = "torch"
@@ -64,6 +70,14 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
         do = "Name files or folders with --data: text, .jsonl, .parquet, .arrow, or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
+    if values["lora_rank"] is None:
+        for key in ("lora_alpha", "lora_modules"):
+            if values[key]:
+                do = f"Set task.lora_rank, such as 8, or leave task.{key} out."
+                yield Fault(f"Setting task.{key}", "task.lora_rank beside it", "none", do)
+    elif JAX in frameworks_of(values["framework"]):
+        do = "Set task.framework to torch, or leave it out; or leave task.lora_rank out."
+        yield Fault("Setting task.framework", "torch alone, in which adapters are trained (task.lora_rank)", JAX, do)
 
 
 @checked("Setting task.{}", _rules, remedy=REMEDY)
@@ -96,10 +110,35 @@ def task(
     clip: ClipSetting = 1.0,
     token_dtype: TokenDtypeSetting = "uint16",
     checkpoint: CheckpointSetting = False,
+    lora_rank: Annotated[
+        int | None,
+        Setting(
+            "Train adapters of this rank (LoRA, by peft, in torch) in place of the weights, which stay as they are. "
+            "Default: none, all weights are trained.",
+            ge=1,
+            expected=COUNT,
+        ),
+    ] = None,
+    lora_alpha: Annotated[
+        float | None,
+        Setting(
+            "What an adapter adds is multiplied by this, divided by the rank. Default: twice the rank.",
+            gt=0,
+            expected="a number above 0",
+        ),
+    ] = None,
+    lora_modules: Annotated[
+        tuple[str, ...],
+        Setting(
+            "The linear layers that have an adapter: names as in the folder, or their last parts, such as q_proj. "
+            "Default: all but the output head."
+        ),
+    ] = (),
     evaluation_windows: WindowsSetting = None,
 ) -> AnyTask:
     """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
-    facts = _facts(Path(folder), framework, _doing(folder))
+    adapters = Adapters.of({"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_modules": lora_modules})
+    facts = _facts(Path(folder), _framework(framework, lora_rank), _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
     windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows)
@@ -108,8 +147,9 @@ def task(
         "evaluation": windows.evaluation_batches,
         "extract": windows.extract,
     }
-    steps = {"peak": _rate(facts.width, sequences) if lr is None else lr, "weight_decay": weight_decay, "clip": clip}
-    make = _in_torch if facts.framework == TORCH else _in_jax
+    peak = _rate(facts.width, sequences, lora_rank) if lr is None else lr
+    steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
+    make = partial(_in_torch, adapters=adapters) if facts.framework == TORCH else _in_jax
     return make(Path(folder), windows, terms, steps, dtype=dtype, warmup=warmup, checkpoint=checkpoint)
 
 
@@ -124,7 +164,7 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
 
     `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
     """
-    facts = _facts(folder, settings["framework"], _doing(str(folder)))
+    facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
     keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
     windows = _windows(folder, facts, *(settings.get(key) for key in keys))  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
@@ -190,43 +230,46 @@ def _in_torch(
     dtype: str | None,
     warmup: float,
     checkpoint: bool,
+    adapters: Adapters | None,
 ) -> AnyTask:
-    """The task by transformers: leaves have the names of its module, and one dtype."""
+    """The task by transformers: leaves have the names of its module, and one dtype; or of its adapters, in float32."""
     doing = _doing(str(path))
     model = modules.read(path, doing)
     if model.context is not None and windows.length - 1 > model.context:
         do = "Set task.context to fewer."
         raise ConfigError("Setting task.context", f"at most {model.context}, the model's", str(windows.length - 1), do)
     kind = model.dtype(doing)
+    if adapters is not None:
+        adapters.check(model, doing)
 
     from isthmus.ops.island.torch_optimizer import ClippedAdamW
     from isthmus.programs.torch_task import TorchTask
 
     return TorchTask(
-        partial(_module, path, kind, doing, checkpoint=checkpoint),
+        partial(_module, path, kind, doing, checkpoint=checkpoint, adapters=adapters),
         partial(_module_loss, dtype or ("bfloat16" if kind == "bfloat16" else "float32")),
         windows.batch,
         optimizer=partial(ClippedAdamW, **steps),
         rate=partial(share_of_peak, warmup=warmup),
-        merge={**dict.fromkeys(model.embeddings(doing), "average"), "**": "rda"},
+        merge={**({} if adapters else dict.fromkeys(model.embeddings(doing), "average")), "**": "rda"},
         **terms,
     )
 
 
 def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
-    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, as far as `settings`
-    have None there."""
-    path, doing = Path(settings["folder"]), _doing(settings["folder"])
-    facts = _facts(path, settings["framework"], doing)
+    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, and the alpha of
+    adapters, as far as `settings` have None there."""
+    path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
+    facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
     batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
     windows = windows_default(folders.parameters_in(path, doing), context, run)
-    rate = _rate(facts.width, batch)
     values = {
         "framework": facts.framework,
         "context": context,
         "batch": batch,
-        "lr": rate,
+        "lr": _rate(facts.width, batch, rank),
+        "lora_alpha": None if rank is None else alpha_of(rank),
         "evaluation_windows": windows,
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
@@ -259,6 +302,11 @@ def frameworks_of(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (setting,) if isinstance(setting, str) else setting or ()
 
 
+def _framework(setting: Framework | tuple[Framework, ...] | None, rank: int | None) -> Any:
+    """The setting of the framework, where adapters decide what it does not say."""
+    return TORCH if rank is not None and not setting else setting
+
+
 def framework_of(document: Mapping[str, Any]) -> str:
     """The framework in which the model of a config.json is computed: jax, if our own transformer can."""
     return JAX if llama.is_computed_here(document) else TORCH
@@ -272,7 +320,10 @@ def _length(context: int | None, most: int | None) -> int:
     return min(most or CONTEXT_MAX, CONTEXT_MAX) if context is None else context
 
 
-def _rate(width: int, sequences: Any) -> float:
+def _rate(width: int, sequences: Any, rank: int | None) -> float:
+    """The default rate: that of adapters, of a rank, follows neither from it nor from the model."""
+    if rank is not None:
+        return ADAPTER_RATE
     return float(f"{RATE_SHARE * rate_default(OPTIMIZER, width, sequences):.3g}")
 
 
@@ -332,15 +383,16 @@ def _loss(config: Any, params: Mapping[str, Any], batch: dict[str, Any]) -> Any:
     return _weighted(losses, batch)
 
 
-def _module(path: Path, dtype: str, doing: str, *, checkpoint: bool) -> Any:
-    """The module of a folder, with its tensors."""
+def _module(path: Path, dtype: str, doing: str, *, checkpoint: bool, adapters: Adapters | None = None) -> Any:
+    """The module of a folder, with its tensors, and adapters beside them."""
     module = modules.read(path, doing).load(dtype, doing)
     if checkpoint:
         if not module.supports_gradient_checkpointing:
             do = "Leave task.checkpoint out."
             raise ConfigError(doing, "a model that can compute its layers again", type(module).__name__, do)
-        module.gradient_checkpointing_enable()
-    return module
+        with modules.quiet():  # Later versions have another name for it.
+            module.gradient_checkpointing_enable()
+    return module if adapters is None else adapters.added_to(module, path, doing)
 
 
 def _module_loss(dtype: str, module: Any, batch: Mapping[str, Any]) -> Any:

@@ -265,7 +265,10 @@ def write(to: Path, doing: str, fill: Callable[[Path], None]) -> None:
     try:
         part.mkdir()
         fill(part)
+        mode = _mode_of_new_files(part)
         for path in [*part.rglob("*"), part]:
+            if path.is_file():
+                path.chmod(mode)  # The library safetensors lets the owner alone read what it writes.
             _sync(path)
         check_absent(to, doing)
         part.rename(to)
@@ -277,6 +280,15 @@ def write(to: Path, doing: str, fill: Callable[[Path], None]) -> None:
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    """The mode that a file has which is made in a folder."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    return mode
 
 
 def _sync(path: Path) -> None:
@@ -305,11 +317,8 @@ def write_tensors(
     for number, names in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         arrays = {name: np.ascontiguousarray(tensors[name].astype(dtypes[name], copy=False)) for name in names}
-        (folder / file).touch()
-        mode = (folder / file).stat().st_mode
         # transformers reads only files that say "pt", though the bytes are the same.
         save_file(arrays, folder / file, {"format": "pt"})
-        (folder / file).chmod(mode)  # The library lets the owner alone read it.
         total += sum(array.nbytes for array in arrays.values())
         where |= dict.fromkeys(names, file)
     if len(shards) > 1:

@@ -65,8 +65,8 @@ class ModuleFolder:
         place."""
         import torch
 
-        with _explained(doing, f"a model of {self.config.model_type}"):
-            module = self._empty(torch.device("meta"))
+        with explained(doing, f"a model of {self.config.model_type}"):
+            module = self.empty(torch.device("meta"))
         head = module.get_output_embeddings()
         names = {id(each): name.replace(".", "/") for name, each in module.named_parameters()}
         tables = [each for each in module.modules() if isinstance(each, torch.nn.Embedding)]
@@ -87,7 +87,7 @@ class ModuleFolder:
         from transformers import AutoModelForCausalLM
 
         how = {"attn_implementation": "eager"} if eager else {}
-        with _quiet(), _explained(doing, f"a model of {self.config.model_type}, as transformers writes it"):
+        with quiet(), explained(doing, f"a model of {self.config.model_type}, as transformers writes it"):
             module, found = AutoModelForCausalLM.from_pretrained(
                 str(self.path),
                 config=copy.deepcopy(self.config),
@@ -103,19 +103,19 @@ class ModuleFolder:
             raise ConfigError.of(faults)
         return module
 
-    def _empty(self, device: Any) -> Any:
+    def empty(self, device: Any) -> Any:
         """The module without values."""
         from transformers import AutoModelForCausalLM
 
-        with _quiet(), device:
+        with quiet(), device:
             return AutoModelForCausalLM.from_config(copy.deepcopy(self.config), trust_remote_code=False)
 
     def with_tensors(self, tensors: Mapping[str, npt.NDArray[Any]], dtype: str, doing: str) -> Any:
         """The module with tensors by their paths in it, in one dtype; ConfigError unless these are its tensors."""
         import torch
 
-        with _explained(doing, f"a model of {self.config.model_type}"):
-            module = self._empty(torch.device("cpu")).to(getattr(torch, dtype))
+        with explained(doing, f"a model of {self.config.model_type}"):
+            module = self.empty(torch.device("cpu")).to(getattr(torch, dtype))
         places = {name.replace(".", "/"): each for name, each in _saved(module)}
         if odd := sorted(places.keys() ^ tensors.keys()):
             do = "Use the version of transformers with which the model was trained."
@@ -150,10 +150,10 @@ def read(path: Path, doing: str) -> ModuleFolder:
         raise ConfigError(doing, f"architectures [{known[kind]!r}], which predicts tokens", repr(names)[:200], do)
     from transformers import AutoConfig
 
-    with _quiet(), _explained(doing, f"a configuration of {kind}"):
+    with quiet(), explained(doing, f"a configuration of {kind}"):
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
     found = ModuleFolder(path, document, config)
-    with _explained(doing, f"a configuration of {kind} with vocab_size"):
+    with explained(doing, f"a configuration of {kind} with vocab_size"):
         _ = found.vocabulary
     return found
 
@@ -213,7 +213,7 @@ def _saved(module: Any) -> Iterator[tuple[str, Any]]:
 
 def write(module: Any, folder: Path) -> None:
     """Write a module as transformers does, into a folder that exists. OSError of the disk."""
-    with _quiet():
+    with quiet():
         module.save_pretrained(str(folder), max_shard_size=folders.SHARD_BYTES_MAX)
 
 
@@ -254,12 +254,12 @@ def generated(module: Any, ids: Any, count: int, temperature: float, ends: tuple
     how = GenerationConfig(
         max_new_tokens=count, eos_token_id=list(ends) or None, pad_token_id=ends[0] if ends else 0, **drawn
     )
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         return module.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers without progress bars, advice and warnings: what matters is checked here."""
     import transformers
 
@@ -278,7 +278,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(doing: str, expected: str) -> Iterator[None]:
+def explained(doing: str, expected: str) -> Iterator[None]:
     """Turn exceptions of transformers, of whatever class, into a ConfigError."""
     try:
         yield

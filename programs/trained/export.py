@@ -19,9 +19,10 @@ from isthmus.programs import language_model
 from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.adapters import Adapters
 from isthmus.programs.model_folders.tokens import byte_tokenizer
 from isthmus.programs.task import OwnTask
-from isthmus.programs.trained import module_export
+from isthmus.programs.trained import adapted_model, module_export
 from isthmus.programs.trained.run_model import job_of, model_of, opened, task_of
 from isthmus.programs.trained.text_model import is_run, settings_of
 from isthmus.runtime.errors import ConfigError, nearest
@@ -103,6 +104,8 @@ def _huggingface(run: Path, doing: str, wish: ExportWish) -> ExportForm:
     task = task_of(run, doing) if settings is None else None
     if isinstance(task, OwnTask):
         return ExportForm(partial(_write_module, run, task, wish, doing))
+    if settings is not None and FOLDER in settings and Adapters.of(settings) is not None:
+        return ExportForm(partial(_write_adapters, run, settings, wish, doing))
     if wish.is_merged:
         do = "Leave --merged out."
         raise ConfigError(doing, "an adapter of peft, which can be merged", "no adapter", do)
@@ -158,6 +161,25 @@ def _write_module(
     """The module of a task in PyTorch, as the library of its class writes it."""
     module = model_of(run, task, arrays, doing)
     return module_export.write(module, folder, dtypes, dtype=wish.dtype, is_merged=wish.is_merged, doing=doing)
+
+
+def _write_adapters(
+    run: Path,
+    settings: Mapping[str, Any],
+    wish: ExportWish,
+    doing: str,
+    folder: Path,
+    arrays: Arrays,
+    dtypes: Dtypes,
+) -> list[str]:
+    """Adapters of a model folder, as peft writes them; or the folder again, with them in its tensors."""
+    if not wish.is_merged:
+        return adapted_model.write_adapters(run, settings, arrays, dtypes, folder, doing)
+    module = adapted_model.merged(run, settings, arrays, wish.dtype, doing)
+    modules.write(module, folder)
+    kept = folder_kept(run, settings[FOLDER])
+    kind = str(module.dtype).removeprefix("torch.")
+    return _write_beside(folders.document_in(kept, doing), kept, folder, {folders.WEIGHTS: kind})
 
 
 def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> list[str]:

@@ -200,11 +200,11 @@ def _frozen(folder: Path, task: Any, doing: str) -> dict[str, Any]:
     from isthmus.ops.island.functions import functions_of
 
     leaves = functions_of(task, (), 0.0).frozen_leaves(_seed(folder))
-    _check_frozen(folder, digests_of(leaves), doing)
+    check_frozen(folder, digests_of(leaves), doing)
     return leaves
 
 
-def _check_frozen(folder: Path, found: Digests, doing: str) -> None:
+def check_frozen(folder: Path, found: Digests, doing: str) -> None:
     """ConfigError unless frozen leaves are those with which the run began, where its folder says which these were."""
     expected = job_of(folder, doing).frozen if (folder / SPEC).is_file() else found
     if (pair := difference(expected, found)) is not None:
@@ -218,7 +218,7 @@ def _own_model(folder: Path, task: OwnTask, tensors: Mapping[str, npt.NDArray[np
     if faults := _faults(doing, tensors, shapes):
         raise ConfigError.of(faults)
     if frozen := task.frozen(seed):
-        _check_frozen(folder, frozen, doing)
+        check_frozen(folder, frozen, doing)
     return task.model({name: tensors[name].reshape(shape) for name, shape in shapes.items()}, seed)
 
 

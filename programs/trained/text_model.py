@@ -24,9 +24,11 @@ from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS, shipped_task
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.adapters import Adapters
 from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids, TextTokens
 from isthmus.programs.settings import Schema
 from isthmus.programs.task import Task
+from isthmus.programs.trained.adapted_model import adapted
 from isthmus.programs.trained.run_model import job_of, opened, task_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text
@@ -128,10 +130,17 @@ def _in_torch(
     run: Path | None = None,
 ) -> TextModel:
     """A model of transformers, from its tensors by path, or those of its folder."""
+    module = model.load(COMPUTED_IN, doing) if tensors is None else model.with_tensors(tensors, COMPUTED_IN, doing)
+    return _by_module(where, folder, model, module, doing, run)
+
+
+def _by_module(
+    where: Path, folder: Path, model: modules.ModuleFolder, module: Any, doing: str, run: Path | None
+) -> TextModel:
+    """A model of transformers, from its module."""
     from isthmus.programs.trained.torch_predictor import TorchPredictor
 
-    module = model.load(COMPUTED_IN, doing) if tensors is None else model.with_tensors(tensors, COMPUTED_IN, doing)
-    predictor = TorchPredictor(module.eval(), model.context, folders.ends_in(model.document))
+    predictor = TorchPredictor(module.float().eval(), model.context, folders.ends_in(model.document))
     tokens = FolderTokens(folder, model.vocabulary, doing)
     return TextModel(where, predictor, model.vocabulary, model.context, tokens, run)
 
@@ -148,6 +157,10 @@ def _of_run(where: Path, doing: str, snapshot: int | None, path: int | None) -> 
     if FOLDER in settings:
         kept = folder_kept(where, settings[FOLDER])
         document = folders.document_in(kept, doing)
+        if Adapters.of(settings) is not None:
+            # Its linear layers are peft's by now; what peft has around it computes the same.
+            module = adapted(where, settings, arrays, doing).get_base_model()
+            return _by_module(where, kept, modules.read(kept, doing), module, doing, where)
         if not llama.is_computed_here(document):
             return _in_torch(where, kept, modules.read(kept, doing), arrays, doing, where)
         named = {name.replace("/", "."): array for name, array in arrays.items()}

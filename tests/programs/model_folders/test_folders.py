@@ -59,6 +59,14 @@ def test_a_folder_comes_back_to_the_bit(tmp_path: Path, bytes_max: int) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name != "it"], "nothing is left beside it"
 
 
+def test_others_may_read_what_a_library_keeps_for_its_user(tmp_path: Path) -> None:
+    folders.write(tmp_path / "it", DOING, lambda part: save_file(arrays(), part / "adapter_model.safetensors"))
+    (tmp_path / "new").touch()
+    assert [path.name for path in (tmp_path / "it").iterdir()] == ["adapter_model.safetensors"]
+    modes = [path.stat().st_mode for path in (tmp_path / "it" / "adapter_model.safetensors", tmp_path / "new")]
+    assert modes[0] == modes[1]
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """A model as the caches of hubs keep it: links into the folder of the blobs."""
