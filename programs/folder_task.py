@@ -262,6 +262,8 @@ def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
     path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
+    if context < 1:  # Which is refused later, with every other fault.
+        return {}
     batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
     windows = windows_default(folders.parameters_in(path, doing), context, run)
     values = {

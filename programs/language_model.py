@@ -306,16 +306,27 @@ def is_of_bytes(settings: Mapping[str, Any]) -> bool:
 def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
     """The batch, the rate and the windows of an evaluation for a run, as far as `settings`, all of the task's, have
     None there."""
-    from isthmus.ops.model_config import parameters_of
-
     unit, context = settings["microbatches"] or settings["stages"], settings["context"]
+    if not _are_counts(unit, context):  # Which is refused later, with every other fault.
+        return {}
     batch = settings["batch"] or -(-batch_default(run.tokens, run.learners, context) // unit) * unit
     values = {
         "batch": batch,
         "lr": rate_default(settings["optimizer"], settings["width"], batch),
-        "evaluation_windows": windows_default(parameters_of(model_config(settings)), context, run),
+        "evaluation_windows": windows_default(_parameters(settings), context, run),
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
+
+
+def _parameters(settings: Mapping[str, Any]) -> int:
+    """How many parameters a model has; none where settings are out of range, which is refused later."""
+    from isthmus.ops.model_config import parameters_of
+
+    counts = [settings[key] for key in ("layers", "width", "heads")]
+    experts, per_token = settings["experts"], settings["experts_chosen"]
+    if not _are_counts(*counts) or (experts and not (_are_counts(experts, per_token) and per_token <= experts)):
+        return 0
+    return parameters_of(model_config(settings))
 
 
 RATE_POWER: Final = 0.5
