@@ -28,6 +28,9 @@ class Clock(Protocol):
     def now(self) -> Instant:
         """The present instant; never smaller than one returned before."""
 
+    def queued(self) -> Duration:
+        """For how long the calling thread has waited for a core so far; 0 where that is not known."""
+
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once at `at` or as soon as possible after it; the result cancels the call."""
 

@@ -526,8 +526,8 @@ class Evaluated(TypedDict):
     `loss`, in the task's own unit, is None for a task that evaluates nothing, `error` its standard error, where it is
     of several batches; `metrics` has [name, value] of every other scalar that it evaluates. `extract`: of how many
     windows it is, how many there are, and the tokens of each, where the task has told. `took` are the nanoseconds that
-    it lasted; `left_out`: of the final model, which was not evaluated because the run was stopped; its loss is then
-    nan, which any node may compare.
+    it lasted, for `queued` of which it waited for a core; `left_out`: of the final model, which was not evaluated
+    because the run was stopped; its loss is then nan, which any node may compare.
     """
 
     kind: EvaluationKind
@@ -537,6 +537,7 @@ class Evaluated(TypedDict):
     error: NotRequired[float]
     extract: NotRequired[list[Count]]
     took: NotRequired[Count]
+    queued: NotRequired[Count]
     left_out: NotRequired[bool]
 
 

@@ -103,7 +103,7 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
-        self._time = EvaluationTime(context.now, context.stop_requested)
+        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
         self._of_paths: list[PathEvaluating] = []
         if self._paths is not None and self._times:
             self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
@@ -188,7 +188,7 @@ class EvaluateMean:
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         self._seed, self._members, self._now = context.seed, context.members, context.now
-        self._time = EvaluationTime(context.now, context.stop_requested)
+        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(
@@ -257,7 +257,7 @@ class EvaluateModel:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        self._time = EvaluationTime(context.now, context.stop_requested)
+        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> Emitted:

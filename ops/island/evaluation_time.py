@@ -37,10 +37,12 @@ def whole(parts: Parts) -> dict[str, float]:
 
 @final
 class EvaluationTime:
-    """The evaluations of one host, by its clock `now`; `stop_requested` as in the context of a body."""
+    """The evaluations of one host, by its clock `now`; `stop_requested` and `queued` as in the context of a body."""
 
-    def __init__(self, now: Callable[[], int], stop_requested: Callable[[], bool]) -> None:
-        self._now, self._stop_requested = now, stop_requested
+    def __init__(
+        self, now: Callable[[], int], stop_requested: Callable[[], bool], queued: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._now, self._stop_requested, self._queued = now, stop_requested, queued
         self._stopped_at: int | None = None
         self._batch_ns: int | None = None
         self._has_made = False
@@ -52,14 +54,14 @@ class EvaluationTime:
 
         Of an evaluation that is left out: None, and of the final model that it was.
         """
-        begun, done = self._now(), 0
+        begun, queued, done = self._now(), self._queued(), 0
         while self._is_wanted(kind, begun, count - done):
             at = self._now()
             try:
                 next(parts)
             except StopIteration as end:
-                now = self._note_batch(at)
-                return {**evaluated(kind, end.value, tokens, extract), "took": now - begun}
+                took, waited = self._note_batch(at) - begun, self._queued() - queued
+                return {**evaluated(kind, end.value, tokens, extract), "took": took, "queued": min(waited, took)}
             if done:  # The first yield is before the first batch.
                 self._note_batch(at)
             done += 1

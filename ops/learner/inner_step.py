@@ -179,7 +179,7 @@ class InnerStep:
             self._evaluation = OwnEvaluation(
                 judge,
                 self._fragments,
-                time=EvaluationTime(context.now, context.stop_requested),
+                time=EvaluationTime(context.now, context.stop_requested, context.queued),
                 tokens=self._budget,
                 times=self._evaluations,
             )
@@ -287,7 +287,7 @@ class InnerStep:
             self._inheritance.leave_last_copy()  # After the answers, which wait for no disk.
         has_evaluated = self._evaluate()
         tokens = 0
-        if batch is not None and self._phase == "stepping" and not self._is_spent():
+        if batch is not None and not self._is_last:
             if self._loop is None:
                 # Of the whole batch, once for all processes of an island; without a token it makes no step.
                 tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot)
@@ -306,7 +306,7 @@ class InnerStep:
             self._read_metrics(left=0)
         emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []  # Those after the step.
         # The step may have spent the budget; what is postponed would then never contain more work.
-        self.is_idle = self._phase != "stepping" or self._is_spent()
+        self.is_idle = self._is_last
         self.is_finished = self._phase == "final" and not self._fragments
         last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
         now = self._times.last_at if has_stepped else self._context.now()
@@ -488,8 +488,12 @@ class InnerStep:
 
     @property
     def _is_last(self) -> bool:
-        """Whether no more steps are made."""
-        return self._phase != "stepping" or self._is_spent()
+        """Whether no more steps are made: the end is near, or the run is stopped, and its last rounds wait for no step.
+
+        Where all step in turns, a turn that has begun is made.
+        """
+        is_stopped = self._answers_last and self._context.stop_requested()
+        return self._phase != "stepping" or self._is_spent() or is_stopped
 
     def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:
         """All parameters: the copy taken a boundary ago, which the device has finished by now; at the end, the last."""

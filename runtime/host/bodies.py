@@ -230,6 +230,7 @@ class Bodies:
                 island=self._island,
                 folder=self._folder,
                 away=self._away,
+                queued=self._clock.queued,
             )
         )
         early = trait(body, "take_early")

@@ -104,7 +104,8 @@ class Context:
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
     that write files; `island` is None for a host that may use every device of its process; `folder` is the run's on
     this machine, where a host may leave files for its next life, None where its next life would not find them; `away`
-    returns how long this host was away in all, in the user's own code (`busy.Busy`).
+    returns how long this host was away in all, in the user's own code (`busy.Busy`), `queued` for how long the thread
+    that calls it has waited for a core.
     """
 
     member: Member
@@ -123,6 +124,7 @@ class Context:
     island: IslandDevices | None = None
     folder: Path | None = None
     away: Callable[[], Duration] = lambda: Duration(0)
+    queued: Callable[[], Duration] = lambda: Duration(0)
 
 
 class Executor(Protocol):

@@ -44,6 +44,10 @@ class VirtualClock:
     def now(self) -> Instant:
         return self._now
 
+    def queued(self) -> Duration:
+        """Nobody waits for a core in virtual time."""
+        return Duration(0)
+
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` at `at`, or now if that is past; the result cancels the call."""
         call = _VirtualCall(callback)

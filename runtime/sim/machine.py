@@ -319,6 +319,10 @@ class HostClock:
         self._shown, self._true = Instant(self.now() + leap), self._universe.now()
         self._rate = MILLION + drift
 
+    def queued(self) -> Duration:
+        """Nobody waits for a core in virtual time."""
+        return Duration(0)
+
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once this clock shows `at`; the result cancels the call."""
         call = _HostClockCall(self, callback, at)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
-from isthmus.runtime.clock import Instant
+from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.system.shared_loop import Handle, Loop
+
+_SCHEDULED: Final = Path("/proc/thread-self/schedstat")
+"""Nanoseconds on a core, nanoseconds of waiting for one, turns (Documentation/scheduler/sched-stats.rst of Linux)."""
 
 
 class LoopClock:
@@ -23,6 +28,13 @@ class LoopClock:
     def now(self) -> Instant:
         """Nanoseconds since zero; from any thread."""
         return Instant(time.monotonic_ns() - self._zero)
+
+    def queued(self) -> Duration:
+        """By the kernel's statistics of the thread; 0 where the kernel keeps none."""
+        try:
+            return Duration(int(_SCHEDULED.read_text().split()[1]))
+        except (OSError, ValueError, IndexError):
+            return Duration(0)
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once at `at` or up to 2 ms later; the result cancels the call."""

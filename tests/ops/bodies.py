@@ -102,6 +102,9 @@ class Context:
         self.at += 1_000_000
         return self.at
 
+    def queued(self) -> int:
+        return 0
+
     def away(self) -> int:
         return self.away_ns
 

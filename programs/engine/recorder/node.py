@@ -611,10 +611,11 @@ class Recorder:
 
     def _ending_status(self, now: int) -> dict[str, Any]:
         """What a run that comes to its end awaits, and for how long so far; of an evaluation, how long the last one
-        took."""
+        took, but for its waits for a core: learners do not compute any more."""
         is_stopped = self._context.stop_requested()
         if (since := self._last_evaluation.awaited_since) is not None:
-            took = self._books.evaluations[-1].seconds if self._books.evaluations else None
+            last = self._books.evaluations[-1] if self._books.evaluations else EvaluationLine()
+            took = None if last.seconds is None else last.seconds - (last.queued_seconds or 0.0)
             waited = (now - since) / 1e9
             return {"awaits": "evaluation", "seconds": waited, "usual_seconds": took, "is_stopped": is_stopped}
         began = now if self._ends_since is None else self._ends_since

@@ -54,7 +54,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     """The global model on held-out data: one line of evaluations.jsonl.
 
     `windows` of `windows_there` were evaluated, where the task has such; the loss has a standard error of
-    `eval_loss_error`.
+    `eval_loss_error`. It took `seconds`, for `queued_seconds` of which its thread waited for a core.
     """
 
     time: float = 0.0
@@ -66,6 +66,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     kind: str = "during"
     metrics: dict[str, float | None] = {}
     seconds: float | None = None
+    queued_seconds: float | None = None
 
     @classmethod
     def made_of(cls, evaluated: Evaluated) -> EvaluationLine:
@@ -81,6 +82,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
             kind=evaluated["kind"],
             metrics=metrics,
             seconds=round(evaluated["took"] / 1e9, 6) if "took" in evaluated else None,
+            queued_seconds=round(evaluated["queued"] / 1e9, 6) if "queued" in evaluated else None,
         )
 
     def of(self, metric: str) -> float | None:

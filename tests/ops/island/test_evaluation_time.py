@@ -69,7 +69,7 @@ def test_while_a_run_goes_on_every_evaluation_is_made_however_long_it_takes(kind
     clock = Clock()
     evaluation = Slow(clock, 40, 5 * SECOND)
     time = EvaluationTime(clock.now, clock.is_stopped)
-    expected = {"kind": kind, "loss": 2.0, "tokens": 640, "metrics": [["more", 1.0]], "took": 200 * SECOND}
+    expected = {"kind": kind, "loss": 2.0, "tokens": 640, "metrics": [["more", 1.0]], "took": 200 * SECOND, "queued": 0}
     assert made(time, kind, evaluation) == expected
 
 

@@ -175,7 +175,7 @@ def test_a_learner_that_is_to_evaluate_the_model_does_it_with_what_was_published
 
     publish(0.5, 0)
     first = {"kind": "initial", "loss": 0.5, "tokens": 0, "metrics": [["more", 1.0]]}
-    assert evaluations == [{**first, "took": evaluations[0]["took"]}]
+    assert evaluations == [{**first, "took": evaluations[0]["took"], "queued": 0}]
     monkeypatch.setattr(Judge, "is_on", False)
     for number in range(1, 8):
         publish(0.25, number)

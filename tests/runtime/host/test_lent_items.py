@@ -31,6 +31,9 @@ class StoppedClock:
     def now(self) -> Instant:
         return Instant(7)
 
+    def queued(self) -> Duration:
+        return Duration(0)
+
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         return self._loop.call_soon(callback).cancel
 
