@@ -22,7 +22,7 @@ from isthmus.runtime.daemon.ledger import Ledger, identity
 from isthmus.runtime.daemon.stacks import StacksRead, ask_for_stacks
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
-from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.supervision.incidents import Exited, Happened
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.loop_clock import LoopClock
@@ -124,6 +124,10 @@ class Ground(ABC):
     def flush(self) -> None:
         """Keep what the tapes have got since the last call."""
 
+    def wrote(self, happened: Happened) -> None:
+        """The home of the run, which is here, has recorded an incident."""
+        return
+
     def full(self) -> tuple[str, ...]:
         """The disks, by where they are mounted, that have no room for what this process writes."""
         return ()
@@ -178,6 +182,10 @@ class LocalGround(Ground):
         with suppress(OSError):  # A disk that does not answer has not lost the folder.
             return identity(self.folder) != self._identity
         return False
+
+    def wrote(self, happened: Happened) -> None:
+        """The home of the run, which is here, has recorded an incident."""
+        return
 
     def full(self) -> tuple[str, ...]:
         return DISK.full.now()

@@ -360,7 +360,9 @@ class Daemon:
                 assert_never(command)
 
     def _write(self, member: Member, incident: Incident) -> None:
-        self._events.append(as_line(Happened(self._clock.now(), member, incident)))
+        happened = Happened(self._clock.now(), member, incident)
+        self._events.append(as_line(happened))
+        self._ground.wrote(happened)
 
     def _recorded(self) -> Iterator[Happened]:
         """The incidents of the run, without lines that are torn."""

@@ -28,7 +28,7 @@ from isthmus.runtime.sim.network import ControlLinks
 from isthmus.runtime.sim.world import SEGMENT_BYTES
 from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles, WriteIncident
+from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited, Happened
 from isthmus.runtime.supervision.messages import Directory, Row
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
@@ -376,13 +376,14 @@ class SimulatedDaemon(Ground):
 
     # -- the ground of its shells --------------------------------------------------------------------------------------
 
+    def wrote(self, happened: Happened) -> None:
+        self._shared.wrote(self._machine, happened)
+
     def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
         def performing(command: Any) -> None:
             self._live_on()
             if isinstance(command, TellHosts):
                 self._roster = command.roster or self._roster
-            elif isinstance(command, WriteIncident):
-                self._shared.wrote(self._machine, Happened(self.clock.now(), command.member, command.incident))
             perform(command)
 
         driver = Driver(core, performing, self.clock.now, segment_bytes=SEGMENT_BYTES)

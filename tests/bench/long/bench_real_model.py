@@ -183,7 +183,8 @@ def measured(cell: str, seed: int, asked: argparse.Namespace, folder: Path, text
             **({"task.framework": asked.framework} if asked.framework else {}),
         }
         more = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "isthmus.programs.command.main", "train", *CELLS[cell], *more]
+        begin = "from isthmus.programs.command.main import main; main()"
+        command = [sys.executable, "-c", begin, "train", *CELLS[cell], *more]
         command += ["--model", str(folder), "--data", str(texts.train), "--tokens", str(asked.steps * CONTEXT)]
         command += ["--seed", str(seed), "--run-dir", str(run)]
         subprocess.run(command, check=True, timeout=SECONDS_MAX, stdout=sys.stderr)

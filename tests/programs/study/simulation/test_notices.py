@@ -79,6 +79,11 @@ def test_a_run_that_is_to_stop_waits_for_machines_that_come_back_where_the_last_
 
 
 @pytest.mark.long
+def test_checkers_hear_what_the_daemon_of_the_home_records_by_itself() -> None:
+    """Of a learner that is alone, because the other one's machine is told to leave, no share is bounded."""
+    assert searches.run_noticed(7016).violation is None
+
+
 @pytest.mark.parametrize("seeds", [range(6), soaked(range(6, 200))], ids=str)
 def test_notices_of_seeds_break_nothing(seeds: range) -> None:
     for seed in seeds:
