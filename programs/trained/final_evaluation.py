@@ -39,8 +39,8 @@ LATER: Final = "later"
 """`final_evaluation` of a summary with an evaluation that was made here."""
 
 
-LACKING: Final = ("left_out", "missing")
-"""`final_evaluation` of a summary without an evaluation that was to be made."""
+LACKING: Final = ("left_out", "missing", "not_asked")
+"""`final_evaluation` of a summary whose final model can be evaluated later."""
 
 
 @final

@@ -13,6 +13,7 @@ import pytest
 
 from isthmus import Task, train
 from isthmus.ops.data.batches import At
+from isthmus.programs.engine.results.words import not_evaluated
 from isthmus.programs.evaluations import SMALL, Extent, times_default, too_much, windows_default
 from isthmus.programs.language_model import chosen
 from isthmus.programs.language_model import task as language_model
@@ -96,6 +97,8 @@ def test_evaluations_are_left_out_where_that_is_asked_for(
     else:
         assert [(line["kind"], line["eval_loss"], line["eval_loss_error"]) for line in lines] == [("final", None, None)]
         assert result.eval_loss is result.summary["eval_loss_final"] is result.summary["eval_loss_error"] is None
+        assert result.summary["final_evaluation"] == "not_asked"
+        assert "run.evaluate" in not_evaluated(result.summary)
     assert result.summary["outcome"] == "done"
     assert result.parameters["w"].shape == (4, 1)
 

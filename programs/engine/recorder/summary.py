@@ -130,9 +130,9 @@ def roster_counts(graph: Template, learners: int) -> dict[str, int]:
     return {**counts, "learner": learners} if "learner" in counts else counts
 
 
-FinalEvaluation: TypeAlias = Literal["made", "left_out", "missing", "later"]
+FinalEvaluation: TypeAlias = Literal["made", "left_out", "missing", "later", "not_asked"]
 """What became of the evaluation of the final model: it was made in the run, left out because the run was stopped, did
-not come, or was made later (`programs.trained.final_evaluation`)."""
+not come, was made later (`programs.trained.final_evaluation`), or is not made in a run that evaluates nothing."""
 
 
 class LearnerSummary(TypedDict):
@@ -259,10 +259,12 @@ def summarise(
     flows: RunFlows,
     merges_recorded: int | None = None,
     step_tokens: StepTokens = (),
+    evaluations: int | None = None,
     paused_ns: int = 0,
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown; `graph` is None where it cannot
+    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown, `evaluations` how many were
+    asked for at most; `graph` is None where it cannot
     be built any more. The run's clock has stood still for `paused_ns`.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
@@ -319,7 +321,7 @@ def summarise(
         "eval_loss_final": status.get("eval_loss_final"),
         "eval_loss_last": status.get("eval_loss"),
         "eval_tokens_last": status.get("eval_tokens"),
-        "final_evaluation": _final_evaluation(status, outcome),
+        "final_evaluation": _final_evaluation(status, outcome, evaluations),
         **{name: status.get(name) for name in ("eval_loss_error", "eval_windows", "eval_windows_there")},
         "metrics": status.get("metrics", {}),
         "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
@@ -346,8 +348,10 @@ def summarise(
     }
 
 
-def _final_evaluation(status: Mapping[str, Any], outcome: str) -> FinalEvaluation | None:
+def _final_evaluation(status: Mapping[str, Any], outcome: str, asked: int | None) -> FinalEvaluation | None:
     """None of a run that failed before it had one, and of a task that evaluates nothing."""
+    if asked == 0:
+        return "not_asked" if outcome in ("done", "stopped") else None
     if status.get("tokens_final") is not None:
         is_of_task = status.get("eval_loss") is not None or status.get("eval_loss_initial") is not None
         return "made" if is_of_task else None

@@ -172,6 +172,8 @@ def not_evaluated(summary: Mapping[str, Any]) -> str:
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
     if summary.get("final_evaluation") == "left_out":
         return "the final model was not evaluated, because the run was stopped: `isthmus evaluate RUN` does it"
+    if summary.get("final_evaluation") == "not_asked":
+        return "no model was evaluated, as run.evaluate says: `isthmus evaluate RUN` evaluates the final one"
     if at is None or summary.get("eval_loss_final") is not None:
         return ""
     if last is None and summary.get("eval_loss_initial") is None:  # Of a task that has no evaluation.

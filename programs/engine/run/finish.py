@@ -101,6 +101,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
         flows=RunFlows.of_used(ending.used),
         merges_recorded=recorded.merges(folder),
         step_tokens=step_tokens_of(run_spec.job),
+        evaluations=run_spec.job.evaluations,
         paused_ns=run_spec.paused_ns,
     )
     gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))

@@ -119,6 +119,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         flows=flows,
         merges_recorded=recorded.merges(folder),
         step_tokens=step_tokens_of(request.job),
+        evaluations=request.job.evaluations,
     )
     summary["error"] = failure
     leave_behind(folder, summary, list(trace.spans), Instant(status.get("zero") or 0))

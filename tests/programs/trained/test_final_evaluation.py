@@ -70,7 +70,13 @@ def test_it_is_the_one_that_the_run_would_have_made(run: Path, typed: Callable[.
         assert after[name] == before[name]
     assert after["eval_tokens_last"] == after["tokens_total"]  # Here none are under way that the model was not told of.
     assert (before["final_evaluation"], after["final_evaluation"]) == ("made", "later")
-    own = {**last, "seconds": None, "time": after["wall_seconds"], "tokens": after["tokens_total"]}
+    own = {
+        **last,
+        "seconds": None,
+        "queued_seconds": None,
+        "time": after["wall_seconds"],
+        "tokens": after["tokens_total"],
+    }
     assert lines_of(run)[-1] == own
     assert (run / "report.html").stat().st_mtime_ns >= (run / SUMMARY).stat().st_mtime_ns
     text = (run / SUMMARY).read_text(), (run / LINES).read_text()
