@@ -70,6 +70,7 @@ def test_the_first_evaluation_is_of_the_untrained_model_however_late_it_is(late:
     losses = [float(task.loss(task.init(jax.random.key(SEED)), batch)) for batch in task.evaluation_batches(SEED)]
     error = pytest.approx(float(np.std(losses, ddof=1)) / len(losses) ** 0.5, rel=1e-4)
     expected = {"kind": "initial", "loss": untrained, "tokens": 0, "metrics": [], "error": error, "took": TOOK}
+    expected |= {"queued": 0}
     assert first["evaluation"] == expected
     then = body(sent({1: filled(task, 3.0)}), heard({0: 90, 1: 30}))
     assert (then is None) == (not late)  # Nobody knows slot 0 otherwise.
