@@ -254,47 +254,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], disk: Disk = DISK) -> 
     write_bytes(path, encoded(tensors), disk)
 
 
-_KINDS: Final = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-}
-"""The dtypes of safetensors, in the order of that library, whose files have the last of them first."""
-
-
 def encoded(tensors: Mapping[str, Any]) -> bytes:
-    """A safetensors file of these tensors, as safetensors.numpy.save has it, which copies every value three times: this
-    copies once, because files have gigabytes. ValueError for a dtype that the format has not."""
+    """A safetensors file of these tensors."""
     import numpy as np
+    from safetensors.numpy import save
 
-    order = list(_KINDS)
-    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    if odd := [name for name, array in arrays.items() if array.dtype.name not in _KINDS or not array.dtype.isnative]:
-        raise ValueError(f"tensor {odd[0]!r} of dtype {arrays[odd[0]].dtype}, which safetensors has not")
-    head, at = dict[str, Any](), 0
-    names = sorted(arrays, key=lambda name: (-order.index(arrays[name].dtype.name), name.encode()))
-    for name in names:
-        array, begin = arrays[name], at
-        at += array.nbytes
-        kind = _KINDS[array.dtype.name]
-        head[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, at]}
-    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    buffers = [array.reshape(-1).view(np.uint8).data for name in names if (array := arrays[name]).size]
-    return b"".join([len(text).to_bytes(8, "little"), text, *buffers])
+    return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from isthmus.runtime.system import files as store
 
@@ -121,16 +120,3 @@ def test_bytes_are_appended(tmp_path: Path) -> None:
     store.append_bytes(path, b"")
     store.append_bytes(path, b"c")
     assert path.read_bytes() == b"abc"
-
-
-def test_a_file_of_tensors_is_that_of_the_library_to_the_byte() -> None:
-    kinds = "bool uint8 int8 int16 uint16 float16 int32 uint32 float32 complex64 float64 int64 uint64".split()  # noqa: SIM905
-    kinds += ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
-    tensors: dict[str, Any] = {f'n/{kind}ü"\n': (np.arange(6) % 2).reshape(2, 3).astype(kind) for kind in kinds}
-    tensors |= {"scalar": np.float32(3), "empty": np.zeros((0, 4), np.float32)}
-    tensors |= {"turned": np.arange(8, dtype=np.float32).reshape(2, 4).T}
-    assert store.encoded(tensors) == save({name: np.asarray(array, order="C") for name, array in tensors.items()})
-    assert store.encoded({}) == save({})
-    for odd in (np.zeros(2, "U3"), np.zeros(2, ">f4")):
-        with pytest.raises(ValueError, match="'odd'"):
-            store.encoded({"odd": odd})
