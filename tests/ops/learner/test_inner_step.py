@@ -89,6 +89,21 @@ def test_a_learner_is_idle_until_it_has_adopted_every_fragment() -> None:
     assert reports(emitted)[0]["versions"] == [[1, 0], [1, 0]]
 
 
+@pytest.mark.parametrize("answers_last", [True, False])
+def test_a_run_that_is_stopped_has_no_further_step_but_where_all_step_in_turns(answers_last: bool) -> None:
+    task = SmallTask()
+    body, parts, context = opened(task, answers_last=answers_last)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    drive(body, batch=batch(task, 0))
+    assert body.position == 1
+    context.is_stopping = True
+    answers, _ = drive(body, pull={KEY: pull(0, 1)}, batch=batch(task, 1))
+    assert [item["steps"] for _, item in answers] == [1]  # What was done is given, without a step before it.
+    assert (body.position == 1, body.is_idle) == (answers_last, answers_last)
+    drive(body, pull={KEY: pull(0, 2, kind="final")})
+    assert body.phase == "final"
+
+
 def test_the_first_version_is_this_learners_own_parameters() -> None:
     task = SmallTask()
     body, _, _ = opened(task)
