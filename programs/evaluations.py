@@ -37,8 +37,8 @@ WindowsSetting: TypeAlias = Annotated[
 ]
 
 
-class Extent(NamedTuple):
-    """What of a run's request the defaults of a shipped task follow from: its budget of `tokens`, its `learners`, and
+class RunSize(NamedTuple):
+    """How large a run is, from which the defaults of a shipped task follow: its budget of `tokens`, its `learners`, and
     the share and times of evaluations."""
 
     tokens: int
@@ -52,7 +52,7 @@ def forwards(tokens: int, share: float) -> float:
     return share * FORWARD * tokens
 
 
-def windows_default(parameters: int, context: int, run: Extent) -> int | None:
+def windows_default(parameters: int, context: int, run: RunSize) -> int | None:
     """The windows of an evaluation, of `context` tokens each; None for a small model, which has what all have."""
     if parameters < SMALL:
         return None
@@ -60,7 +60,7 @@ def windows_default(parameters: int, context: int, run: Extent) -> int | None:
     return max(WINDOWS_MIN, min(windows, WINDOWS) if run.share == SHARE else windows)
 
 
-def times_default(run: Extent, evaluated: int | None) -> int:
+def times_default(run: RunSize, evaluated: int | None) -> int:
     """How many evaluations a run makes at most, each of which predicts `evaluated` tokens; None of one that costs
     nothing to speak of."""
     if run.when in FIXED or evaluated is None:
@@ -68,7 +68,7 @@ def times_default(run: Extent, evaluated: int | None) -> int:
     return max(TIMES_MIN, min(TIMES, int(forwards(run.tokens, run.share) / evaluated)))
 
 
-def too_much(run: Extent, evaluated: int | None, times: int) -> Fault | None:
+def too_much(run: RunSize, evaluated: int | None, times: int) -> Fault | None:
     """The warning that so many evaluations exceed the run's share; None if they do not."""
     most = forwards(run.tokens, run.share)
     if evaluated is None or times * evaluated <= most:

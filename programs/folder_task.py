@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
 from isthmus.ops.island.schedule import share_of_peak
-from isthmus.programs.evaluations import Extent, WindowsSetting, windows_default
+from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -256,14 +256,12 @@ def _in_torch(
     )
 
 
-def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
+def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
     """The framework, the context, the batch, the rate and the windows of an evaluation of a run, and the alpha of
-    adapters, as far as `settings` have None there."""
+    adapters, as far as `settings`, which are in their ranges, have None there."""
     path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
-    if context < 1:  # Which is refused later, with every other fault.
-        return {}
     batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
     windows = windows_default(folders.parameters_in(path, doing), context, run)
     values = {

@@ -18,7 +18,7 @@ from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataErr
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
-from isthmus.programs.evaluations import Extent, WindowsSetting, windows_default
+from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
@@ -303,12 +303,10 @@ def is_of_bytes(settings: Mapping[str, Any]) -> bool:
     return False
 
 
-def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
-    """The batch, the rate and the windows of an evaluation for a run, as far as `settings`, all of the task's, have
-    None there."""
+def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
+    """The batch, the rate and the windows of an evaluation for a run, as far as `settings`, all of the task's and in
+    their ranges, have None there."""
     unit, context = settings["microbatches"] or settings["stages"], settings["context"]
-    if not _are_counts(unit, context):  # Which is refused later, with every other fault.
-        return {}
     batch = settings["batch"] or -(-batch_default(run.tokens, run.learners, context) // unit) * unit
     values = {
         "batch": batch,
@@ -319,14 +317,11 @@ def chosen(settings: Mapping[str, Any], run: Extent) -> dict[str, Any]:
 
 
 def _parameters(settings: Mapping[str, Any]) -> int:
-    """How many parameters a model has; none where settings are out of range, which is refused later."""
+    """How many parameters a model has; 0 where more experts are chosen than there are, which the task refuses."""
     from isthmus.ops.model_config import parameters_of
 
-    counts = [settings[key] for key in ("layers", "width", "heads")]
-    experts, per_token = settings["experts"], settings["experts_chosen"]
-    if not _are_counts(*counts) or (experts and not (_are_counts(experts, per_token) and per_token <= experts)):
-        return 0
-    return parameters_of(model_config(settings))
+    has_too_few = 0 < settings["experts"] < settings["experts_chosen"]
+    return 0 if has_too_few else parameters_of(model_config(settings))
 
 
 RATE_POWER: Final = 0.5

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from isthmus.ops.data.held_out import Extract
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
@@ -64,6 +63,11 @@ class EvaluationSchedule:
         return "initial" if is_first else "during"
 
 
+def _time(task: Any, context: Any) -> EvaluationTime:
+    """The time of a task's evaluations on a host."""
+    return EvaluationTime(context.now, context.stop_requested, context.queued, extract_of(task))
+
+
 def _evaluation(task: Any, seed: int, times: int) -> Evaluating:
     """The evaluation of a task that is made so many times."""
     return evaluation_of(task, seed) if times else Unevaluated()
@@ -103,7 +107,7 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
-        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
+        self._time = _time(self._task, context)
         self._of_paths: list[PathEvaluating] = []
         if self._paths is not None and self._times:
             self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
@@ -126,7 +130,7 @@ class Evaluate:
             return None
         self.is_finished = kind == "final"
         count = sum(each.count for each in self._of_paths) or count_of(self._evaluation)
-        made = self._time.made(kind, self._parts(), count, trained, extract_of(self._task))
+        made = self._time.made(kind, self._parts(), count, trained)
         return None if made is None else {"evaluation": made}
 
     def _parts(self) -> Parts:
@@ -188,7 +192,7 @@ class EvaluateMean:
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         self._seed, self._members, self._now = context.seed, context.members, context.now
-        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
+        self._time = _time(self._task, context)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(
@@ -204,7 +208,7 @@ class EvaluateMean:
             self._stop_seen_at = self._now()
         if kind := self._schedule.due(0, is_final=False):
             first = first_tensors_of(self._task, self._seed)
-            return _evaluated(self._time, kind, self._evaluation, first, 0, extract_of(self._task))
+            return _evaluated(self._time, kind, self._evaluation, first, 0)
         live = {member.replica.slot for member in self._members() if member.replica.role in self._roles}
         was_final, self._was_final = self._was_final, self._are_final(live)
         is_final = (was_final and self._was_final) or self._is_late()
@@ -220,9 +224,9 @@ class EvaluateMean:
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         tensors = dict(named_leaves(mean))
         if not is_final:
-            return _evaluated(self._time, kind, self._evaluation, tensors, trained, extract_of(self._task))
+            return _evaluated(self._time, kind, self._evaluation, tensors, trained)
         self.is_finished = True
-        return _of_final(self._time, self._evaluation, tensors, trained, extract_of(self._task))
+        return _of_final(self._time, self._evaluation, tensors, trained)
 
     def _are_final(self, live: set[int]) -> bool:
         final = {slot for slot, report in self._reports.items() if report.get("phase") == "final"}
@@ -257,7 +261,7 @@ class EvaluateModel:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
+        self._time = _time(self._task, context)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> Emitted:
@@ -268,9 +272,9 @@ class EvaluateModel:
             return None
         tensors = dict(named_leaves(newest["tree"]))
         if kind != "final":
-            return _evaluated(self._time, kind, self._evaluation, tensors, newest["tokens"], extract_of(self._task))
+            return _evaluated(self._time, kind, self._evaluation, tensors, newest["tokens"])
         self.is_finished = True
-        return _of_final(self._time, self._evaluation, tensors, newest["tokens"], extract_of(self._task))
+        return _of_final(self._time, self._evaluation, tensors, newest["tokens"])
 
 
 def _evaluated(
@@ -279,16 +283,15 @@ def _evaluated(
     evaluation: Evaluating,
     tensors: Mapping[str, Any],
     tokens: int,
-    extract: Extract | None,
 ) -> dict[str, Any] | None:
     """The items about an evaluation of these leaves, after so many tokens; None where it is left out."""
-    made = time.made(kind, parts_of(evaluation, tensors), count_of(evaluation), tokens, extract)
+    made = time.made(kind, parts_of(evaluation, tensors), count_of(evaluation), tokens)
     return None if made is None else {"evaluation": made}
 
 
 def _of_final(
-    time: EvaluationTime, evaluation: Evaluating, tensors: Mapping[str, Any], tokens: int, extract: Extract | None
+    time: EvaluationTime, evaluation: Evaluating, tensors: Mapping[str, Any], tokens: int
 ) -> Generator[dict[str, Any], None, dict[str, Any] | None]:
     """Yields the final model, so that nothing waits for its evaluation to be whole, and returns that."""
     yield {"final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
-    return _evaluated(time, "final", evaluation, tensors, tokens, extract)
+    return _evaluated(time, "final", evaluation, tensors, tokens)

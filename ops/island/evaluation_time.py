@@ -37,20 +37,23 @@ def whole(parts: Parts) -> dict[str, float]:
 
 @final
 class EvaluationTime:
-    """The evaluations of one host, by its clock `now`; `stop_requested` and `queued` as in the context of a body."""
+    """The evaluations of one host, on this extract, by its clock `now`; `stop_requested` and `queued` as in the context
+    of a body."""
 
     def __init__(
-        self, now: Callable[[], int], stop_requested: Callable[[], bool], queued: Callable[[], int] = lambda: 0
+        self,
+        now: Callable[[], int],
+        stop_requested: Callable[[], bool],
+        queued: Callable[[], int] = lambda: 0,
+        extract: Extract | None = None,
     ) -> None:
-        self._now, self._stop_requested, self._queued = now, stop_requested, queued
+        self._now, self._stop_requested, self._queued, self._extract = now, stop_requested, queued, extract
         self._stopped_at: int | None = None
         self._batch_ns: int | None = None
         self._has_made = False
 
-    def made(
-        self, kind: EvaluationKind, parts: Parts, count: int, tokens: int, extract: Extract | None = None
-    ) -> Evaluated | None:
-        """The message about the model after `tokens`, which `parts` evaluate in `count` batches on this extract.
+    def made(self, kind: EvaluationKind, parts: Parts, count: int, tokens: int) -> Evaluated | None:
+        """The message about the model after `tokens`, which `parts` evaluate in `count` batches.
 
         Of an evaluation that is left out: None, and of the final model that it was.
         """
@@ -61,7 +64,7 @@ class EvaluationTime:
                 next(parts)
             except StopIteration as end:
                 took, waited = self._note_batch(at) - begun, self._queued() - queued
-                return {**evaluated(kind, end.value, tokens, extract), "took": took, "queued": min(waited, took)}
+                return {**evaluated(kind, end.value, tokens, self._extract), "took": took, "queued": min(waited, took)}
             if done:  # The first yield is before the first batch.
                 self._note_batch(at)
             done += 1

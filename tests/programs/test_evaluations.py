@@ -14,7 +14,7 @@ import pytest
 from isthmus import Task, train
 from isthmus.ops.data.batches import At
 from isthmus.programs.engine.results.words import not_evaluated
-from isthmus.programs.evaluations import SMALL, Extent, times_default, too_much, windows_default
+from isthmus.programs.evaluations import SMALL, RunSize, times_default, too_much, windows_default
 from isthmus.programs.language_model import chosen
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.settings import Schema
@@ -24,15 +24,15 @@ from isthmus.runtime.errors import ConfigError
 @pytest.mark.parametrize(
     ("run", "windows"),
     [
-        (Extent(4_100_000, 4), 240),
-        (Extent(41_000_000, 4), 256),
-        (Extent(41_000_000, 4, share=0.2), 4804),
-        (Extent(12_288, 2), 8),
-        (Extent(400_000, 2, when="ends"), 234),
-        (Extent(400_000, 2, when="none"), 23),
+        (RunSize(4_100_000, 4), 240),
+        (RunSize(41_000_000, 4), 256),
+        (RunSize(41_000_000, 4, share=0.2), 4804),
+        (RunSize(12_288, 2), 8),
+        (RunSize(400_000, 2, when="ends"), 234),
+        (RunSize(400_000, 2, when="none"), 23),
     ],
 )
-def test_windows_follow_from_tokens_context_and_how_many_evaluations(run: Extent, windows: int) -> None:
+def test_windows_follow_from_tokens_context_and_how_many_evaluations(run: RunSize, windows: int) -> None:
     assert windows_default(135_000_000, 256, run) == windows
     assert windows_default(SMALL - 1, 256, run) is None
 
@@ -40,16 +40,16 @@ def test_windows_follow_from_tokens_context_and_how_many_evaluations(run: Extent
 @pytest.mark.parametrize(
     ("run", "evaluated", "times"),
     [
-        (Extent(4_100_000, 4), 240 * 256, 20),
-        (Extent(12_288, 2), 8 * 256, 2),
-        (Extent(60_000, 2), 8 * 256, 8),
-        (Extent(60_000, 2, share=0.2), 8 * 256, 17),
-        (Extent(60_000, 2), None, 20),
-        (Extent(60_000, 2, when="ends"), None, 2),
-        (Extent(60_000, 2, when="none"), 8 * 256, 0),
+        (RunSize(4_100_000, 4), 240 * 256, 20),
+        (RunSize(12_288, 2), 8 * 256, 2),
+        (RunSize(60_000, 2), 8 * 256, 8),
+        (RunSize(60_000, 2, share=0.2), 8 * 256, 17),
+        (RunSize(60_000, 2), None, 20),
+        (RunSize(60_000, 2, when="ends"), None, 2),
+        (RunSize(60_000, 2, when="none"), 8 * 256, 0),
     ],
 )
-def test_evaluations_cost_at_most_their_share_but_the_ends_are_made(run: Extent, evaluated: Any, times: int) -> None:
+def test_evaluations_cost_at_most_their_share_but_the_ends_are_made(run: RunSize, evaluated: Any, times: int) -> None:
     assert times_default(run, evaluated) == times
     is_within = not evaluated or times * evaluated <= run.share * 3 * run.tokens
     assert (too_much(run, evaluated, times) is None) == is_within
@@ -59,7 +59,7 @@ def test_evaluations_cost_at_most_their_share_but_the_ends_are_made(run: Extent,
 def test_the_shipped_task_chooses_windows_where_none_are_given() -> None:
     small = Schema.of("task", language_model).read({})
     large = {**small, "width": 512, "layers": 4}
-    run = Extent(50_000, 2)
+    run = RunSize(50_000, 2)
     assert "evaluation_windows" not in chosen(small, run)
     assert chosen(large, run)["evaluation_windows"] == 11
     assert "evaluation_windows" not in chosen({**large, "evaluation_windows": 9}, run)

@@ -19,7 +19,7 @@ from isthmus.programs import language_model
 from isthmus.programs.engine.islands.sizes import sizes_here, sizes_on
 from isthmus.programs.engine.request.faults import mesh_faults
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.evaluations import Extent
+from isthmus.programs.evaluations import RunSize
 from isthmus.programs.language_model import chosen
 from isthmus.programs.language_model import task as language_task
 from isthmus.programs.settings import Schema
@@ -116,7 +116,7 @@ def test_settings_of_the_shipped_task_that_do_not_divide_are_refused(settings: d
 
 
 def test_a_batch_that_is_chosen_divides_into_micro_batches() -> None:
-    settings, run = Schema.of("task", language_model.task).read({"optimizer": "muon"}), Extent(4000, 2)
+    settings, run = Schema.of("task", language_model.task).read({"optimizer": "muon"}), RunSize(4000, 2)
     assert chosen({**settings, "stages": 4, "microbatches": None}, run)["batch"] % 4 == 0
     assert chosen({**settings, "stages": 2, "microbatches": 6}, run)["batch"] % 6 == 0
 

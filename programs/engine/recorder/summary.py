@@ -263,9 +263,8 @@ def summarise(
     paused_ns: int = 0,
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown, `evaluations` how many were
-    asked for at most; `graph` is None where it cannot
-    be built any more. The run's clock has stood still for `paused_ns`.
+    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown, `evaluations` how many were asked
+    for at most; `graph` is None where it cannot be built any more. The run's clock has stood still for `paused_ns`.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())

@@ -642,12 +642,14 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
     """One task; where a function is named, the tasks that it names by slot."""
     if task is None:
         text, shipped = shipped_task(settings)
-        section = Schema.of("task", shipped.task).read(settings)
+        schema = Schema.of("task", shipped.task)
+        section = schema.read(settings)
         section["data"] = tuple(os.path.abspath(path) for path in section["data"])
         for path in (FOLDER, "router"):
             if section.get(path) is not None:
                 section[path] = os.path.abspath(section[path])
-        chosen = shipped.chosen(section, run.extent) if run is not None else {}
+        is_in_range = not any(schema.out_of_range(section))  # Else the task refuses them, before it is made.
+        chosen = shipped.chosen(section, run.size) if run is not None and is_in_range else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         home = next(_by_slot(section))
@@ -716,7 +718,7 @@ def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
-        evaluations=times_default(parts.run.extent, _evaluated_tokens(task, tensors)),
+        evaluations=times_default(parts.run.size, _evaluated_tokens(task, tensors)),
         has_gradients=all(has_gradients(each, tensors) for each in parts.subject.tasks.values()),
         **parts.run.of_job(),
     )
@@ -746,7 +748,7 @@ def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
 def _much_evaluated(parts: _Parts, job: Job) -> Iterator[Fault]:
     """The warning about evaluations that cost more than their share."""
     evaluated = _evaluated_tokens(parts.subject.task, job.layout)
-    warning = too_much(parts.run.extent, evaluated, job.evaluations)
+    warning = too_much(parts.run.size, evaluated, job.evaluations)
     if warning is not None:
         yield warning
 

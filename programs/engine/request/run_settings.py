@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from isthmus.programs.evaluations import SHARE, Extent, When
+from isthmus.programs.evaluations import SHARE, RunSize, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -195,9 +195,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return max(1, self.learners)
 
     @property
-    def extent(self) -> Extent:
+    def size(self) -> RunSize:
         """What the defaults of a shipped task follow from."""
-        return Extent(self.tokens, self.learners_expected, self.evaluate_share, self.evaluate)
+        return RunSize(self.tokens, self.learners_expected, self.evaluate_share, self.evaluate)
 
     def of_job(self) -> dict[str, Any]:
         """Those that a graph's builder may know."""

@@ -132,6 +132,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set program.fragments=1000", "units", "1000", "Choose one"),
     ("train --set program.gamma=1", "below 1", "1.0", "0.8"),
     ("train --set task.layers=0", "at least 1", "0", "task.layers"),
+    ("train --set task.width=0 --set task.optimizer=adamw", "at least 1", "0", "task.width"),
     ("train --set task.context=0", "at least 1", "0", "task.context"),
     ("train --set task.stages=0", "at least 1", "0", "task.stages"),
     ("train --set task.evaluation_windows=0", "at least 1", "0", "task.evaluation_windows"),
