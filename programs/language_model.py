@@ -317,11 +317,13 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
 
 
 def _parameters(settings: Mapping[str, Any]) -> int:
-    """How many parameters a model has; 0 where more experts are chosen than there are, which the task refuses."""
+    """How many parameters a model has; 0 for a shape that none has, which the task refuses."""
     from isthmus.ops.model_config import parameters_of
 
-    has_too_few = 0 < settings["experts"] < settings["experts_chosen"]
-    return 0 if has_too_few else parameters_of(model_config(settings))
+    try:
+        return parameters_of(model_config(settings))
+    except ValueError:
+        return 0
 
 
 RATE_POWER: Final = 0.5

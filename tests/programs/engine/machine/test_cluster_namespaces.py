@@ -150,7 +150,7 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     shown = place.call("status", "--cluster", "cluster.toml", prefix=net.prefix("beta"))
     assert shown.returncode == 0, shown.stderr
     assert "gamma" in shown.stdout
-    assert re.search(r"relayed +learner/1 to evaluator/0, recorder/0, syncer/0\n", shown.stdout)
+    assert re.search(r"relayed +learner/1 to evaluator/0, recorder/0, syncer/0 *\n", shown.stdout)
     pairs = "learner/1: relayed to evaluator/0, recorder/0, syncer/0"
     assert pairs in alpha.read_text()
     assert pairs in gamma.read_text()
