@@ -1,8 +1,7 @@
 """The porter: the process that accepts connections at the port of a daemon, and passes bytes on.
 
-`python -m isthmus.runtime.wire.porter_process LISTENER LINE PORT`: the descriptors of the daemon's listening socket
-and of a line to the daemon, and the port on loopback at which the daemon itself listens. Started by a daemon, never by
-hand.
+`python -m isthmus.runtime.wire.porter_process PORT LISTENER LINE`: the port on loopback at which the daemon itself
+listens, and the descriptors of its listening socket and of the line to it. Started by a daemon, never by hand.
 
 It decides how many connections there may be, of all and of one site; `porter_greeting` decides where each leads, and
 `ways` pass bytes on. It has no keys, and reads nothing of what it passes on.
@@ -19,10 +18,8 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import json
 import resource
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -31,7 +28,8 @@ from contextlib import suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.runtime.system.addresses import is_literal
-from isthmus.runtime.system.processes import die_with_parent
+from isthmus.runtime.system.children import serve_line
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
     FORBIDDEN,
@@ -56,13 +54,9 @@ GREETINGS_OF_SITE_MAX: Final = 64
 GREETING_SECONDS_MAX: Final = 5.0
 CROWDED_SECONDS: Final = 0.2
 """Time without accepting after descriptors have run out."""
-LINE_BYTES_MAX: Final = 1 << 20
 SOURCES: Final = 1 << 16
 """Addresses 127.1.0.0 to 127.1.255.255, from which connections reach the daemon, in turns."""
 TELL_SECONDS: Final = 60.0
-FULL: Final = "full"
-"""Begins a line to the daemon about a bound that is reached: `full KIND BOUND SITE`, without a SITE where the bound is
-that of all."""
 BoundKind: TypeAlias = Literal["ways", "greetings"]
 
 
@@ -76,7 +70,7 @@ class PendingGreeting(NamedTuple):
 class PorterProcess:
     """Serves `listener`; the daemon listens at `port` on loopback, and has the other end of `line`."""
 
-    def __init__(self, listener: socket.socket, line: socket.socket, port: int) -> None:
+    def __init__(self, listener: socket.socket, line: Line, port: int) -> None:
         self._listener, self._line, self._port = listener, line, port
         self._selector = selectors.DefaultSelector()
         self._open: set[tuple[str, int]] = set()
@@ -88,8 +82,8 @@ class PorterProcess:
         self._sources = 0
         self._crowded_until = 0.0
         self._is_over = False
+        listener.setblocking(False)
         for each in (listener, line):
-            each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
 
     def serve(self) -> None:
@@ -210,10 +204,9 @@ class PorterProcess:
     def _tell_full(self, kind: BoundKind, bound: int, site: str = "") -> None:
         """Tell the daemon of a bound that is reached, unless one of its kind was told within a minute."""
         now = time.monotonic()
-        if now - self._told.get(kind, float("-inf")) >= TELL_SECONDS:
-            with suppress(OSError):  # Where the line is full, the next one is told.
-                self._line.send(f"{FULL} {kind} {bound} {site}".encode())
-                self._told[kind] = now
+        is_due = now - self._told.get(kind, float("-inf")) >= TELL_SECONDS
+        if is_due and self._line.offer({"full": [kind, bound, site]}):  # Where the line is full, the next one is told.
+            self._told[kind] = now
 
     def _tell_source(self, made: socket.socket, peer: str) -> None:
         """Bind a socket that dials the daemon to an address of its own, and tell the daemon whose it is."""
@@ -222,7 +215,7 @@ class PorterProcess:
         # Neither is needed to serve: the daemon then names the address on loopback.
         with suppress(OSError):
             made.bind((source, 0))
-            self._line.send(f"{source} {peer}".encode())
+            self._line.offer({"source": source, "peer": peer})
 
     def _fail(self, far: WaySocket) -> None:
         """The far end cannot be reached."""
@@ -247,17 +240,10 @@ class PorterProcess:
     # -- the daemon, and time ------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """The endpoints of the hosts of this machine, all of them: [[host, port], ...]."""
-        try:
-            data = self._line.recv(LINE_BYTES_MAX)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._is_over = True
-            return
-        self._open = {(str(host), int(port)) for host, port in json.loads(data)}
+        """The endpoints of the hosts of this machine, all of them: {open: [[host, port], ...]}."""
+        for message in self._line.hear():
+            self._open = {(str(host), int(port)) for host, port in message["open"]}
+        self._is_over = self._line.is_over
 
     def _wait(self) -> float | None:
         """Seconds until the next moment at which something is due; None if there is none."""
@@ -284,13 +270,11 @@ def site_of(address: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Serve until the daemon has gone."""
-    die_with_parent()
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda number, frame: None)  # It follows its daemon, which gets the same signal.
+    port, listener, line = arguments
+    daemon = serve_line("porter", line)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * WAYS_MAX + 2 * GREETINGS_MAX)), hard))
-    listener, line = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    PorterProcess(listener, line, int(arguments[2])).serve()
+    PorterProcess(socket.socket(fileno=int(listener)), daemon, int(port)).serve()
 
 
 if __name__ == "__main__":

@@ -1,33 +1,27 @@
 """A daemon's way through a bucket: the process beside it that carries connections there (`bucket_process`).
 
-It starts the process, starts it again when it has died, hands it the keys that a home admits, and tells what it says.
-An island's daemon holds the listening socket, at a port that it finds again after a restart, because hosts that live on
-dial there.
+It hands the process its task and the keys that a home admits, and tells what it says. An island's daemon holds the
+listening socket, at a port that it finds again after a restart, because hosts that live on dial there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.children import Child, KeptChild
 from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.wire import bucket_keys
 from isthmus.runtime.wire.security_keys import KeyPair
 
-LOOK_SECONDS: Final = 0.25
-RESTART_SECONDS: Final = 1.0
 END_SECONDS_MAX: Final = 12.0
 """For its last objects, and their removal."""
 BACKLOG: Final = 512
@@ -58,39 +52,9 @@ def _plain(pairs: Iterable[KeyPair]) -> list[list[str]]:
     return [[pair.public, pair.secret] for pair in pairs]
 
 
-class BucketRunning(NamedTuple):
-    """The process, and the pipes to it and from it."""
-
-    process: subprocess.Popen[bytes]
-    input: IO[bytes]
-    output: IO[bytes]
-
-    @classmethod
-    def begin(cls, files: tuple[int, ...]) -> BucketRunning:
-        """Start it, with these files of the daemon."""
-        command = [sys.executable, "-m", _PROCESS, *map(str, files)]
-        process = subprocess.Popen(command, pass_fds=files, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        return cls(process, process.stdin, process.stdout)
-
-    def write(self, line: str) -> None:
-        """Write a line to it; dropped if it has died, and is about to be started again."""
-        with suppress(OSError):
-            self.input.write(f"{line}\n".encode())
-            self.input.flush()
-
-    def hang_up(self) -> None:
-        """Write no more; so it ends."""
-        with suppress(OSError):
-            self.input.close()
-
-
 @final
 class Bucket:
-    """The process for one end. `admitted` returns the keys that a home admits, and of how many machines each may be;
-    `tell` gets lines for people."""
+    """The process for one end. `admitted` returns the keys that a home admits, and of how many machines each may be."""
 
     def __init__(
         self,
@@ -101,12 +65,9 @@ class Bucket:
     ) -> None:
         self._task, self._listener, self._admitted = task, listener, admitted
         self._tell: Callable[[str], None] = lambda line: None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: BucketRunning | None = None
-        self._rest = b""
-        self._begun_at = 0.0
-        self._said: dict[str, int] | None = None
-        self._is_closed = False
+        self._child = KeptChild(
+            "the process of its bucket", self._begin, state=self._state, hear=self._hear, end_seconds=END_SECONDS_MAX
+        )
         self.use: dict[str, Any] = {}
         """Requests and bytes since the process began, by kind, and the seconds in which the store was reached."""
 
@@ -136,83 +97,27 @@ class Bucket:
     @property
     def pid(self) -> int | None:
         """Of the process; None while there is none."""
-        return None if self._running is None else self._running.process.pid
+        return self._child.pid
 
     def start(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None]) -> None:
-        """Start the process."""
-        self._loop, self._tell = loop, tell
-        self._begin()
-        self._look()
+        """Start the process; `tell` gets lines for people."""
+        self._tell = tell
+        self._child.start(loop, tell)
 
     def close(self) -> None:
         """End the process, which has some seconds to say so and to clean up, and free the port."""
-        self._is_closed = True
-        running, self._running = self._running, None
-        if running is not None:
-            self._attached.remove_reader(running.output.fileno())
-            running.hang_up()
-            with suppress(subprocess.TimeoutExpired):
-                running.process.wait(END_SECONDS_MAX)
-            running.process.kill()
-            os.set_blocking(running.output.fileno(), True)
-            self._hear(running.output.read())
-            running.output.close()
-            running.process.wait()
+        self._child.close()
         if self._listener is not None:
             self._listener.close()
 
-    @property
-    def _attached(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None
-        return self._loop
+    def _begin(self) -> Child:
+        files = [] if self._listener is None else [self._listener.fileno()]
+        return Child(_PROCESS, files, files=files)
 
-    def _begin(self) -> None:
-        if self._is_closed:
-            return
-        files = () if self._listener is None else (self._listener.fileno(),)
-        running = self._running = BucketRunning.begin(files)
-        self._said, self._rest, self._begun_at = None, b"", self._attached.time()
-        running.write(json.dumps(asdict(self._task)))
-        self._attached.add_reader(running.output.fileno(), self._read)
+    def _state(self) -> dict[str, Any]:
+        return {"task": asdict(self._task), "admitted": dict(self._admitted())}
 
-    def _look(self) -> None:
-        """Have the process know the keys that are admitted now."""
-        if self._is_closed:
-            return
-        admitted = dict(self._admitted())
-        if self._running is not None and admitted != self._said:
-            self._running.write(json.dumps(admitted))
-            self._said = admitted
-        self._attached.call_later(LOOK_SECONDS, self._look)
-
-    def _read(self) -> None:
-        if self._running is None:
-            return
-        try:
-            data = os.read(self._running.output.fileno(), 1 << 16)
-        except BlockingIOError:
-            return
-        if data:
-            self._hear(data)
-        else:
-            self._died(self._running)
-
-    def _hear(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if "tell" in said:
-                self._tell(str(said["tell"]))
-            self.use = said.get("use", self.use)
-
-    def _died(self, running: BucketRunning) -> None:
-        """The process has gone: start it again."""
-        self._running = None
-        self._attached.remove_reader(running.output.fileno())
-        running.output.close()
-        running.hang_up()
-        self._attached.run_in_executor(None, running.process.wait)
-        if not self._is_closed:
-            self._tell("the process of its bucket has died, and is started again; connections there are made anew")
-            lived = self._attached.time() - self._begun_at
-            self._attached.call_later(max(0.0, RESTART_SECONDS - lived), self._begin)
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if "tell" in message:
+            self._tell(str(message["tell"]))
+        self.use = message.get("use", self.use)

@@ -1,9 +1,9 @@
 """The process beside a daemon that carries connections through a bucket, to or from the home of its runs.
 
-`python -m isthmus.programs.engine.machine.bucket_process [LISTENER]`, started by a daemon (`bucket`), never by hand.
-The first line of its standard input is a `BucketTask`; further ones are the keys that a home admits, and of how many
-machines each may be. Lines of output are for people (`tell`), or count its requests (`use`). When standard input ends,
-so does the process.
+`python -m isthmus.programs.engine.machine.bucket_process [LISTENER] LINE`, started by a daemon (`bucket`), never by
+hand. Each message of the daemon has a `BucketTask`, the same in all (`task`), and the keys that a home admits, and of
+how many machines each may be (`admitted`). Its own are for people (`tell`), or count its requests (`use`). When the
+daemon says no more, the process ends.
 
 It decides when an object is written and when the next one is looked for, what becomes of passages that nobody goes on
 with, and what is removed. `bucket_passage` decides what is in an object.
@@ -23,7 +23,6 @@ what no passage goes on with. An illegal object ends its passage, whoever wrote 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import sys
@@ -38,7 +37,8 @@ from typing import Any, Final, TypeVar, final
 from isthmus.programs.engine.machine.bucket_road import Road, RoadPlace
 from isthmus.programs.engine.snapshots.stored import words
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.system.processes import die_with_parent, follow_daemon, name_process
+from isthmus.runtime.system.children import serve_line
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.wire.bucket_keys import HELLO_BYTES_MAX, BoxSeal, HelloContents, hello_of, read_hello
 from isthmus.runtime.wire.bucket_passage import (
     HELLO,
@@ -99,8 +99,6 @@ USE_SECONDS: Final = 5.0
 GREETING_SECONDS_MAX: Final = 5.0
 DIAL_SECONDS_MAX: Final = 5.0
 END_SECONDS_MAX: Final = 5.0
-LINE_BYTES_MAX: Final = 4 << 20
-"""The keys of 4,096 invitations take a twentieth."""
 _T = TypeVar("_T")
 
 
@@ -682,34 +680,42 @@ def _prepare(writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _say(kind: str, value: Any) -> None:
-    with suppress(OSError, ValueError):
-        sys.stdout.write(json.dumps({kind: value}) + "\n")
-        sys.stdout.flush()
+async def _serve(line: Line, listener: socket.socket | None) -> None:
+    loop, has_come = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(line.fileno(), has_come.set)
 
+    async def heard() -> Mapping[str, Any] | None:
+        """The newest state that the daemon has told; None once it says no more."""
+        while not (messages := line.hear()) and not line.is_over:
+            has_come.clear()
+            await has_come.wait()
+        return messages[-1] if messages else None
 
-async def _serve(listener: socket.socket | None) -> None:
-    lines = asyncio.StreamReader(limit=LINE_BYTES_MAX)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    task = BucketTask(**json.loads(await lines.readline()))
+    def tell(text: str) -> None:
+        line.offer({"tell": text})
 
-    def tell(line: str) -> None:
-        _say("tell", line)
+    def use() -> None:
+        line.offer({"use": {"requests": store.requests, "bytes": store.bytes, "up_seconds": store.up_seconds}})
 
+    state = await heard()
+    if state is None:
+        return
+    task = BucketTask(**state["task"])
     store = CountedRoad(RoadPlace(task.text, task.every), tell)
     end = HomeEnd(task, store, tell) if listener is None else IslandEnd(task, listener, store, tell)
 
-    async def follow() -> None:
-        while line := await lines.readline():
+    async def follow(state: Mapping[str, Any] | None) -> None:
+        while state is not None:
             if isinstance(end, HomeEnd):
-                end.admitted = json.loads(line)
+                end.admitted = state["admitted"]
+            state = await heard()
 
     async def count() -> None:
         while True:
             await asyncio.sleep(USE_SECONDS)
-            _say("use", {"requests": store.requests, "bytes": store.bytes, "up_seconds": store.up_seconds})
+            use()
 
-    following = asyncio.create_task(follow())
+    following = asyncio.create_task(follow(state))
     tasks = [asyncio.create_task(each) for each in (end.serve(), store.removing(), count())]
     await asyncio.wait([following, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for each in tasks:
@@ -723,16 +729,14 @@ async def _serve(listener: socket.socket | None) -> None:
         async with asyncio.timeout(END_SECONDS_MAX):
             await store.remove_now()
     store.close()
-    _say("use", {"requests": store.requests, "bytes": store.bytes, "up_seconds": store.up_seconds})
+    use()
 
 
 def main(arguments: list[str]) -> None:
     """Serve until the daemon has gone."""
-    die_with_parent()
-    name_process("isthmus bucket")
-    follow_daemon()
-    listener = socket.socket(fileno=int(arguments[0])) if arguments else None
-    asyncio.run(_serve(listener))
+    line = serve_line("bucket", arguments[-1])
+    listener = socket.socket(fileno=int(arguments[0])) if arguments[1:] else None
+    asyncio.run(_serve(line, listener))
     os._exit(0)  # A thread may wait for a store that does not answer.
 
 

@@ -10,6 +10,7 @@ It is tuned on Python's own library: `--steps` steps of one sequence of 256 toke
     one              one island, every step of it (data-parallel with one learner)
     two, H = 8       decoupled-diloco, two islands, int4 up, a merge of each fragment every 8 steps
     two, H = 25      the same every 25 steps
+    int8 down        two, H = 8, with merged fragments in 8 bits, and in 4: int4 down
     data-parallel    two islands, gradients averaged at each step
     LoRA, H = 8      as two, adapters alone
 
@@ -57,12 +58,15 @@ ONE: Final = "one"
 PARALLEL: Final = "data-parallel"
 LAST: Final = "two, H = 25"
 TWO: Final = ("decoupled-diloco", "--learners", "2", "--set", "program.push=int4")
+EIGHT: Final = (*TWO, "--set", "program.interval=8")
 CELLS: Final[Mapping[str, tuple[str, ...]]] = {
     ONE: ("data-parallel", "--learners", "1"),
-    "two, H = 8": (*TWO, "--set", "program.interval=8"),
+    "two, H = 8": EIGHT,
     LAST: (*TWO, "--set", "program.interval=25"),
     PARALLEL: ("data-parallel", "--learners", "2"),
-    "LoRA, H = 8": (*TWO, "--set", "program.interval=8", "--set", "task.lora_rank=8"),
+    "LoRA, H = 8": (*EIGHT, "--set", "task.lora_rank=8"),
+    "int8 down": (*EIGHT, "--set", "program.update=int8"),
+    "int4 down": (*EIGHT, "--set", "program.update=int4"),
 }
 SECONDS_MAX: Final = 7200
 DOING: Final = "Reading the tuned model"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import selectors
@@ -20,6 +19,7 @@ import pytest
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import seconds
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.wire import porter_process, porter_relay
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -106,11 +106,10 @@ class Served:
     def __init__(self) -> None:
         self.daemon = socket.create_server(("127.0.0.1", 0))
         listener = socket.create_server(("127.0.0.1", 0))
-        self.line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line.settimeout(PATIENCE)
+        self.line, far = Line.pair()
         self.address = listener.getsockname()
-        self.porter = PorterProcess(listener, far, self.daemon.getsockname()[1])
-        self._sockets = [self.daemon, listener, self.line, far]
+        self.porter = PorterProcess(listener, Line(far), self.daemon.getsockname()[1])
+        self._sockets = [self.daemon, listener, far]
         self._thread = threading.Thread(target=self.porter.serve)
         self._thread.start()
 
@@ -125,7 +124,7 @@ class Served:
         made = socket.create_server(("127.0.0.1", 0))
         self._sockets.append(made)
         endpoint = name, made.getsockname()[1]
-        self.line.send(json.dumps([endpoint]).encode())
+        self.line.send({"open": [endpoint]})
         received(self.dial(b"\x05\x01\x02"), 2)  # Answered after the line was read, or in the same turn.
         while self.porter._open != {endpoint}:
             received(self.dial(b"\x05\x01\x02"), 2)
@@ -140,7 +139,7 @@ class Served:
         return made, address
 
     def close(self) -> None:
-        for each in self._sockets[4:]:
+        for each in self._sockets[3:]:
             each.close()
         self.line.close()
         self._thread.join(PATIENCE)
@@ -149,14 +148,9 @@ class Served:
             each.close()
 
 
-def lines_of(served: Served) -> list[list[str]]:
-    """The words of each line that the daemon has got so far."""
-    served.line.setblocking(False)
-    found: list[list[str]] = []
-    with suppress(BlockingIOError):
-        while True:
-            found.append(served.line.recv(1000).decode().split(" "))
-    return found
+def told_full(served: Served) -> list[list[Any]]:
+    """The bounds of which the daemon has been told."""
+    return [message["full"] for message in served.line.hear() if "full" in message]
 
 
 def received(there: socket.socket, size: int) -> bytes:
@@ -176,7 +170,7 @@ def served() -> Iterator[Served]:
 def test_a_connection_of_zmtp_reaches_the_daemon_which_learns_where_it_comes_from(served: Served) -> None:
     dialler = served.dial(b"\xff early")
     there, source = served.accepted(served.daemon)
-    assert served.line.recv(100) == f"{source} 127.0.0.1".encode()
+    assert served.line.hear() == [{"source": source, "peer": "127.0.0.1"}]
     assert source.startswith("127.1.")
     assert received(there, 7) == b"\xff early"
     there.sendall(b"answer")
@@ -246,7 +240,7 @@ def test_of_too_many_that_say_nothing_the_first_goes(served: Served, monkeypatch
     for each in (second, newest):
         each.sendall(b"\x05\x01\x02")
         assert received(each, 2) == UNACCEPTABLE
-    assert lines_of(served) == [["full", "greetings", "2", ""]]
+    assert told_full(served) == [["greetings", 2, ""]]
 
 
 def test_a_site_has_its_share_of_connections_that_say_nothing_and_of_ways(
@@ -273,10 +267,7 @@ def test_a_site_has_its_share_of_connections_that_say_nothing_and_of_ways(
     daemon.close()
     assert received(there, 1) == b""
     there.close()
-    told = lines_of(served)
-    assert [line for line in told if line[0] == "full"] == [
-        ["full", "greetings", "2", "10.0.0.1"], ["full", "ways", "1", "10.0.0.1"]
-    ]  # fmt: skip
+    assert told_full(served) == [["greetings", 2, "10.0.0.1"], ["ways", 1, "10.0.0.1"]]
 
 
 def test_a_site_is_an_address_or_a_network_of_one_party() -> None:

@@ -4,7 +4,6 @@ are too few."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -113,7 +112,7 @@ def test_each_process_is_told_the_endpoints_and_there_is_one_a_second_at_most() 
         for number in range(3):
             while not is_led():
                 pass
-            begun.append(porter._begun_at)
+            begun.append(porter._child.begun_at)
             assert len(lines) == number
             assert porter.pid is not None
             os.kill(porter.pid, signal.SIGKILL)
@@ -130,11 +129,11 @@ def test_a_porter_that_dies_at_once_is_begun_once_a_second(monkeypatch: pytest.M
     loop, lines = uvloop.new_event_loop(), list[str]()
     porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=list, tell=lines.append)
     porter.start("tcp://127.0.0.1:1")
-    begun = [porter._begun_at]
+    begun = [porter._child.begun_at]
 
     def has_begun_again() -> bool:
-        if porter._begun_at != begun[-1]:
-            begun.append(porter._begun_at)
+        if porter._child.begun_at != begun[-1]:
+            begun.append(porter._child.begun_at)
         return len(begun) == 4
 
     run_until(loop, has_begun_again)
@@ -145,47 +144,13 @@ def test_a_porter_that_dies_at_once_is_begun_once_a_second(monkeypatch: pytest.M
 
 
 @pytest.mark.process
-def test_endpoints_that_the_line_did_not_take_are_told_again_and_others_once(served: Served) -> None:
-    class FullLine:
-        def __init__(self) -> None:
-            self.got: list[Any] = []
-            self.is_full = True
-
-        def send(self, data: bytes) -> None:
-            if self.is_full:
-                raise BlockingIOError
-            self.got.append(json.loads(data))
-
-    line, listening = FullLine(), ["tcp://127.0.0.1:4001"]
-    held, served.porter._line = served.porter._line, line  # type: ignore[assignment]
-    served.porter._listening = lambda: listening
-    try:
-        served.porter._say()
-        line.is_full = False
-        served.porter._say()
-        served.porter._say()
-        assert line.got == [[["127.0.0.1", 4001]]]
-        listening.append("tcp://127.0.0.1:4002")
-        served.porter._say()
-        assert line.got[1:] == [[["127.0.0.1", 4001], ["127.0.0.1", 4002]]]
-    finally:
-        served.porter._line = held
-
-
-@pytest.mark.process
 def test_a_bound_that_a_porter_has_reached_is_told(served: Served) -> None:
-    assert served.porter._line is not None
     count = len(served.lines)
-    # As the process would write it, whose end of the line is its own.
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    here.setblocking(False)
-    held, served.porter._line = served.porter._line, here
-    with here, there:
-        there.send(b"full ways 1024 10.0.0.9")
-        there.send(b"full greetings 256 ")
-        there.send(b"127.1.0.1 10.0.0.7")
-        served.porter._hear()
-        served.porter._line = held
+    for message in (
+        {"full": ["ways", 1024, "10.0.0.9"]}, {"full": ["greetings", 256, ""]},
+        {"source": "127.1.0.1", "peer": "10.0.0.7"},
+    ):  # fmt: skip
+        served.porter._hear(message)
     told = served.lines[count:]
     assert [("1024" in line, "10.0.0.9" in line) for line in told] == [(True, True), (False, False)]
     assert "256" in told[1]
