@@ -85,6 +85,12 @@ class Child:
             return self._process.wait(seconds)
         return None
 
+    def let_go(self, seconds: float) -> None:
+        """Hear it no more; it has some seconds to end, and lives on if it does not."""
+        self.line.end()
+        self.wait(seconds)
+        self._close()
+
     def end(self, seconds: float = 0.0) -> list[dict[str, Any]]:
         """End it: it hears the end of its line, and is killed if it has not ended after so many seconds. What it has
         still said; its descriptors are closed."""
@@ -93,9 +99,12 @@ class Child:
             self._process.kill()
             self._process.wait()
         last = self.line.hear()
+        self._close()
+        return last
+
+    def _close(self) -> None:
         self.line.close()
         os.close(self.watch)
-        return last
 
 
 def serve_line(title: str, number: int | str) -> Line:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import select
 import socket
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, final
+
+from isthmus.runtime.system.waiting import readable
 
 LINE_BYTES_MAX: Final = 64 << 20
 """Of a model with the most leaves that a home takes, and more."""
@@ -27,6 +30,7 @@ class Line:
         connection.setblocking(False)
         self._socket = connection
         self._read, self._unsent = bytearray(), memoryview(b"")
+        self._heard: deque[dict[str, Any]] = deque()
         self.is_over = False
         """Whether the other end says no more: it has gone, as a rule."""
 
@@ -55,9 +59,9 @@ class Line:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, however long the other end takes to read; OSError if it has gone."""
-        self._wait()
+        self._hand_over()
         self._unsent = memoryview(json.dumps(message).encode() + b"\n")
-        self._wait()
+        self._hand_over()
 
     def hear(self) -> list[dict[str, Any]]:
         """The messages that have come, without waiting for more. ValueError for one that is too long."""
@@ -75,7 +79,19 @@ class Line:
         whole, newline, rest = bytes(self._read).rpartition(b"\n")
         if newline:
             self._read = bytearray(rest)
-        return [json.loads(each) for each in whole.split(b"\n")] if newline else []
+            self._heard += map(json.loads, whole.split(b"\n"))
+        heard, self._heard = [*self._heard], deque()
+        return heard
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message, however long it takes; None if the other end says no more. `hear` has those behind it."""
+        while not (heard := self.hear()) and not self.is_over:
+            readable([self], None)
+        if not heard:
+            return None
+        first, *rest = heard
+        self._heard.extendleft(reversed(rest))
+        return first
 
     def end(self) -> None:
         """Say no more; the other end may still."""
@@ -95,7 +111,7 @@ class Line:
             return False
         return True
 
-    def _wait(self) -> None:
+    def _hand_over(self) -> None:
         """Hand over what is left; OSError if the other end has gone."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
+from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.island import life_of
 from isthmus.programs.loop_task import INVITE, LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted
+from isthmus.runtime.system.lines import Line
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.results.event_lines import incidents_in
@@ -330,10 +331,10 @@ class Loop:
 
 
 def test_a_loop_whose_life_the_home_ends_hears_of_it_and_is_not_killed(tmp_path: Path) -> None:
-    ours, its = socket.socketpair()
+    ours, its = Line.pair()
     process = subprocess.Popen(["sleep", "1000"])
     try:
-        guest, machine, loop = LoopGuest(process.pid, its, bytearray()), Machine(), Loop()
+        guest, machine, loop = LoopGuest(process.pid, Line(its)), Machine(), Loop()
         guest.attach(machine, loop)  # type: ignore[arg-type]
         started: list[int] = []
         member, ends = Member(Replica("learner", 3), 1), list[tuple[Member, Exited]]()
@@ -347,7 +348,7 @@ def test_a_loop_whose_life_the_home_ends_hears_of_it_and_is_not_killed(tmp_path:
         assert process.poll() is None
         with pytest.raises(OSError, match="has ended"):
             launch(Member(Replica("learner", 3), 2), "ipc://x", started.append)
-        told = list(lines_of(bytearray(ours.recv(10_000))))
+        told = ours.hear()
         assert [list(each) for each in told] == [["life"], ["lost"]]
     finally:
         process.kill()

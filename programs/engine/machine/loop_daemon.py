@@ -1,7 +1,7 @@
-"""The daemon that a loop which starts itself brings: `python -m isthmus.programs.engine.machine.loop_daemon PID FD`.
+"""The daemon that a loop which starts itself brings: `python -m isthmus.programs.engine.machine.loop_daemon PID LINE`.
 
 Started by the process of that loop, never by hand, in the folder of all such daemons. It joins the home that the first
-line on the socket names, and has a name to itself. The name of a daemon whose loop has ended, and which therefore
+message on the line names, and has a name to itself. The name of a daemon whose loop has ended, and which therefore
 leaves, is waited for: so a loop that is started again at once has the slot that it had.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from isthmus.programs.engine.machine.joining import JoinRequest, join
-from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
+from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.machine.names import NameTakenError, living
 from isthmus.programs.loop_task import LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.system.processes import started_at, unblock
 from isthmus.runtime.wire.daemon_notes import DaemonNote
 
@@ -33,12 +33,13 @@ LOOK_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Be the daemon of the process with the pid, and the socket, that the arguments name; returns the exit status."""
-    pid, descriptor = map(int, arguments)
-    connection, buffer = socket.socket(fileno=descriptor), bytearray()
-    first = _first_line(connection, buffer)
+    """Be the daemon of the process with the pid, and the line to it, that the arguments name; returns the status."""
+    pid, line = int(arguments[0]), Line.inherited(arguments[1])
+    first = line.next()
+    if first is None:
+        return 0  # Its loop has ended already.
     home = LoopHome(**first["home"])
-    guest = LoopGuest(pid, connection, buffer, leaves=first["leaves"], evaluates=bool(first["evaluates"]))
+    guest = LoopGuest(pid, line, leaves=first["leaves"], evaluates=bool(first["evaluates"]))
     request = JoinRequest(
         address=home.address,
         name=home.name,
@@ -82,14 +83,6 @@ def _is_leaving(name: str) -> bool:
         daemon = living()[name].note.pid
         return not DaemonNote.of(json.loads(read_text(_note_of_loop(daemon)))).is_living
     return False
-
-
-def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
-    while data := connection.recv(1 << 16):
-        buffer += data
-        for message in lines_of(buffer):
-            return message
-    raise EOFError
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Decides what such a daemon has in place of processes of its own. The loop's proc
 that it ever has: it is handed one life, and never killed. A life that the home ends is lost to the loop, which hears of
 it; once the loop's process ends, or its `with`, the daemon leaves the home, and ends.
 
-Theory of operation. Both have one end of a socket, on which each sends lines of JSON. The loop's first one says how to
+Theory of operation. Each has one end of a line (`runtime.system.lines`). The loop's first message says how to
 join (`LoopHome`), its merged leaves, and whether it can evaluate. To the loop go: `state`, in words, for people;
 `faults`, if it cannot join; `first`, if the home waits for a model: then the loop goes on to its first step, and
 answers with its `model`; `life`, by which it is a host of the run; `lost`, if the home has ended that; `evaluates`,
@@ -14,11 +14,9 @@ whether it is to evaluate. From the loop come `model` and, once it is no host an
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, final
@@ -30,11 +28,10 @@ from isthmus.runtime.errors import Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.idleness import IdleWatch, used_in
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import is_stopped
 
-LINE_BYTES_MAX: Final = 64 << 20
-"""Of a model with LEAVES_MAX leaves, and more."""
 OVER_SECONDS: Final = 60.0
 """How long a home whose run is over may take to fetch the files of it."""
 ANSWER_SECONDS: Final = 1.0
@@ -52,25 +49,14 @@ class GuestMachine(Protocol):
         """Call back from the loop of the daemon."""
 
 
-def lines_of(buffer: bytearray) -> Iterator[dict[str, Any]]:
-    """Take the whole lines out of what has arrived; ValueError for a line that is too long."""
-    while (end := buffer.find(b"\n")) >= 0:
-        line = bytes(buffer[:end])
-        del buffer[: end + 1]
-        yield json.loads(line)
-    if len(buffer) > LINE_BYTES_MAX:
-        raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
-
-
 @final
 class LoopGuest:
-    """The process `pid` of a loop, at the other end of a socket (`Processes`)."""
+    """The process `pid` of a loop, at the other end of a line (`Processes`)."""
 
     def __init__(
         self,
         pid: int,
-        connection: socket.socket,
-        buffer: bytearray,
+        line: Line,
         *,
         leaves: Sequence[Any] = (),
         evaluates: bool = False,
@@ -79,7 +65,7 @@ class LoopGuest:
         self.leaves, self.evaluates = leaves, evaluates
         """Whether the loop can evaluate."""
         self._is_chosen = False
-        self._pid, self._socket, self._buffer = pid, connection, buffer
+        self._pid, self._line = pid, line
         self._model: dict[str, Any] | None = None
         self._member: Member | None = None
         self._is_first = self._is_through = False
@@ -93,16 +79,14 @@ class LoopGuest:
     def attach(self, machine: GuestMachine, loop: asyncio.AbstractEventLoop) -> None:
         """Serve the loop from now on."""
         self._machine, self._loop = machine, loop
-        self._socket.setblocking(False)
-        loop.add_reader(self._socket.fileno(), self._hear)
+        loop.add_reader(self._line.fileno(), self._hear)
         loop.add_reader(self._pidfd, self._see_end)
+        loop.call_soon(self._hear)  # Something may have come with the first message.
 
     def tell(self, **fields: Any) -> None:
-        """Send a line to the loop; one that has gone misses it."""
+        """Send a message to the loop; one that has gone misses it."""
         with suppress(OSError):
-            self._socket.setblocking(True)
-            self._socket.sendall(json.dumps(fields).encode() + b"\n")
-        self._socket.setblocking(False)
+            self._line.send(fields)
 
     # -- its model and its life ----------------------------------------------------------------------------------------
 
@@ -167,20 +151,11 @@ class LoopGuest:
     # -- what it says --------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        try:
-            data = self._socket.recv(1 << 20)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
+        self._hear_all()
         assert self._loop is not None
-        if not data:  # What it has forked may hold its end; this is its own doing.
-            self._loop.remove_reader(self._socket.fileno())
+        if self._line.is_over:  # What it has forked may hold its end; this is its own doing.
+            self._loop.remove_reader(self._line.fileno())
             self._go(Exited())
-            return
-        self._buffer += data
-        for message in lines_of(self._buffer):
-            self._take(message)
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "model" in message:
@@ -191,15 +166,11 @@ class LoopGuest:
     def _see_end(self) -> None:
         assert self._loop is not None
         self._loop.remove_reader(self._pidfd)
-        self._hear_rest()
+        self._hear_all()  # What it has sent before its end: it may have left in order.
         self._go(Exited())
 
-    def _hear_rest(self) -> None:
-        """Take what it has sent before its end: it may have left in order."""
-        with suppress(OSError, ValueError):
-            while data := self._socket.recv(1 << 20):
-                self._buffer += data
-        for message in lines_of(self._buffer):
+    def _hear_all(self) -> None:
+        for message in self._line.hear():
             self._take(message)
 
     def _go(self, how: Exited, *, is_over: bool = False) -> None:

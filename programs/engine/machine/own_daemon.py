@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -16,18 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.machine.loop_guest import lines_of
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.refusals import reason, remedy
-from isthmus.runtime.system.waiting import readable
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
 
 TOLD_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
 """Of a model, beside what else is in the message."""
+_PROCESS: Final = "isthmus.programs.engine.machine.loop_daemon"
 LOGS_KEPT: Final = 20
 """Of loops that have ended: for whoever looks why the last of them could not join."""
 END_SECONDS: Final = 20.0
@@ -78,20 +76,10 @@ class OwnDaemon:
                 "Joining with this loop", f"to write to {folder}", reason(error), remedy(error, do)
             ) from None
         keep_newest(folder)
-        self._socket, its = socket.socketpair()
         self.log = folder / f"{os.getpid()}.log"
-        with its, opened_log(self.log) as log:
-            command = [sys.executable, "-m", "isthmus.programs.engine.machine.loop_daemon"]
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), str(its.fileno())],
-                cwd=folder,
-                pass_fds=(its.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._buffer, self._heard = bytearray(), deque[dict[str, Any]]()
+        with opened_log(self.log) as log:
+            self._child = Child(_PROCESS, [os.getpid()], output=log, folder=folder, leads=True)
+        self._heard = deque[dict[str, Any]]()
         self._lost, self._evaluates = "", False
         self._send({"home": home._asdict(), "leaves": leaf_rows(leaves), "evaluates": evaluates})
 
@@ -109,7 +97,8 @@ class OwnDaemon:
                     return dict(message["first"])
                 elif "life" in message:
                     return LoopLife(**message["life"])
-            self._read(None)
+            message = self._child.line.next()
+            self._take([] if message is None else [message])
 
     def tell(self, found: ModelFound) -> None:
         """Tell of the model of this loop. ConfigError for one with more leaves than a message can have."""
@@ -130,9 +119,9 @@ class OwnDaemon:
 
     def _look(self) -> None:
         """Hear what the daemon has said, without waiting for more."""
-        while not self._lost and readable([self._socket], 0):
+        if not self._lost:
             try:
-                self._read(0)
+                self._take(self._child.line.hear())
             except RunError as error:
                 self._lost = str(error)
 
@@ -140,29 +129,22 @@ class OwnDaemon:
         """This process is a host no more, with that exit status: have the daemon leave, and wait a while for that."""
         with suppress(RunError):
             self._send({"ended": status, "is_over": is_over})
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
-        self._socket.close()
+        self._child.let_go(END_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._child.line.send(message)
         except OSError:
             raise self._gone() from None
 
-    def _read(self, seconds_max: float | None) -> None:
-        readable([self._socket], seconds_max)
-        try:
-            data = self._socket.recv(1 << 20)
-        except OSError:
-            data = b""
-        if not data:
-            raise self._gone()
-        self._buffer += data
-        for message in lines_of(self._buffer):
+    def _take(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Keep what it has said; RunError if it has ended, and that was all."""
+        for message in messages:
             self._evaluates = bool(message.get("evaluates", self._evaluates))
             self._lost = self._lost or str(message.get("lost", ""))
             self._heard.append(message)
+        if not messages and self._child.line.is_over:
+            raise self._gone()
 
     def _gone(self) -> RunError:
         return RunError(f"the daemon of this loop has ended: {self.log} has the reason")

@@ -108,3 +108,19 @@ def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ValueError, match="1000 bytes"):
             line.hear()
         line.close()
+
+
+def test_one_message_after_the_other_is_waited_for_and_those_behind_it_stay(pair: tuple[Line, Line]) -> None:
+    one, other = pair
+    for number in range(3):
+        one.send({"number": number})
+    assert other.next() == {"number": 0}
+    assert other.next() == {"number": 1}
+    one.send({"number": 3})
+    assert heard(other, 2) == [{"number": 2}, {"number": 3}]
+    later = threading.Timer(0.05, lambda: one.send({"late": 1}))
+    later.start()
+    assert other.next() == {"late": 1}
+    later.join(PATIENCE)
+    one.close()
+    assert other.next() is None

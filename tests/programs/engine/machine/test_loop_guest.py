@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.machine.loop_guest import OVER_SECONDS, LoopGuest, lines_of
+from isthmus.programs.engine.machine.loop_guest import OVER_SECONDS, LoopGuest
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.lines import Line
 
 FIRST, SECOND = (Member(Replica("learner", 3), number) for number in (1, 2))
 
@@ -52,13 +51,13 @@ class Visit:
     """A guest of this process, attached, with the loop's end of its socket and the ends of its life."""
 
     def __init__(self) -> None:
-        self.loops, its = socket.socketpair()
-        self.guest, self.machine, self.loop = LoopGuest(os.getpid(), its, bytearray()), Machine(), Loop()
+        self.loops, its = Line.pair()
+        self.guest, self.machine, self.loop = LoopGuest(os.getpid(), Line(its)), Machine(), Loop()
         self.guest.attach(self.machine, self.loop)  # type: ignore[arg-type]
         self.ends: list[tuple[Member, Exited]] = []
 
     def say(self, **fields: Any) -> None:
-        self.loops.sendall(json.dumps(fields).encode() + b"\n")
+        self.loops.send(fields)
 
     def watch(self, member: Member) -> None:
         self.guest.watch(member, os.getpid(), lambda who, end, seconds: self.ends.append((who, end)))
@@ -66,7 +65,7 @@ class Visit:
     def close(self) -> None:
         os.close(self.guest._pidfd)
         self.loops.close()
-        self.guest._socket.close()
+        self.guest._line.close()
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_guest_that_has_a_life_gets_no_second(visit: Visit, tmp_path: Path) ->
     with pytest.raises(OSError):
         launch(SECOND, "ipc://x", started.append)
     assert started == [os.getpid()]
-    told = list(lines_of(bytearray(visit.loops.recv(10_000))))
+    told = visit.loops.hear()
     assert [each["life"]["incarnation"] for each in told] == [1]
     assert visit.ends == []
 
@@ -98,7 +97,7 @@ def test_a_loop_that_said_how_it_ended_has_ended_so_where_it_is_gone_too(
     visit.watch(FIRST)
     visit.say(ended=3, is_over=is_over)
     if is_heard:
-        visit.loop.readers[visit.guest._socket.fileno()]()
+        visit.loop.readers[visit.guest._line.fileno()]()
     visit.loop.readers[visit.guest._pidfd]()
     assert visit.ends == [(FIRST, Exited(3))]
     assert visit.machine.has_ended == (not is_over)
