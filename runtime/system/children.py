@@ -14,13 +14,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final, final
 
 from isthmus.runtime.system.lines import Line
 from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import die_with_parent, follow_daemon, name_process
+from isthmus.runtime.system.processes import die_with_parent, end_child, follow_daemon, name_process
+from isthmus.runtime.system.waiting import readable
 
 RESTART_SECONDS: Final = 1.0
 """A child that has lived for a shorter time is started again only after it."""
@@ -65,42 +65,46 @@ class Child:
             except OSError:
                 self.line.close()
                 raise
+        self.status: int | None = None
+        """Its exit status, negative for a signal, once it was ended here."""
         try:
             self.watch = pidfd_open(self._process.pid)
             """A descriptor that can be read once it has ended."""
         except OSError:
-            self._process.kill()
-            self._process.wait()
             self.line.close()
+            self._reap()
             raise
 
     @property
     def pid(self) -> int:
-        """Its number, which is no other's until it is reaped."""
+        """Its number, which is no other's until it is ended here."""
         return self._process.pid
 
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit status, negative for a signal; None if it has not ended after so many seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, after so many seconds at most."""
+        return self.status is not None or bool(readable([self.watch], seconds))
 
     def let_go(self, seconds: float) -> None:
         """Hear it no more; it has some seconds to end, and lives on if it does not."""
         self.line.end()
-        self.wait(seconds)
+        if self.wait(seconds):
+            self._reap()
         self._close()
 
     def end(self, seconds: float = 0.0) -> list[dict[str, Any]]:
-        """End it: it hears the end of its line, and is killed if it has not ended after so many seconds. What it has
-        still said; its descriptors are closed."""
+        """End it: it hears the end of its line, and is killed if it has not ended after so many seconds; with it goes
+        what it has started, if it leads a session. What it has still said; its descriptors are closed. Idempotent."""
+        if self.status is not None:
+            return []
         self.line.end()
-        if self.wait(seconds) is None:
-            self._process.kill()
-            self._process.wait()
+        self.wait(seconds)
+        self._reap()
         last = self.line.hear()
         self._close()
         return last
+
+    def _reap(self) -> None:
+        self.status = self._process.returncode = end_child(self._process.pid)
 
     def _close(self) -> None:
         self.line.close()

@@ -97,8 +97,8 @@ class OwnDaemon:
                     return dict(message["first"])
                 elif "life" in message:
                     return LoopLife(**message["life"])
-            message = self._child.line.next()
-            self._take([] if message is None else [message])
+            coming = self._child.line.next()
+            self._take([] if coming is None else [coming])
 
     def tell(self, found: ModelFound) -> None:
         """Tell of the model of this loop. ConfigError for one with more leaves than a message can have."""

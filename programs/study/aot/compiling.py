@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +36,7 @@ from isthmus.programs.engine.results.words import scaled, seconds, size, whole
 from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, CountedIsland, IslandFigures, Target, summed
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
+from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.files import read_bytes, write_bytes
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.waiting import readable
@@ -82,20 +81,13 @@ def compiled_for(
     """
     kept = cache_folder("ahead")
     where = {"target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
-    request = json.dumps({"spec": run_spec, **where, "fit": fit})
+    request = {"spec": run_spec, **where, "fit": fit}
     with tempfile.TemporaryFile() as noise:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=noise,
-            env={**os.environ, **_ENVIRONMENT},
-        )
+        worker = Child(WORKER, output=noise, variables={**os.environ, **_ENVIRONMENT})
         try:
             answer = _heard(worker, request, lambda name, since: on_progress(target.name, name, since))
         finally:
-            worker.kill()
-            worker.communicate()
+            worker.end()
         noise.seek(max(noise.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
         last = noise.read().decode(errors="replace")
     if "faults" in answer:
@@ -103,34 +95,25 @@ def compiled_for(
         faults = (Fault(*fault) for fault in answer["faults"])
         raise ConfigError.of(fault._replace(action=fault.action + there) for fault in faults)
     if "answer" not in answer:
-        how = answer.get("error") or f"its process ended with {status_name(answer['status'])}\n{last}"
+        how = answer.get("error") or f"its process ended with {status_name(worker.status or 0)}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
     return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
 
 
-def _heard(worker: subprocess.Popen[bytes], request: str, on_progress: Callable[[str, float], None]) -> dict[str, Any]:
-    """The last message of a worker; the {status} of its process if it sent none."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    try:
-        worker.stdin.write(request.encode() + b"\n")
-        worker.stdin.flush()
-    except BrokenPipeError:
-        return {"status": worker.wait()}
-    begun, doing, buffered = time.monotonic(), "", b""
-    while True:
+def _heard(worker: Child, request: Mapping[str, Any], on_progress: Callable[[str, float], None]) -> dict[str, Any]:
+    """The last message of a worker; none if it has ended without one."""
+    with suppress(OSError):  # It has ended, which its line tells.
+        worker.line.send(request)
+    begun, doing = time.monotonic(), ""
+    while not worker.line.is_over:
         on_progress(doing, time.monotonic() - begun)
-        if not readable([worker.stdout], _PROGRESS_SECONDS):
-            continue
-        read = os.read(worker.stdout.fileno(), 1 << 16)
-        buffered += read
-        *lines, buffered = buffered.split(b"\n")
-        for message in map(json.loads, lines):
+        readable([worker.line], _PROGRESS_SECONDS)
+        for message in worker.line.hear():
             if "doing" not in message:
-                return dict(message)
+                return message
             doing = message["doing"]
-        if not read:
-            return {"status": worker.wait()}
+    worker.wait()
+    return {}
 
 
 _FORM: Final = 1

@@ -1,17 +1,15 @@
 """A process that compiles a learner's functions for one island and reports their cost: `python -m
-isthmus.programs.study.aot.worker`.
+isthmus.programs.study.aot.worker LINE`.
 
-Decides which batch to try next for the largest that fits, and what counts as an operation. One line of JSON comes in,
-the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it begins, and at the end
+Decides which batch to try next for the largest that fits, and what counts as an operation. One message comes in,
+the request {spec, target, slot, kept, fit}; messages go out: {doing} for each function as it begins, and at the end
 {answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts a backend, of the CPU:
 a TPU's compiler needs no TPU, and nothing is computed.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 import sys
 import time
@@ -53,6 +51,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.lines import Line
 from isthmus.runtime.system.processes import die_with_parent, unblock
 
 FINENESS: Final = 8
@@ -307,27 +306,23 @@ _TOO_LARGE: Final = (1 << 20, 1 << 18)
 """float32: a TiB, which no device has."""
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Answer one request."""
     unblock()
     die_with_parent()
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(message: Mapping[str, Any]) -> None:
-        lines.write(f"{json.dumps(message)}\n")
-        lines.flush()
-
-    request = json.loads(sys.stdin.readline())
+    line = Line.inherited(arguments[0])
+    request = line.next()
+    if request is None:
+        return 0
     try:
-        answer = answered(request, lambda name: say({"doing": name}))
-        say({"answer": msgspec.to_builtins(answer)})
+        answer = answered(request, lambda name: line.send({"doing": name}))
+        line.send({"answer": msgspec.to_builtins(answer)})
     except RequestError as error:
-        say({"faults": [list(fault) for fault in error.faults]})
+        line.send({"faults": [list(fault) for fault in error.faults]})
     except ShardingError as error:
-        say({"faults": [[error.action, error.expected, error.found, error.remedy]]})
+        line.send({"faults": [[error.action, error.expected, error.found, error.remedy]]})
     except BaseException:
-        say({"error": traceback.format_exc()})
+        line.send({"error": traceback.format_exc()})
     return 0
 
 
@@ -416,4 +411,4 @@ def _resolved(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,13 +6,11 @@ whoever starts a backend of jax has the devices.
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import resource
-import signal
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +24,7 @@ from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.study.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import status_name
 
@@ -34,6 +33,7 @@ JAX_SECONDS_MAX: Final = 90.0
 DISK_SECONDS_MAX: Final = 2.0
 _DISK_BYTES_MAX: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
+_OPENING: Final = "isthmus.programs.study.doctor.opening"
 _PACKAGES: Final = ("isthmus", "jax", "jaxlib")
 
 
@@ -60,50 +60,31 @@ class OpeningDevices:
         if self.accelerators is not None and self.accelerators.platform == "tpu":
             changes |= environment.of_this_life(os.environ, 1)
         variables = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _OPEN],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._child = Child(_OPENING, output=self._errors, variables=variables, leads=True)
 
     def facts(self) -> JaxFacts:
         """Its result, after JAX_SECONDS_MAX at most."""
-        try:
-            output, errors = self._process.communicate(
-                timeout=max(0.0, self._began + JAX_SECONDS_MAX - time.monotonic())
-            )
-        except subprocess.TimeoutExpired:
-            self.end()
+        until = self._began + JAX_SECONDS_MAX
+        is_over = self._child.wait(max(0.0, until - time.monotonic()))
+        said = [*self._child.line.hear(), *self._child.end()]
+        self._errors.seek(0)
+        reasons = self._errors.read().decode(errors="replace").strip().splitlines()
+        self._errors.close()
+        if not is_over:
             return JaxFacts(refusal=f"no device within {JAX_SECONDS_MAX:.0f} s")
-        lines = output.decode(errors="replace").splitlines()
-        if self._process.returncode != 0 or not lines:
-            reason = (errors.decode(errors="replace").strip().splitlines() or [status_name(self._process.returncode)])[
-                -1
-            ]
-            return JaxFacts(refusal=reason[:_REASON_LENGTH_MAX])
-        opened = json.loads(lines[-1])
+        if self._child.status or not said:
+            return JaxFacts(refusal=[status_name(self._child.status or 0), *reasons][-1][:_REASON_LENGTH_MAX])
+        opened = said[-1]
         return JaxFacts(str(opened["platform"]), tuple(map(str, opened["kinds"])), float(opened["seconds"]))
 
     def end(self) -> None:
         """End it, and whatever it started."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
+        self._child.end()
+        self._errors.close()
 
 
 _REASON_LENGTH_MAX: Final = 300
-_OPEN: Final = """
-import json, time
-began = time.monotonic()
-import jax
-devices = jax.devices()
-kinds = [device.device_kind for device in devices]
-print(json.dumps({"platform": devices[0].platform, "kinds": kinds, "seconds": time.monotonic() - began}))
-"""
 
 
 def user() -> UserFacts:

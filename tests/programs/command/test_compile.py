@@ -24,14 +24,16 @@ REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, ref
 STAND_IN = """
 import json, os, sys
 from pathlib import Path
-request = json.loads(sys.stdin.readline())
+from isthmus.runtime.system.lines import Line
+line = Line.inherited(sys.argv[1])
+request = line.next()
 with Path(os.environ["ASKED"]).open("a") as file:
     file.write(json.dumps({**request, "environment": {n: os.environ.get(n) for n in ("JAX_PLATFORMS",)}}) + "\\n")
-print(json.dumps({"doing": "step"}), flush=True)
+line.send({"doing": "step"})
 said = json.loads(Path(os.environ["SAID"]).read_text())
 if said is None:
     sys.exit("it broke")
-print(json.dumps(said), flush=True)
+line.send(said)
 """
 
 

@@ -49,9 +49,9 @@ def test_a_child_hears_and_says_and_its_last_words_are_heard(module: str) -> Non
     child.line.send({"a": 1})
     assert readable([child.line], PATIENCE)
     assert child.line.hear() == [{"heard": {"a": 1}, "pid": child.pid, "arguments": ["one", "2"]}]
-    assert child.wait(0.0) is None
+    assert not child.wait(0.0)
     assert child.end(PATIENCE) == [{"last": True}]
-    assert child.wait() == 0
+    assert child.status == 0
 
 
 def test_one_that_does_not_end_is_killed_and_what_it_said_is_heard(module: str) -> None:
@@ -59,7 +59,7 @@ def test_one_that_does_not_end_is_killed_and_what_it_said_is_heard(module: str) 
     child.line.end()
     assert readable([child.line], PATIENCE)
     assert child.end(0.05) == [{"last": True}]
-    assert child.wait() == -signal.SIGKILL
+    assert child.status == -signal.SIGKILL
 
 
 def test_one_that_cannot_be_watched_is_not_left(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
