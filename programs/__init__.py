@@ -25,3 +25,9 @@ SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
 """The programs of the package: name -> reference of the builder. A new one is a file, and a line here."""
 DEFAULT: Final = next(iter(SHIPPED))
 """The program of a request that names none."""
+SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
+FOLDER_TASK: Final = "isthmus.programs.folder_task:task"
+SHIPPED_TASKS: Final = (SHIPPED_TASK, FOLDER_TASK)
+"""The tasks of the package that have the settings of section `task.`, by reference without keywords; the second one is
+that of a request which has `FOLDER` among these."""
+FOLDER: Final = "folder"

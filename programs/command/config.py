@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs import settings
+from isthmus.programs import FOLDER, settings
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.engine.request.run_settings import SCHEMA, SLOTS_MAX_DEFAULT
 from isthmus.programs.engine.request.slot_tasks import SlotTasks
 from isthmus.programs.settings import Text, collecting

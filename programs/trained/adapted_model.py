@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.exchange.parameter_trees import EVERYTHING
+from isthmus.programs import FOLDER
 from isthmus.programs.engine.request.kept_model import folder_kept
-from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.model_folders import folders, modules
 from isthmus.programs.model_folders.adapters import Adapters
 from isthmus.programs.trained.run_model import check_frozen

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import numpy.typing as npt
 
 from isthmus.ops.model_config import ModelConfig
-from isthmus.programs import language_model
+from isthmus.programs import FOLDER, language_model
 from isthmus.programs.engine.request.kept_model import folder_kept
-from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters
 from isthmus.programs.model_folders.tokens import byte_tokenizer

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
-from isthmus.programs import folder_task, language_model
+from isthmus.programs import FOLDER, SHIPPED_TASKS, folder_task, language_model
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS, shipped_task
+from isthmus.programs.engine.request.request import shipped_task
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters

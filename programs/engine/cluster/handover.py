@@ -32,10 +32,10 @@ from typing import Any, Final, Self, final
 import xxhash
 
 from isthmus.ops.data.corpus import DataError, find
+from isthmus.programs import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
-from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of

@@ -17,10 +17,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
-from isthmus.programs import SHIPPED, settings
+from isthmus.programs import SHIPPED, SHIPPED_TASK, settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.loop_task import OPEN
 from isthmus.programs.settings import Schema, Setting, collecting

@@ -41,6 +41,7 @@ from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
@@ -51,7 +52,7 @@ from isthmus.programs.engine.cluster.placing import (
 )
 from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
-from isthmus.programs.engine.request.request import SHIPPED_TASK, Request
+from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import Machine, Placement, Topology

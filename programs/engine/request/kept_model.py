@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from isthmus.programs import FOLDER, FOLDER_TASK
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import FOLDER, FOLDER_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders
 from isthmus.runtime.system.files import read_bytes

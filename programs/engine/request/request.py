@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -37,7 +38,7 @@ import msgspec
 import numpy as np
 
 from isthmus import ops
-from isthmus.programs import DEFAULT, SHIPPED, folder_task, language_model
+from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED, SHIPPED_TASK
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
@@ -282,15 +283,8 @@ def elastic_data_parallel(**settings: Any) -> Program:
     return Program("elastic-data-parallel", **settings)
 
 
-SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
-FOLDER_TASK: Final = "isthmus.programs.folder_task:task"
-SHIPPED_TASKS: Final[Mapping[str, ModuleType]] = MappingProxyType(
-    {SHIPPED_TASK: language_model, FOLDER_TASK: folder_task}
-)
-"""The modules of the tasks that have the settings of section `task.`, by reference without keywords."""
-FOLDER: Final = "folder"
 FRAMEWORK: Final = "framework"
-"""The settings of section `task.` that a model folder's task alone has."""
+"""A setting of section `task.` that a model folder's task alone has."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -674,7 +668,12 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
 def shipped_task(settings: Mapping[str, Any]) -> tuple[str, ModuleType]:
     """The shipped task to which settings belong, by its reference, and its module: of a model folder, or the other."""
     text = FOLDER_TASK if FOLDER in settings else SHIPPED_TASK
-    return text, SHIPPED_TASKS[text]
+    return text, task_module(text)
+
+
+def task_module(text: str) -> ModuleType:
+    """The module of one of `SHIPPED_TASKS`."""
+    return import_module(text.partition(":")[0])
 
 
 def _loaded(text: str) -> AnyTask:

@@ -25,12 +25,13 @@ from typing import Any, Final
 
 import msgspec
 
+from isthmus.programs import SHIPPED_TASKS
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
-from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
+from isthmus.programs.engine.request.request import Program, Request, task_module
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
@@ -98,7 +99,7 @@ def _may_change(key: str, wanted: Job) -> bool:
 
 def _shipped(task: str) -> ModuleType:
     """The module of the shipped task that a reference names, or several of it by slot."""
-    return SHIPPED_TASKS[reference.without_keywords(references_of(task)[0])]
+    return task_module(reference.without_keywords(references_of(task)[0]))
 
 
 def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:

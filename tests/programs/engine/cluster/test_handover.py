@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import Sites, digest
-from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.ids import Replica

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import uvloop
 
+from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import HOSTS_MAX, RunRoot
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.trial_ports import OPEN_MAX
-from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask

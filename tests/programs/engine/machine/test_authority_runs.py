@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import uvloop
 
+from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import run as collect_files
 from isthmus.programs.engine.machine.failover import HomeView
@@ -22,7 +23,6 @@ from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, Machine
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, Outposts
 from isthmus.programs.engine.machine.run import gather
-from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.run.finish import spans_in
 from isthmus.runtime.clock import Instant

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import RunRoot
 from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
 from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
 from isthmus.runtime.daemon import home_daemon
