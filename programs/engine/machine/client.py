@@ -16,7 +16,6 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
-from isthmus.programs.engine.machine.link_trials import MEASURE
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.run.in_processes import Submitted
@@ -29,7 +28,7 @@ from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
-LONG_SECONDS: Final = {MEASURE: 20.0, "check": 90.0, "resume": 90.0, "restore": 600.0}
+LONG_SECONDS: Final = {"measure-link": 20.0, "check": 90.0, "resume": 90.0, "restore": 600.0}
 """Time limits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 SILENCE_SECONDS_MAX: Final = 60.0
 """Hosts without a daemon end after this time, so that a longer wait is pointless."""

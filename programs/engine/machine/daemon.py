@@ -19,17 +19,23 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import services
+from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.bucket import Bucket
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
-from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
-from isthmus.programs.engine.machine.link_trials import MEASURE, OPEN_TRIAL, LinkTrials
-from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
+from isthmus.programs.engine.machine.links import (
+    INSTANCE_LENGTH_MAX,
+    MALFORMED,
+    HomeAddress,
+    MachineLinks,
+    answered,
+    refusal,
+)
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
-from isthmus.programs.engine.machine.next_home import NextHome
-from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.outposts import NOTE, Outposts
 from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
@@ -43,7 +49,7 @@ from isthmus.programs.engine.machine.run import (
     told_of,
     unable,
 )
-from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN, TrialPorts
+from isthmus.programs.engine.machine.services import Handler, Services
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
@@ -67,16 +73,13 @@ OPERATORS: Final = {
     "call": "to take part in runs of another home",
     "check": "to check a run",
     "take": "to take a run",
-    "resume": "to be the home of a run",
-    "restore": "to be the home of a run from its store",
     "watch": "to show a run",
     "log": "to show the log of a run",
     "stop": "to stop a run",
     "end": "to end a run",
     SET_ASIDE: "to let a run go on",
     "expel": "to expel a machine",
-    DIAL: "to dial a port",
-    MEASURE: "to measure a link",
+    **services.OPERATORS,
 }
 """Requests that need an operator's key: message type, and its meaning in words."""
 
@@ -162,7 +165,7 @@ class MachineDaemon:
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
-        self._root = RunRoot.at(config.runs)
+        self.root = RunRoot.at(config.runs)
         self._authority = Authority(name, keys, tell)
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,7 +175,7 @@ class MachineDaemon:
         self._porter: Porter | None = None
         if is_porter_needed(listen, config.ports) or via is not None:
             self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
-        config = self._config = replace(config, has_porter=self._porter is not None)
+        config = self.config = replace(config, has_porter=self._porter is not None)
         inner = listen if self._porter is None else Porter.INNER
         self._server = ControlServer(
             loop,
@@ -187,6 +190,7 @@ class MachineDaemon:
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
         self._full = FullNotes[str]()
+        self._services = Services(self)
         self.neighbours = Neighbours(
             loop,
             name,
@@ -196,26 +200,15 @@ class MachineDaemon:
             runs=lambda: list(self._runs.values()),
             send=self._server.send,
             tell=tell,
-            caller=lambda: self._server.caller,
+            caller=self.caller,
             on_change=self._changed,
             on_expelled=self._expelled,
+            home_handler=self._services.home_handler,
         )
         self._server.on_crossed = self.neighbours.links.crossed
-        own = name, self._root, config.secret, keys, self.neighbours
-        self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
-        self._trial_ports = TrialPorts(loop, name, lambda: self.endpoint)
-        self._link_trials = LinkTrials(
-            loop,
-            name,
-            keys,
-            config.ports,
-            has_porter=config.has_porter,
-            endpoint=lambda: self.endpoint,
-            caller=lambda: self._server.caller,
-            links=self.neighbours.links,
-        )
-        self.neighbours.outposts.measure = self._link_trials.answer
-        self._handlers: Mapping[str, Callable[[Message], Message]] = {
+        self._handlers: Mapping[str, Handler] = {
+            "check": self._check,
+            "log": self._log,
             "machine": lambda message: self._machine(),
             "call": self._call,
             "take": self._accept_run,
@@ -223,17 +216,7 @@ class MachineDaemon:
             "stop": self._stop,
             "end": self._end,
             "expel": self._expel,
-            OPEN: self._trial_ports.open,
-            OPEN_TRIAL: self._link_trials.open,
             SET_ASIDE: self._release,
-        }
-        self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
-            "check": self._check,
-            "log": self._log,
-            "resume": self._next_home.resume,
-            "restore": self._next_home.restore,
-            DIAL: self._trial_ports.dial,
-            MEASURE: self._link_trials.measure,
         }
         loop.call_later(TICK_SECONDS, self._tick)
         if self._porter is not None:
@@ -326,11 +309,6 @@ class MachineDaemon:
         self.neighbours.followed = FollowedRuns()
 
     @property
-    def root(self) -> Path:
-        """The folder below which run folders are."""
-        return self._root.folder
-
-    @property
     def folders(self) -> list[str]:
         """The folders of the runs that have their home here and are not over."""
         return list(self._runs)
@@ -339,6 +317,20 @@ class MachineDaemon:
         """Know a run that was over before this daemon began."""
         self.neighbours.note(self.name, {folder: outcome})
         self._remember(folder, outcome)
+
+    @property
+    def links(self) -> MachineLinks:
+        """Its links to machines that have dialled it."""
+        return self.neighbours.links
+
+    @property
+    def outposts(self) -> Outposts:
+        """Its parts in other homes' runs."""
+        return self.neighbours.outposts
+
+    def caller(self) -> str | None:
+        """The machine whose message is handled now, by its key; None without keys."""
+        return self._server.caller
 
     def statuses(self) -> list[dict[str, Any]]:
         """The status of each run that has its home here, and of its part in each of others, by the name of the run."""
@@ -355,8 +347,7 @@ class MachineDaemon:
         self.loop.call_later(seconds, call)
 
     def close(self) -> None:
-        self._trial_ports.close()
-        self._link_trials.close()
+        self._services.close()
         self.on_close()
         self.neighbours.close()
         if self.bucket is not None:
@@ -374,14 +365,15 @@ class MachineDaemon:
             if kind in self.neighbours.handlers:
                 self.neighbours.handlers[kind](peer, message)
                 return
-            if kind in self._later:
-                task = self.loop.create_task(self._answer_later(peer, message))
+            handler = self._handlers.get(kind) or self._services.handler(kind)
+            if handler is None:
+                raise ValueError(f"no message: {kind[:100]!r}")
+            answer = handler(message)
+            if not isinstance(answer, dict):
+                task = self.loop.create_task(self._answer_later(peer, kind, answer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
-            if kind not in self._handlers:
-                raise ValueError(f"no message: {kind[:100]!r}")
-            answer = self._handlers[kind](message)
         except (ConfigError, *MALFORMED) as error:
             answer = refusal(error)
         self._server.send(peer, answer)
@@ -400,9 +392,9 @@ class MachineDaemon:
                 self.tell(f"refused a claim by invitation: {answer['faults'][0][0]}: found {answer['faults'][0][2]}")
         self._server.send(peer, answer)
 
-    async def _answer_later(self, peer: bytes, message: Message) -> None:
-        kind, doing = message["type"], f"Answering a command at the daemon {self.name!r}"
-        self._server.send(peer, await answered(self._later[kind](message), doing, ANSWERED_SHARE * patience(kind)))
+    async def _answer_later(self, peer: bytes, kind: str, coming: Awaitable[Message]) -> None:
+        doing = f"Answering a command at the daemon {self.name!r}"
+        self._server.send(peer, await answered(coming, doing, ANSWERED_SHARE * patience(kind)))
 
     def _stranger(self, message: Message) -> None:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
@@ -414,7 +406,7 @@ class MachineDaemon:
     def _machine(self) -> Message:
         runs = [{"run": folder, "name": run.name, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
         former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
-        return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self._root.folder),
+        return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self.root.folder),
                 "runs": runs, "former": former}  # fmt: skip
 
     def _call(self, message: Message) -> Message:
@@ -432,7 +424,7 @@ class MachineDaemon:
         program, task = str(message["program"]), str(message["task"])
         computing = [str(role) for role in message["computing"]]
         try:
-            self._permit(program, task, str(message["run"]))
+            self.permit(program, task, str(message["run"]))
         except ConfigError as error:
             faults += error.faults
         requests = to_take_part(sites, self.name, program, task, computing)
@@ -451,8 +443,9 @@ class MachineDaemon:
         text = await end_of_log(Path(run), str(message["name"]), name, elsewhere, self.neighbours.links)
         return {"type": "log", "text": text}
 
-    def _permit(self, program: str, task: str, run: str) -> None:
-        faults = list(self._config.faults(program, task, self.name))
+    def permit(self, program: str, task: str, run: str) -> None:
+        """ConfigError for a program, task and run that are not permitted here."""
+        faults = list(self.config.faults(program, task, self.name))
         if self._is_ending:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Handing a run to the daemon {self.name!r}", "one that goes on", "it is ending", do))
@@ -465,13 +458,13 @@ class MachineDaemon:
         handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
         doing = f"Handing a run to the daemon {self.name!r}"
         run_spec = spec.read(handed.spec)
-        self._permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
-        handed.check(run_spec, self.name, self._names(), doing)
-        ports = self._config.ports
+        self.permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
+        handed.check(run_spec, self.name, self.run_names(), doing)
+        ports = self.config.ports
         if ports and not spec.is_one_port(ports):
             listening = handed.sites.listening(run_spec.roles)
             cluster_file.check_room(ports, self.endpoint, listening, len(list(self._listening())), doing)
-        folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
+        folder = handed.make_folder(self.root, time.monotonic_ns(), self.config.secret)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:
@@ -481,10 +474,11 @@ class MachineDaemon:
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken", "run": str(folder)}
 
-    def _names(self) -> list[str]:
+    def run_names(self) -> list[str]:
+        """The names of the runs that have their home here."""
         return [run.name for run in self._runs.values()]
 
-    def _hold_next(self, folder: Path, run_spec: spec.Spec, sites: Sites) -> None:
+    def hold_next(self, folder: Path, run_spec: spec.Spec, sites: Sites) -> None:
         """Be the home of a run from now on that had another one; one of UNABLE if that cannot be."""
         run = self._hold(folder, run_spec, sites, is_watched=False)
         self._say(run, f"is the home of {run_spec.run} in term {sites.term}, in place of {sites.former or self.name}")
@@ -543,7 +537,7 @@ class MachineDaemon:
 
     def _hold(self, folder: Path, run_spec: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on; one of UNABLE if that cannot be."""
-        config = self._config
+        config = self.config
         spec.settle(folder, has_porter=config.has_porter, ports=config.ports, is_far=config.is_far)
         lock = RunLock(folder)
         try:
@@ -609,7 +603,7 @@ class MachineDaemon:
         """The endpoints at which hosts listen here."""
         for each in self._parts():
             yield from each.listening()
-        yield from self._link_trials.listening
+        yield from self._services.listening()
 
     def _parts(self) -> list[Daemon | Outpost]:
         return [*(run.daemon for run in self._runs.values()), *self.neighbours.outposts.outposts]

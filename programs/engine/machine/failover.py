@@ -8,16 +8,15 @@ run's store. Hosts that are on the machine already continue as the processes the
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
+from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.run.resume import check_cut_off, check_whole, spec_of, tell_faults
@@ -26,12 +25,10 @@ from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.ids import LEARNER, REGION, Replica, leader
 from isthmus.runtime.supervision.incidents import SupersededHome
-from isthmus.runtime.system.disk import DISK, beside
-from isthmus.runtime.system.files import append_bytes, read_bytes, read_text, write_json
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.refusals import remedy
-from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.daemon_notes import HERE
 
 _DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
@@ -47,36 +44,6 @@ class TakeoverState:
     sites: Sites
     term: int
     machines: tuple[str, ...]
-
-
-REGION_SECONDS: Final = 30 * 86_400
-"""So long a region that is cut off goes on alone: it merges at its own syncer, and stops at its share of the budget."""
-
-
-def lonely_seconds(run: spec.Spec) -> float:
-    """The seconds for which the hosts of a run go on without a word of its home."""
-    return REGION_SECONDS if REGION in run.roles else run.settings.home_away_seconds
-
-
-LATE: Final = 1.5
-"""Beats of a busy daemon come late, and so does the end of hosts that count them."""
-
-
-def alone_ns(folder: Path) -> int:
-    """For how many nanoseconds learners elsewhere may have lived without the home in a folder; 0 where none was.
-
-    Which machines had any is what its journal says, or else its first placement.
-    """
-    sites, run_spec, journal = Sites.load(folder), spec.load(folder), home_daemon.journal_of(folder)
-    where, retired, away = {str(replica): name for replica, name in sites.placement.items()}, set[str](), set[str]()
-    if journal is not None:
-        where |= dict(journal.machines)
-        retired, away = {replica for replica, _ in journal.retired}, set(journal.away)
-    is_elsewhere = any(
-        leader(Replica.parse(replica)).role == LEARNER and name not in (sites.home, *away) and replica not in retired
-        for replica, name in where.items()
-    )
-    return round(LATE * lonely_seconds(run_spec) * 1e9) if is_elsewhere else 0
 
 
 def read(folder: Path, doing: str) -> TakeoverState:
@@ -172,52 +139,7 @@ def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) ->
     return folder
 
 
-INHERITED: Final = "inherited.json"
-"""Names the folder of an outpost whose hosts belong to the run folder that contains this file."""
-
-
-def inherit(folder: Path, former: Path) -> None:
-    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure.
-
-    They find their daemon through the file in the outpost's folder, which leads to the one of the run folder from then
-    on: so they find the home's daemon there, and each after it. Their files stay in the outpost's folder until the run
-    is over.
-    """
-    write_json(folder / INHERITED, {"folder": str(former)})
-    link = beside(former / HERE)
-    link.symlink_to(folder / HERE)
-    link.replace(former / HERE)
-    (folder / "logs").mkdir(exist_ok=True)
-    for log in sorted((former / "logs").glob("*.log")):
-        with suppress(FileExistsError):
-            (folder / "logs" / log.name).symlink_to(log)
-
-
-def bring_home(folder: Path) -> None:
-    """Move the files of inherited hosts into the run folder, and remove their own folder; no-op without such hosts."""
-    try:
-        former = Path(json.loads(read_text(folder / INHERITED))["folder"])
-    except FileNotFoundError:
-        return
-    accounts = sorted(former.glob(f"{account_files.FOLDER}/*.json"))
-    for path in [*sorted(former.glob("logs/*.log")), *sorted(former.glob("spans/*.json")), *accounts]:
-        there, data = folder / path.parent.name / path.name, read_bytes(path)
-        if there.is_symlink():
-            there.unlink()
-        append_bytes(there, data)
-    shutil.rmtree(former, ignore_errors=True)
-    (folder / INHERITED).unlink()
-
-
 LOST: Final = "a run whose home was lost"
-
-
-class HomeView(NamedTuple):
-    """A machine's knowledge of a run's home: name, term, whether it is heard; '', 0, False if it has no part."""
-
-    home: str
-    term: int
-    is_heard: bool
 
 
 def check_nowhere(run: str, going_on: Mapping[str, Collection[str]], doing: str) -> None:

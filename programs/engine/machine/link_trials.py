@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, final
 
 import numpy as np
 
 from isthmus.programs.engine.cluster.cluster_file import checked_address
-from isthmus.programs.engine.machine.links import HomeAddress, MachineLinks
+from isthmus.programs.engine.machine.links import HomeAddress
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.request.spec import is_one_port
 from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Instant, milliseconds
@@ -230,35 +232,22 @@ def _port(endpoint: str) -> int:
 
 
 @final
-class LinkTrials:
-    """The trials of the daemon `name`, one at a time. It listens at `endpoint()`, its hosts at `ports`.
+class LinkTrials(Service):
+    """The trials of a daemon, one at a time."""
 
-    `caller()` is the machine whose message is handled, None without keys; `links` are machines that dial this one.
-    """
+    messages = MappingProxyType({OPEN_TRIAL: "open", MEASURE: "measure"})
+    home_messages = MappingProxyType({MEASURE: "answer"})
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        name: str,
-        keys: Keyring | None,
-        ports: str,
-        *,
-        has_porter: bool,
-        endpoint: Callable[[], str],
-        caller: Callable[[], str | None],
-        links: MachineLinks,
-    ) -> None:
-        self._loop, self._name, self._keys, self._ports, self._has_porter = loop, name, keys, ports, has_porter
-        self._endpoint, self._caller, self._links = endpoint, caller, links
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._name, self._keys, self._loop = machine, machine.name, machine.keys, machine.loop
         self._end: TrialEnd | None = None
         self._listening: list[str] = []
         self._opened_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancel: Callable[[], object] = lambda: None
 
-    @property
     def listening(self) -> list[str]:
-        """The endpoints of the trial that goes on, for the porter."""
+        """The endpoints of the trial that goes on."""
         return self._listening
 
     def close(self) -> None:
@@ -274,7 +263,7 @@ class LinkTrials:
 
     def open(self, message: Message) -> Message:
         """Open a trial for a machine: the answer says where it has to dial. ConfigError where there is one already."""
-        caller = self._caller()
+        caller = self._machine.caller()
         name = str(message["name"]) if caller is None else caller
         doing = f"Opening a trial of the link from {name} at the daemon {self._name!r}"
         since = time.monotonic() - self._opened_at.get(name, float("-inf"))
@@ -296,13 +285,13 @@ class LinkTrials:
             offer = await self._asked(peer, doing)
             there, back = await self._dial(offer, peer, doing)
             return self._measured(peer.name, there, back, offer)
-        if not self._links.is_up(peer.name):
+        if not self._machine.links.is_up(peer.name):
             do = "Write its address into the cluster file, or start its daemon and let it join."
             raise ConfigError(doing, f"an address of {peer.name}, or its link to {self._name}", "neither", do)
         offer = self._offer(peer.name, doing)
         try:
             request = {"type": MEASURE, "offer": offer}
-            answer = await self._links.request(peer.name, request, TRIAL_SECONDS)
+            answer = await self._machine.links.request(peer.name, request, TRIAL_SECONDS)
             return self._measured(peer.name, dict(answer["back"]), dict(answer["there"]), answer)
         finally:
             self.close()
@@ -334,9 +323,13 @@ class LinkTrials:
         """Listen for one machine, and answer what it asks for."""
         run = secrets.token_hex(16)
         end = self._begin(OPENER, run, name, doing)
-        host, _ = addresses.host_and_port(self._endpoint())
+        host, _ = addresses.host_and_port(self._machine.endpoint)
         try:
-            where = "tcp://127.0.0.1:0" if is_one_port(self._ports) else f"tcp://{host}:{self._ports or 0}"
+            where = (
+                "tcp://127.0.0.1:0"
+                if is_one_port(self._machine.config.ports)
+                else f"tcp://{host}:{self._machine.config.ports or 0}"
+            )
             endpoints = end.channel.bind(where)
         except ConfigError:
             self.close()
@@ -347,14 +340,16 @@ class LinkTrials:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return {"type": "trial", "name": self._name, "run": run, "endpoints": self._listening,
-                "has_porter": self._has_porter}  # fmt: skip
+                "has_porter": self._machine.config.has_porter}  # fmt: skip
 
     async def _serve(self, end: TrialEnd, port: int) -> None:
         """The opener's part: push back once it is asked to."""
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
                 await end.is_asked.wait()
-                is_relayed = self._has_porter and any(is_loopback(f"tcp://{each}:1") for each in _callers(port))
+                is_relayed = self._machine.config.has_porter and any(
+                    is_loopback(f"tcp://{each}:1") for each in _callers(port)
+                )
                 end.tell(DONE, asdict(await end.push(None if is_relayed else port, None)))
                 await end.is_gone.wait()
         except TimeoutError:

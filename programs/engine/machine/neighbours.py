@@ -17,6 +17,7 @@ from isthmus.programs.engine.machine.island_parts import IslandPart, IslandParts
 from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
+from isthmus.programs.engine.machine.services import HomeHandler
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.fleet import Fleet
@@ -40,7 +41,8 @@ class Neighbours:
     `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
     returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
     `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
-    this machine, and the runs that it is taken away from.
+    this machine, and the runs that it is taken away from. `home_handler` returns what answers a message of a home that
+    is about no run.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Neighbours:
         tell: Callable[[str], None],
         on_change: Callable[[], None],
         on_expelled: Callable[[str, list[str]], None],
+        home_handler: Callable[[str], HomeHandler | None],
     ) -> None:
         self.links = MachineLinks(loop, send)
         self.islands: int | None = None
@@ -64,7 +67,7 @@ class Neighbours:
         self._parts = IslandParts(self.links.is_up)
         self._loop, self._name, self._keys, self._is_far = loop, name, keys, config.is_far
         self._runs, self._send, self._caller = runs, send, caller
-        self._tell, self._on_expelled = tell, on_expelled
+        self._tell, self._on_expelled, self._home_handler = tell, on_expelled, home_handler
         self._homes: dict[str, HomeLink] = {}
         self._expelled: dict[str, str] = {}
         self._joining: set[tuple[str, str]] = set()
@@ -116,12 +119,17 @@ class Neighbours:
                 self._keys,
                 describe=lambda: self._described(home),
                 orders=self._ordered,
-                answer=self.outposts.answer,
+                answer=self._answer,
                 on_refused=self._not_linked,
                 is_far=self._is_far,
             )
             home_link = self._homes[home.identity] = link
         return home_link
+
+    async def _answer(self, home: HomeAddress, message: Message) -> Message:
+        """The answer to a home's request; ConfigError for a refusal."""
+        handler = self._home_handler(str(message["type"]))
+        return await (handler or self.outposts.answer)(home, message)
 
     def join(self, home: HomeAddress, islands: int, part: IslandPart | None = None) -> HomeLink:
         """Offer islands to the runs of a home, from now on; or this machine's part of one island."""

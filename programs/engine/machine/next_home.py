@@ -1,6 +1,6 @@
 """Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
 
-The machines report whether the home is lost (`readiness`), and `failover` decides the consequences. Nothing is
+The machines report whether the home is lost, and `failover` decides the consequences. Nothing is
 changed before, and from there on nothing is waited for, so no other message comes between.
 """
 
@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, final
+from types import MappingProxyType
+from typing import Final, NamedTuple, final
 
-from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
+from isthmus.programs.engine.cluster.handover import MachineSite
 from isthmus.programs.engine.machine import failover
-from isthmus.programs.engine.machine.failover import TakeoverState, inherit
-from isthmus.programs.engine.machine.links import HomeAddress
-from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.absent_homes import LATE, HomeView, lonely_seconds
+from isthmus.programs.engine.machine.failover import TakeoverState
+from isthmus.programs.engine.machine.inherited import inherit
+from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
 from isthmus.programs.engine.machine.outposts import NOTE
-from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources, fetched_into, standings
+from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources, reach
 from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
-from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.run.resume import aside
 from isthmus.programs.engine.run.standstill import FOR_EVER
-from isthmus.programs.engine.snapshots.keeping import begin_term
+from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term
+from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
-
-
-class RunTakeover(Protocol):
-    """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
-
-    def __call__(self, folder: Path, run_spec: Spec, sites: Sites) -> None: ...
 
 
 class _Standing(NamedTuple):
@@ -44,29 +42,21 @@ class _Standing(NamedTuple):
     elsewhere_ns: int
 
 
+STANDING_SECONDS_MAX: Final = 5.0
+"""Time limit for a machine's answer about a home, which needs no reading of data."""
+HEARD_TRIES: Final = 3
+"""How often machines are asked whether they hear the home of a run: they need UP_SECONDS to miss it."""
+
+
 @final
-class NextHome:
-    """Makes the machine `name` the next home of runs; run folders are below `root`, `secret` is its key file, if any.
+class NextHome(Service):
+    """Makes a machine the next home of runs."""
 
-    `permit` raises ConfigError for a program, task and run that are not permitted here; `runs` returns the names of the
-    runs whose home this machine is.
-    """
+    messages = MappingProxyType({"resume": "resume", "restore": "restore"})
 
-    def __init__(
-        self,
-        name: str,
-        root: RunRoot,
-        secret: Path | None,
-        keys: Keyring | None,
-        neighbours: Neighbours,
-        *,
-        permit: Callable[[str, str, str], None],
-        runs: Callable[[], Collection[str]],
-        hold: RunTakeover,
-    ) -> None:
-        self._name, self._root, self._secret, self._keys, self._neighbours = name, root, secret, keys, neighbours
-        self._permit, self._runs, self._hold = permit, runs, hold
-        self._doing = f"Making {name!r} the home of a run"
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._name, self._root = machine, machine.name, machine.root
+        self._doing = f"Making {machine.name!r} the home of a run"
 
     async def resume(self, message: Message) -> Message:
         """Resume from a folder on this machine; ConfigError if that is impossible."""
@@ -83,7 +73,7 @@ class NextHome:
             name, run = str(message["run"]), snapshot.head.run
             home = self._root.folder / name
             await asyncio.to_thread(begin_term, store, snapshot, fresh, home, DISK, self._doing)
-            failover.check_nowhere(run, {self._name: self._runs()}, self._doing)  # As in `_next_term`.
+            failover.check_nowhere(run, {self._name: self._machine.run_names()}, self._doing)  # As in `_next_term`.
             folder = failover.settled(snapshot, fresh, self._root, name)
         try:
             return self._succeed(failover.read(folder, self._doing), message, standing)
@@ -97,35 +87,37 @@ class NextHome:
         ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
         """
         run, job, name = takeover.run_spec.run, takeover.run_spec.job, self._name
-        self._permit(job.program, job.task.text, run)
+        self._machine.permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
-        failover.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
+        failover.check_nowhere(run, {**going_on, name: self._machine.run_names()}, self._doing)
         sites = _sites(message)
         me = failover.next_home(name, takeover, sites, self._doing)
         await check_sources(job, takeover.sites.digest, self._doing)
         here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
         requests = [LinkRequest(site, here, check) for site in failover.to_ask(name, takeover, sites)]
-        own = name, lambda: self._neighbours.outposts.standing(run, name)
-        views, missing = await standings(self._neighbours.links, requests, self._keys, own)
-        failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
+        own = name, lambda: self._machine.outposts.standing(run, name)
+        views, missing = await standings(self._machine.links, requests, self._machine.keys, own)
+        failover.check_nowhere(
+            run, {name: self._machine.run_names()}, self._doing
+        )  # Another request may have taken it meanwhile.
         # What cannot be reached may live, as long as it does without its home.
-        elsewhere_ns = round(failover.LATE * failover.lonely_seconds(takeover.run_spec) * 1e9) if missing else 0
+        elsewhere_ns = round(LATE * lonely_seconds(takeover.run_spec) * 1e9) if missing else 0
         is_held = any(view.home for view in views.values())
         term = failover.next_term(takeover, views, self._doing)
         return _Standing(term, missing, FOR_EVER if is_held else elsewhere_ns)
 
     def _succeed(self, takeover: TakeoverState, message: Message, standing: _Standing) -> Message:
         """Become the home of a run, with its hosts on this machine; ConfigError on failure."""
-        run, folder, outposts = takeover.run_spec.run, takeover.folder, self._neighbours.outposts
+        run, folder, outposts = takeover.run_spec.run, takeover.folder, self._machine.outposts
         term = standing.term
         former = outposts.release(run)
         moved = takeover.sites.moved(self._name, _sites(message), term)
         try:
-            failover.write(takeover, moved, self._secret, former, elsewhere_ns=standing.elsewhere_ns)
+            failover.write(takeover, moved, self._machine.config.secret, former, elsewhere_ns=standing.elsewhere_ns)
             if former is not None:
                 inherit(folder, former)
-            self._hold(folder, told_of(folder, self._doing), moved)
+            self._machine.hold_next(folder, told_of(folder, self._doing), moved)
         except BaseException as error:
             if former is not None:
                 outposts.adopt(former)
@@ -135,6 +127,67 @@ class NextHome:
         if former is not None:
             (former / NOTE).unlink(missing_ok=True)
         return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": standing.missing}
+
+
+async def standings(
+    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None, own: tuple[str, Callable[[], HomeView]]
+) -> tuple[dict[str, HomeView], dict[str, str]]:
+    """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
+
+    ConfigError with the others' refusals. They are asked again while one hears the home, which it may not have missed
+    yet.
+    """
+    name, here = own
+    for left in reversed(range(HEARD_TRIES)):
+        views, missing = await _standings(links, requests, keys)
+        views[name] = here()
+        if not left or not any(each.is_heard for each in views.values()):
+            break
+        await asyncio.sleep(UP_SECONDS)
+    return views, missing
+
+
+async def _standings(
+    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None
+) -> tuple[dict[str, HomeView], dict[str, str]]:
+    views, missing, faults = dict[str, HomeView](), dict[str, str](), list[Fault]()
+
+    async def one(each: LinkRequest) -> None:
+        try:
+            await reach(links, each, keys)
+        except ConfigError as error:
+            missing[each.site.name] = str(error.faults[0].found)
+            return
+        try:
+            answer = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
+            views[each.site.name] = HomeView(str(answer["home"]), int(answer["term"]), bool(answer["is_heard"]))
+        except ConfigError as error:
+            faults.extend(error.faults)
+
+    async with asyncio.TaskGroup() as group:
+        for each in requests:
+            group.create_task(one(each))
+    if faults:
+        raise ConfigError.of(faults)
+    return views, missing
+
+
+async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
+    """Fetch a snapshot with `failover.fetched`, in a thread, which cannot be stopped.
+
+    If the caller is cancelled, the folder is removed once the thread has ended.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, failover.fetched, store, folder, doing)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(lambda done: _take_away(done, folder))
+        raise
+
+
+def _take_away(done: asyncio.Future[FetchedSnapshot], folder: Path) -> None:
+    done.exception()  # Retrieved, so that asyncio does not report it.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sites(message: Message) -> list[MachineSite]:

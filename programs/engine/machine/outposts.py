@@ -28,8 +28,7 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.failover import HomeView, lonely_seconds
-from isthmus.programs.engine.machine.link_trials import MEASURE
+from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.request import spec
@@ -132,10 +131,7 @@ class Outposts:
             "files": self._files,
             "piece": self._piece,
             "model": self._model,
-            MEASURE: self._measure,
         }
-        self.measure: Callable[[HomeAddress, Message], Awaitable[Message]] | None = None
-        """Answers a home that has this machine dial a trial of their link."""
         loop.call_later(HEIR_SECONDS, self._look_for_homes)
 
     # -- from outside --------------------------------------------------------------------------------------------------
@@ -405,11 +401,6 @@ class Outposts:
         if self.guest is None:
             raise ValueError("this is the daemon of no loop")
         return {"type": "model", "model": self.guest.model(int(message["slots"]), int(message["seed"]))}
-
-    async def _measure(self, home: HomeAddress, message: Message) -> Message:
-        if self.measure is None:
-            raise ValueError("this daemon measures no links")
-        return await self.measure(home, message)
 
     async def _files(self, home: HomeAddress, message: Message) -> Message:
         """[name, bytes] of the logs, spans and tapes of a run, and the names of the logs that are `kept` here."""

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.failover import alone_ns
 from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
@@ -54,7 +54,7 @@ class OwnRun:
 
     def __init__(self, machine: MachineDaemon, file: Path, run_dir: Path | None, *, goes_on: bool) -> None:
         self._machine, self._file, self._goes_on = machine, file, goes_on
-        self._folder = machine.root / (run_dir or new_folder.RUNS / file.stem)
+        self._folder = machine.root.folder / (run_dir or new_folder.RUNS / file.stem)
         self._refused = set[str]()
         """Daemons of loops whose model was refused."""
         self._asking: asyncio.Task[None] | None = None

@@ -8,20 +8,13 @@ that waits for it (`client.patience`).
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
-from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.machine.client import DaemonClient
-from isthmus.programs.engine.machine.failover import HomeView
-from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
-from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot
-from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.engine.machine.links import HomeAddress, MachineLinks
 from isthmus.programs.job import Job
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message
@@ -31,10 +24,6 @@ LINK_SECONDS_MAX: Final = 8.0
 """Time limit for a called machine to link itself."""
 CHECK_SECONDS_MAX: Final = 60.0
 """Time limit for a machine to read its data."""
-STANDING_SECONDS_MAX: Final = 5.0
-"""Time limit for a machine's answer about a home, which needs no reading of data."""
-HEARD_TRIES: Final = 3
-"""How often machines are asked whether they hear the home of a run: they need UP_SECONDS to miss it."""
 
 
 @final
@@ -69,49 +58,6 @@ async def check_machines(links: MachineLinks, requests: list[LinkRequest], keys:
     return [fault for task in tasks for fault in task.result()]
 
 
-async def standings(
-    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None, own: tuple[str, Callable[[], HomeView]]
-) -> tuple[dict[str, HomeView], dict[str, str]]:
-    """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
-
-    ConfigError with the others' refusals. They are asked again while one hears the home, which it may not have missed
-    yet.
-    """
-    name, here = own
-    for left in reversed(range(HEARD_TRIES)):
-        views, missing = await _standings(links, requests, keys)
-        views[name] = here()
-        if not left or not any(each.is_heard for each in views.values()):
-            break
-        await asyncio.sleep(UP_SECONDS)
-    return views, missing
-
-
-async def _standings(
-    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None
-) -> tuple[dict[str, HomeView], dict[str, str]]:
-    views, missing, faults = dict[str, HomeView](), dict[str, str](), list[Fault]()
-
-    async def one(each: LinkRequest) -> None:
-        try:
-            await _reach(links, each, keys)
-        except ConfigError as error:
-            missing[each.site.name] = str(error.faults[0].found)
-            return
-        try:
-            answer = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
-            views[each.site.name] = HomeView(str(answer["home"]), int(answer["term"]), bool(answer["is_heard"]))
-        except ConfigError as error:
-            faults.extend(error.faults)
-
-    async with asyncio.TaskGroup() as group:
-        for each in requests:
-            group.create_task(one(each))
-    if faults:
-        raise ConfigError.of(faults)
-    return views, missing
-
-
 async def check_sources(job: Job, wanted: str, doing: str) -> None:
     """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
     digest = await asyncio.to_thread(handover.digest, job.program, job.task.text)
@@ -120,34 +66,16 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {digest[:8]}", do)
 
 
-async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
-    """Fetch a snapshot with `failover.fetched`, in a thread, which cannot be stopped.
-
-    If the caller is cancelled, the folder is removed once the thread has ended.
-    """
-    work = asyncio.get_running_loop().run_in_executor(None, failover.fetched, store, folder, doing)
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        work.add_done_callback(lambda done: _take_away(done, folder))
-        raise
-
-
-def _take_away(done: asyncio.Future[FetchedSnapshot], folder: Path) -> None:
-    done.exception()  # Retrieved, so that asyncio does not report it.
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 async def _faults(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> list[Fault]:
     try:
-        await _reach(links, request, keys)
+        await reach(links, request, keys)
         await links.request(request.site.name, request.check, CHECK_SECONDS_MAX)
     except ConfigError as error:
         return list(error.faults)
     return []
 
 
-async def _reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> None:
+async def reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> None:
     """See to it that a machine is linked; ConfigError if it is not."""
     site, home = request.site, request.home
     if links.is_up(site.name):

@@ -20,7 +20,7 @@ from typing import Any, Final, final
 import zmq
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
-from isthmus.programs.engine.machine.failover import bring_home
+from isthmus.programs.engine.machine.inherited import bring_home
 from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import checked_address
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.refusals import remedy
@@ -28,14 +29,16 @@ DIAL_SECONDS_MAX: Final = 3.0
 
 
 @final
-class TrialPorts:
-    """The open ports of the daemon `name`, which listens at `endpoint()`.
+class TrialPorts(Service):
+    """The open ports of a daemon.
 
     A port is a listening socket at which nothing is accepted: the kernel completes a caller's connection by itself.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, endpoint: Callable[[], str]) -> None:
-        self._loop, self._name, self._endpoint = loop, name, endpoint
+    messages = MappingProxyType({OPEN: "open", DIAL: "dial"})
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._name = machine, machine.name
         self._open: list[socket.socket] = []
 
     def open(self, message: Message) -> Message:
@@ -47,15 +50,20 @@ class TrialPorts:
         if len(self._open) >= OPEN_MAX:
             do = f"Try again in {OPEN_SECONDS:.0f} s."
             raise ConfigError(doing, f"{OPEN_MAX} at once, at most", f"{len(self._open)} that are open", do)
-        host, _ = addresses.host_and_port(self._endpoint())
+        host, _ = addresses.host_and_port(self._machine.endpoint)
         try:
             server = addresses.serve(host if addresses.is_literal(host) else "", 0, 1)  # A name: at all addresses.
         except OSError as error:
             do = "Look at the limits of its daemon."
             raise ConfigError(doing, "a free port", error.strerror or str(error), remedy(error, do)) from None
         self._open.append(server)
-        self._loop.call_later(OPEN_SECONDS, self._close, server)
-        return {"type": "opened", "name": self._name, "port": server.getsockname()[1], "time_ns": time.time_ns()}
+        self._machine.loop.call_later(OPEN_SECONDS, self._close, server)
+        return {
+            "type": "opened",
+            "name": self._name,
+            "port": server.getsockname()[1],
+            "time_ns": time.time_ns(),
+        }
 
     def close(self) -> None:
         """Close all ports."""

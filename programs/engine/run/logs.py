@@ -20,7 +20,7 @@ PLAIN_SERVER_LOG: Final = "plainserver.log"
 
 def open_log(path: Path) -> BinaryIO:
     """A log opened for appending, which its owner can read whatever the umask is that a task has set; OSError."""
-    file = opened_at_end(path, follows_links=True)  # As `failover.inherit` makes them.
+    file = opened_at_end(path, follows_links=True)  # As `inherited.inherit` makes them.
     try:
         make_usable(file.fileno())
     except BaseException:

@@ -280,7 +280,7 @@ ABSURD: list[dict[str, Any]] = [
 
 
 def test_a_run_that_does_not_fit_into_the_ports_is_refused_and_leaves_nothing(alpha: Alpha) -> None:
-    alpha.daemon._config = replace(alpha.daemon._config, ports="7401-7407")
+    alpha.daemon.config = replace(alpha.daemon.config, ports="7401-7407")
     roles = {"learner": 1, "syncer": 2, "evaluator": 1, "recorder": 1}
     cluster = {**CLUSTER, "term": 1, "former": "", "sites": [{**CLUSTER["sites"][0], "kinds": []}]}
     job = {**spec()["job"], "tokens_by_slot": [], "tokens_at_most": 1, "has_gradients": False}

@@ -18,7 +18,7 @@ import uvloop
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import run as collect_files
-from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, Outposts
@@ -462,6 +462,7 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
         tell=lines.append,
         on_change=lambda: None,
         on_expelled=lambda home, runs: None,
+        home_handler=lambda kind: None,
     )
     neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
     neighbours.links.record(b"gamma", {"name": "gamma", "instance": "2"})
@@ -488,6 +489,7 @@ def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp
         tell=lambda line: None,
         on_change=lambda: None,
         on_expelled=lambda home, runs: told.append((home, runs)),
+        home_handler=lambda kind: None,
     )
     held, link = {"run"}, FakeLink(HomeAddress("alpha", "tcp://127.0.0.1:1"))
     neighbours.outposts = cast(Any, SimpleNamespace(runs=lambda home: sorted(held), end_of=lambda home: held.clear()))

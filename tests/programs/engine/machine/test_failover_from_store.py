@@ -14,6 +14,7 @@ import pytest
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import RunRoot
 from isthmus.programs.engine.machine import failover
+from isthmus.programs.engine.machine.absent_homes import LATE, alone_ns
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
 from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
@@ -110,5 +111,5 @@ def test_learners_on_other_machines_may_live_for_as_long_as_they_do_without_thei
     if journal is not None:
         with closing(Ledger(tmp_path)) as ledger:
             ledger.note(home_daemon.JOURNAL, msgspec.msgpack.encode(journal))
-    alone = failover.alone_ns(tmp_path) / 1e9
-    assert alone == (failover.LATE * 30.0 if may_live else 0.0)
+    alone = alone_ns(tmp_path) / 1e9
+    assert alone == (LATE * 30.0 if may_live else 0.0)

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.machine.failover import (
-    HomeView,
     TakeoverState,
     check_nowhere,
     next_home,

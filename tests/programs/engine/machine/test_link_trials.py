@@ -149,7 +149,7 @@ def test_an_admitted_machine_can_open_one_trial_at_a_time_and_have_nothing_measu
     assert (paused["type"], "one in" in paused["faults"][0][1]) == ("refused", True)
     other = alpha.asks("owner", {"type": "open-link-trial", "name": "owner"})
     assert (other["type"], other["faults"][0][2]) == ("refused", "one that goes on")
-    alpha.do(alpha.daemon._link_trials.close)
+    alpha.do(lambda: alpha.daemon._services.close())
     assert alpha.asks("owner", {"type": "open-link-trial", "name": "owner"})["type"] == "trial"
 
 
@@ -160,10 +160,10 @@ def test_a_trial_that_nobody_dials_ends_by_itself(daemons: dict[str, Running], m
     assert alpha.asks("beta", {"type": "open-link-trial", "name": "beta"})["type"] == "trial"
     ended = threading.Event()
     for _ in range(round(PATIENCE * 10)):
-        if not alpha.do(lambda: alpha.daemon._link_trials.listening):
+        if not alpha.do(lambda: list(alpha.daemon._services.listening())):
             break
         ended.wait(0.1)
-    assert not alpha.do(lambda: alpha.daemon._link_trials.listening)
+    assert not alpha.do(lambda: list(alpha.daemon._services.listening()))
 
 
 def test_the_rate_is_that_of_what_came_after_the_start() -> None:

@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from isthmus.programs.engine.cluster.handover import MachineSite
-from isthmus.programs.engine.machine import readiness
+from isthmus.programs.engine.machine import next_home, readiness
+from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.daemon import ANSWERED_SHARE
-from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, answered
-from isthmus.programs.engine.machine.readiness import LinkRequest, check_machines, standings
+from isthmus.programs.engine.machine.next_home import standings
+from isthmus.programs.engine.machine.readiness import LinkRequest, check_machines
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
@@ -70,12 +71,12 @@ def test_what_is_refused_and_what_is_malformed_is_answered(error: Exception) -> 
 
 
 def test_machines_are_asked_again_while_one_hears_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "UP_SECONDS", 0.0)
+    monkeypatch.setattr(next_home, "UP_SECONDS", 0.0)
     links = Linked(said(is_heard=True), said(is_heard=False), said(is_heard=True))
     assert found(links) == ({"gamma": HomeView("alpha", 2, is_heard=False), "beta": NONE}, {})
-    links = Linked(*[said(is_heard=True)] * readiness.HEARD_TRIES)
+    links = Linked(*[said(is_heard=True)] * next_home.HEARD_TRIES)
     assert found(links)[0]["gamma"].is_heard
-    asked = readiness.HEARD_TRIES * (max(links.seconds) + readiness.LINK_SECONDS_MAX + patience("machine"))
+    asked = next_home.HEARD_TRIES * (max(links.seconds) + readiness.LINK_SECONDS_MAX + patience("machine"))
     assert asked < ANSWERED_SHARE * patience("resume"), "the command would have given up"
 
 
