@@ -10,7 +10,7 @@ import typer
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import WHERE, AsJson, Grace
 from isthmus.programs.command.request_command import takes_options
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from isthmus.programs.command.request_options import Options

@@ -10,7 +10,7 @@ import typer
 
 from isthmus.programs.command.commands import FAILED, Commands
 from isthmus.programs.command.options import AsJson, Grace, MetricsHost, MetricsPort, ResumeOrStart, RunDir, metrics_at
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.addresses import LOOPBACK
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.engine.run.interrupts import checked_grace
+from isthmus.programs.engine.request.grace import checked_grace
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.addresses import LOOPBACK
 

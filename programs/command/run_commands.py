@@ -17,7 +17,7 @@ from isthmus.programs.command import options
 from isthmus.programs.command.commands import FAILED, Commands
 from isthmus.programs.command.options import AsJson
 from isthmus.programs.command.request_command import takes_options
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
 from isthmus.runtime.system.files import put_bytes

@@ -47,11 +47,13 @@ class ControlServer:
         is_far: bool = False,
         on_unknown: Callable[[str, str], None] = lambda key, address: None,
         on_claim: Callable[[bytes, str, Message], None] = lambda peer, key, message: None,
+        on_crossed: Callable[[bytes, Message, int, Direction], None] = lambda peer, message, size, direction: None,
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off this machine and there are no keys.
 
-        `is_far`: some come through a bucket, and show their keys late.
-        PRIVATE as `endpoint` is a new one that only this user can reach; OSError if there is no room for it.
+        `is_far`: some come through a bucket, and show their keys late. `on_crossed` is called with each message that
+        was sent, or received and handled, its peer, and its bytes on the wire. PRIVATE as `endpoint` is a new one that
+        only this user can reach; OSError if there is no room for it.
         """
         check_open(endpoint, keys, f"Listening at {endpoint}")
         self._loop = loop
@@ -61,8 +63,7 @@ class ControlServer:
         self._keys = keys
         self.caller: str | None = None
         """The machine whose message is being handled; None without keys."""
-        self.on_crossed: Callable[[bytes, Message, int, Direction], None] = lambda peer, message, size, direction: None
-        """Called with each message that was sent, or received and handled, its peer, and its bytes on the wire."""
+        self._on_crossed = on_crossed
         self.refused: Counter[str] = Counter()
         self._context = zmq.Context()
         self._zap = None if keys is None else Zap(loop, self._context, keys, on_unknown)
@@ -92,7 +93,7 @@ class ControlServer:
         except zmq.ZMQError:
             self.refused["not sent"] += 1
         else:
-            self.on_crossed(peer, message, message_bytes((data,), is_encrypted=self._keys is not None), "sent")
+            self._on_crossed(peer, message, message_bytes((data,), is_encrypted=self._keys is not None), "sent")
         # A send may clear the edge-triggered signal that messages can be read.
         self._loop.call_soon(self._drain)
 
@@ -163,4 +164,4 @@ class ControlServer:
             finally:
                 self.caller = None
             size_bytes = message_bytes((frames[0].buffer,), is_encrypted=self._keys is not None)
-            self.on_crossed(peer, message, size_bytes, "received")
+            self._on_crossed(peer, message, size_bytes, "received")

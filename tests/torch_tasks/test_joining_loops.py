@@ -307,7 +307,8 @@ def test_a_home_that_begins_no_run_with_a_model_says_so_and_waits_for_another(ho
 class Machine:
     """What a guest knows of its daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
         self.has_ended = False
 
     def request_end(self) -> None:
@@ -334,8 +335,9 @@ def test_a_loop_whose_life_the_home_ends_hears_of_it_and_is_not_killed(tmp_path:
     ours, its = Line.pair()
     process = subprocess.Popen(["sleep", "1000"])
     try:
-        guest, machine, loop = LoopGuest(process.pid, Line(its)), Machine(), Loop()
-        guest.attach(machine, loop)  # type: ignore[arg-type]
+        guest, loop = LoopGuest(process.pid, Line(its)), Loop()
+        machine = Machine(loop)
+        guest.start(machine)  # type: ignore[arg-type]
         started: list[int] = []
         member, ends = Member(Replica("learner", 3), 1), list[tuple[Member, Exited]]()
         launch = guest.life(tmp_path)

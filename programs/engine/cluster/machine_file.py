@@ -20,6 +20,7 @@ import msgspec
 from isthmus.programs import SHIPPED, SHIPPED_TASK, settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.loop_task import OPEN
 from isthmus.programs.settings import Schema, Setting, collecting
@@ -39,8 +40,9 @@ class MachineConfig:
     public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
     `runs`: the folder of its runs, None for the daemon's working folder; `error_texts`: whether those of its hosts of
     other homes' runs stay here, None where not given. Not of the file: `ports` at which its hosts listen, empty for
-    any, whether its daemon `has_porter`, and whether it `is_far`: the way to other machines, or to some of them, leads
-    through a bucket.
+    any, whether its daemon `has_porter`, whether it `is_far`: the way to other machines, or to some of them, leads
+    through a bucket, the seconds from a notice until all has left (`grace`), and whether it ends with its runs
+    (`until_over`).
     """
 
     modules: tuple[str, ...] = ()
@@ -53,6 +55,8 @@ class MachineConfig:
     ports: str = ""
     has_porter: bool = False
     is_far: bool = False
+    grace: float = GRACE_SECONDS
+    until_over: bool = False
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""

@@ -24,15 +24,16 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.names import living, machines_folder
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -393,31 +394,17 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
 
 
 @final
-class Admissions:
-    """Lets a keyring follow its machine's file, on the loop of the daemon.
+class Admissions(Service):
+    """Lets the keyring of a daemon with keys follow its machine's file, and answers the holders of invitations."""
 
-    `on_admitted(name)`, `on_expelled(name)` and, where another key of that name is admitted than before,
-    `on_replaced(name)` are called after the keyring has changed, `tell` with a line for people.
-    """
-
-    def __init__(
-        self,
-        loop: Any,
-        machine: str,
-        ring: Keyring,
-        *,
-        tell: Callable[[str], None],
-        on_admitted: Callable[[str], None] = lambda name: None,
-        on_expelled: Callable[[str], None] = lambda name: None,
-        on_replaced: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        self._loop, self._machine, self._ring = loop, machine, ring
-        self._tell, self._on_admitted, self._on_expelled = tell, on_admitted, on_expelled
-        self._on_replaced = on_replaced
+    def start(self, machine: Machine) -> None:
+        """Follow the file from now on."""
+        assert machine.keys is not None
+        self._machine, self._name, self._ring = machine, machine.name, machine.keys
         self._seen: tuple[int, int, int] | None = None
         self._seen = self._stamp()
-        self._follow(read(machine))
-        self._timer = loop.call_later(LOOK_SECONDS, self._look)
+        self._follow(read(self._name))
+        self._timer = machine.loop.call_later(LOOK_SECONDS, self._look)
 
     def claim(self, invitation: str, message: Message, away_seconds: float) -> Message:
         """The answer to a holder of an invitation; what it changes is durable, and followed, when this returns.
@@ -426,7 +413,7 @@ class Admissions:
         """
         name, key = str(message["name"]), str(message["key"])
         cluster_file.checked_name(name, "Admitting a machine by invitation", "another --name")
-        with changing(self._machine, f"Admitting {name!r}") as register:
+        with changing(self._name, f"Admitting {name!r}") as register:
             if invitation not in register.invitations:
                 do = "Have another one made there: isthmus invite."
                 raise ConfigError(f"Admitting {name!r}", "an invitation of this home", "one that was withdrawn", do)
@@ -434,9 +421,9 @@ class Admissions:
         if claimed.wait_seconds:
             return {"type": "wait", "seconds": claimed.wait_seconds}
         if claimed.is_new:
-            self._tell(f"{name} comes by invitation")
+            self._machine.tell(f"{name} comes by invitation")
             self._look()
-        return {"type": "admitted", "name": self._machine}
+        return {"type": "admitted", "name": self._name}
 
     def close(self) -> None:
         """Stop following."""
@@ -444,15 +431,15 @@ class Admissions:
 
     def _look(self) -> None:
         self._timer.cancel()
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        self._timer = self._machine.loop.call_later(LOOK_SECONDS, self._look)
         stamp = self._stamp()
         if stamp == self._seen:
             return
         self._seen = stamp
         try:
-            self._follow(read(self._machine))
+            self._follow(read(self._name))
         except ConfigError as error:
-            self._tell(f"goes on with the keys that it knows: {error}")
+            self._machine.tell(f"goes on with the keys that it knows: {error}")
 
     def _follow(self, register: Register) -> None:
         before, operated = self._ring.admitted, self._ring.operators
@@ -460,22 +447,22 @@ class Admissions:
         _note_invited(self._ring, register)
         now = self._ring.admitted
         for name in sorted(set(before.values()) - set(now.values())):
-            self._tell(f"admits {name} no longer")
-            self._on_expelled(name)
+            self._machine.tell(f"admits {name} no longer")
+            self._machine.neighbours.expel(name)
         for key, name in before.items():
             if key not in now and self._ring.admits(name):
-                self._tell(f"admits {name} with another key; the former one is expelled")
-                self._on_replaced(name)
+                self._machine.tell(f"admits {name} with another key; the former one is expelled")
+                self._machine.neighbours.replace(name)
         for name in sorted(set(now.values()) - set(before.values())):
-            self._tell(f"admits {name}")
-            self._on_admitted(name)
+            self._machine.tell(f"admits {name}")
+            self._machine.neighbours.readmit(name)
         for name in sorted(self._ring.operators ^ operated):
             if self._ring.admits(name):
-                self._tell(f"has {name} as an operator{'' if name in self._ring.operators else ' no longer'}")
+                self._machine.tell(f"has {name} as an operator{'' if name in self._ring.operators else ' no longer'}")
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
-            status = os.stat(path_of(self._machine))
+            status = os.stat(path_of(self._name))
         except OSError as error:
             return None if is_absent(error) else self._seen
         return status.st_ino, status.st_mtime_ns, status.st_size

@@ -6,9 +6,8 @@ listening socket, at a port that it finds again after a restart, because hosts t
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.children import Child, KeptChild
 from isthmus.runtime.system.files import put_bytes, read_text
@@ -53,40 +53,19 @@ def _plain(pairs: Iterable[KeyPair]) -> list[list[str]]:
 
 
 @final
-class Bucket:
-    """The process for one end. `admitted` returns the keys that a home admits, and of how many machines each may be."""
+class Bucket(Service):
+    """The process for one end of the way through a store, at a `place`: of a machine whose daemon listens to it at
+    `listener`, and whose home knows it by one of `pairs`; or of a home, which has neither, and keys of its own."""
 
     def __init__(
-        self,
-        task: BucketTask,
-        listener: socket.socket | None = None,
-        *,
-        admitted: Callable[[], Mapping[str, int]] = dict,
+        self, place: RoadPlace, pairs: Iterable[KeyPair] = (), home: str = "", listener: socket.socket | None = None
     ) -> None:
-        self._task, self._listener, self._admitted = task, listener, admitted
-        self._tell: Callable[[str], None] = lambda line: None
+        self._place, self._pairs, self._home, self._listener = place, list(pairs), home, listener
         self._child = KeptChild(
             "the process of its bucket", self._begin, state=self._state, hear=self._hear, end_seconds=END_SECONDS_MAX
         )
         self.use: dict[str, Any] = {}
         """Requests and bytes since the process began, by kind, and the seconds in which the store was reached."""
-
-    @classmethod
-    def of_island(cls, place: RoadPlace, pairs: Iterable[KeyPair], home: str, listener: socket.socket) -> Bucket:
-        """The end of a machine; the home with the public key `home` knows one of its `pairs`, or will."""
-        part = part_of(place, home)
-        return cls(BucketTask(part.text, part.every, _plain(pairs), home), listener)
-
-    @classmethod
-    def of_home(
-        cls, place: RoadPlace, pair: KeyPair, endpoint: str, admitted: Callable[[], Mapping[str, int]]
-    ) -> Bucket:
-        """The end of a home whose porter is at an endpoint."""
-        host, port = addresses.host_and_port(endpoint)
-        host = "127.0.0.1" if host in ("*", "0.0.0.0", "::") or addresses.is_name(host) else host.strip("[]")
-        part = part_of(place, pair.public)
-        task = BucketTask(part.text, part.every, _plain([pair]), host=host, port=int(port))
-        return cls(task, admitted=admitted)
 
     @property
     def address(self) -> str:
@@ -99,10 +78,10 @@ class Bucket:
         """Of the process; None while there is none."""
         return self._child.pid
 
-    def start(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None]) -> None:
-        """Start the process; `tell` gets lines for people."""
-        self._tell = tell
-        self._child.start(loop, tell)
+    def start(self, machine: Machine) -> None:
+        """Start the process."""
+        self._machine = machine
+        self._child.start(machine.loop, machine.tell)
 
     def close(self) -> None:
         """End the process, which has some seconds to say so and to clean up, and free the port."""
@@ -115,9 +94,25 @@ class Bucket:
         return Child(_PROCESS, files, files=files)
 
     def _state(self) -> dict[str, Any]:
-        return {"task": asdict(self._task), "admitted": dict(self._admitted())}
+        return {"task": asdict(self._task()), "admitted": self._admitted()}
+
+    def _task(self) -> BucketTask:
+        if self._listener is not None:
+            part = part_of(self._place, self._home)
+            return BucketTask(part.text, part.every, _plain(self._pairs), self._home)
+        keys = self._machine.keys
+        assert keys is not None
+        host, port = addresses.host_and_port(self._machine.endpoint)
+        host = "127.0.0.1" if host in ("*", "0.0.0.0", "::") or addresses.is_name(host) else host.strip("[]")
+        part = part_of(self._place, keys.pair.public)
+        return BucketTask(part.text, part.every, _plain([keys.pair]), host=host, port=int(port))
+
+    def _admitted(self) -> dict[str, int]:
+        """The keys that a home admits, and of how many machines each may be."""
+        keys = self._machine.keys
+        return {} if self._listener is not None or keys is None else {**dict.fromkeys(keys.admitted, 1), **keys.invited}
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         if "tell" in message:
-            self._tell(str(message["tell"]))
+            self._machine.tell(str(message["tell"]))
         self.use = message.get("use", self.use)

@@ -11,31 +11,28 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import services
 from isthmus.programs.engine.machine.absent_homes import alone_ns
-from isthmus.programs.engine.machine.bucket import Bucket
-from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
-from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
+from isthmus.programs.engine.machine.followed_runs import RUNNING
 from isthmus.programs.engine.machine.links import (
     INSTANCE_LENGTH_MAX,
     MALFORMED,
     HomeAddress,
-    MachineLinks,
     answered,
     refusal,
 )
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
-from isthmus.programs.engine.machine.outposts import NOTE, Outposts
+from isthmus.programs.engine.machine.outposts import NOTE
 from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
@@ -49,12 +46,11 @@ from isthmus.programs.engine.machine.run import (
     told_of,
     unable,
 )
-from isthmus.programs.engine.machine.services import Handler, Services
+from isthmus.programs.engine.machine.services import Handler, Service, Services
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.run_end import error_of
 from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.snapshots import has_snapshot
@@ -121,14 +117,25 @@ ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard 
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
 
+class DaemonOwner(Protocol):
+    """Whoever runs a daemon."""
+
+    def tell(self, line: str) -> None:
+        """Tell people a line."""
+
+    def changed(self, endpoint: str, runs: list[DaemonRun]) -> None:
+        """The runs that are not over have changed; the daemon is reached at `endpoint`."""
+
+    def idle(self) -> None:
+        """The daemon is ending, and no run is left."""
+
+
 @final
 class MachineDaemon:
     """The daemon of the machine `name`; commands and other daemons reach it at `listen`.
 
     It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
-    root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
-    whenever they change, `on_idle` when the daemon is ending and no run is left. `grace`: the seconds from a notice
-    until all has left.
+    root that `config` names. It has its `services` beside those that are loaded when they are asked.
 
     Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
     run is running, then finishing (its processes have ended, and summary and report are written), then over:
@@ -143,38 +150,29 @@ class MachineDaemon:
         config: MachineConfig,
         keys: Keyring | None,
         folder: Path,
-        *,
-        grace: float = GRACE_SECONDS,
-        via: RoadPlace | None = None,
-        tell: Callable[[str], None],
-        on_change: Callable[[list[DaemonRun]], None],
-        on_idle: Callable[[], None],
+        owner: DaemonOwner,
+        services: Iterable[Service] = (),
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken. `via`: the store through which machines come that reach nothing
-        else; with keys only."""
+        """Bind; zmq.ZMQError if the endpoint is taken."""
+        self.neighbours: Neighbours
         self.name = name
         self.has_killed = self.is_set_aside = False
         self._presses = 0
         self._later_runs: list[DaemonRun] = []
         """The runs that were set aside."""
-        self.ends_when_expelled = False
         self._over_ticks = 0
         self.fault: ConfigError | None = None
-        self.keys, self.loop, self._grace = keys, loop, grace
-        self.on_close: Callable[[], None] = lambda: None
-        self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
+        self.keys, self.loop, self._owner = keys, loop, owner
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
         self.root = RunRoot.at(config.runs)
-        self._authority = Authority(name, keys, tell)
+        self._authority = Authority(name, keys, self.tell)
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self.claims: Callable[[str, Message, float], Message] | None = None
-        """Answers a claim: the key of its invitation, the message, and for how long its machine was away."""
         self._claims_refused: set[tuple[str, str]] = set()
         self._porter: Porter | None = None
-        if is_porter_needed(listen, config.ports) or via is not None:
-            self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
+        if is_porter_needed(listen, config.ports) or config.has_porter:
+            self._porter = Porter(loop, listen, keys, listening=self._listening, tell=self.tell)
         config = self.config = replace(config, has_porter=self._porter is not None)
         inner = listen if self._porter is None else Porter.INNER
         self._server = ControlServer(
@@ -186,11 +184,12 @@ class MachineDaemon:
             is_far=config.is_far,
             on_unknown=self._unknown,
             on_claim=self._claimed,
+            on_crossed=lambda *crossing: self.neighbours.links.crossed(*crossing),
         )
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
         self._full = FullNotes[str]()
-        self._services = Services(self)
+        self._services = Services(self, services)
         self.neighbours = Neighbours(
             loop,
             name,
@@ -199,13 +198,14 @@ class MachineDaemon:
             keys,
             runs=lambda: list(self._runs.values()),
             send=self._server.send,
-            tell=tell,
+            tell=self.tell,
             caller=self.caller,
             on_change=self._changed,
             on_expelled=self._expelled,
+            on_loop=self._services.loop_linked,
             home_handler=self._services.home_handler,
+            guest=self._services.guest(),
         )
-        self._server.on_crossed = self.neighbours.links.crossed
         self._handlers: Mapping[str, Handler] = {
             "check": self._check,
             "log": self._log,
@@ -221,13 +221,7 @@ class MachineDaemon:
         loop.call_later(TICK_SECONDS, self._tick)
         if self._porter is not None:
             self._porter.start(self._server.endpoint)
-        self.bucket: Bucket | None = None
-        """The way through a bucket, to this home, or from this machine to its home."""
-        if via is not None and keys is not None and keys.pair is not None:
-            self.bucket = Bucket.of_home(
-                via, keys.pair, self.endpoint, lambda: {**dict.fromkeys(keys.admitted, 1), **keys.invited}
-            )
-            self.bucket.start(loop, tell)
+        self._services.start()
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
@@ -269,7 +263,7 @@ class MachineDaemon:
                 self.has_killed = True
                 run.daemon.end(ENDED_BY_DAEMON)
         if is_first:
-            self.neighbours.leave(self._grace * LEAVING_SHARE)
+            self.neighbours.leave(self.config.grace * LEAVING_SHARE)
         else:
             self.neighbours.end()
         if is_first and self._runs:
@@ -284,8 +278,8 @@ class MachineDaemon:
         if self._runs:
             self.tell(f"sets {_count(len(self._runs))} aside: the next daemon {self.name} goes on with them")
         for run in list(self._runs.values()):
-            run.set_aside(self._grace)
-        self.neighbours.leave(self._grace * LEAVING_SHARE)
+            run.set_aside(self.config.grace)
+        self.neighbours.leave(self.config.grace * LEAVING_SHARE)
         self._leave_if_idle()
 
     def summary(self) -> str:
@@ -304,10 +298,6 @@ class MachineDaemon:
         """Whether it ends with its runs, and one has failed."""
         return self.is_over and self.neighbours.followed is not None and self.neighbours.followed.has_failed
 
-    def end_when_over(self) -> None:
-        """End once there was a run, of this home or of one that is linked to, and none goes on."""
-        self.neighbours.followed = FollowedRuns()
-
     @property
     def folders(self) -> list[str]:
         """The folders of the runs that have their home here and are not over."""
@@ -317,16 +307,6 @@ class MachineDaemon:
         """Know a run that was over before this daemon began."""
         self.neighbours.note(self.name, {folder: outcome})
         self._remember(folder, outcome)
-
-    @property
-    def links(self) -> MachineLinks:
-        """Its links to machines that have dialled it."""
-        return self.neighbours.links
-
-    @property
-    def outposts(self) -> Outposts:
-        """Its parts in other homes' runs."""
-        return self.neighbours.outposts
 
     def caller(self) -> str | None:
         """The machine whose message is handled now, by its key; None without keys."""
@@ -342,16 +322,17 @@ class MachineDaemon:
         self.fault = fault
         self.request_end()
 
+    def tell(self, line: str) -> None:
+        """Tell people a line."""
+        self._owner.tell(line)
+
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` on the loop of this daemon, after `seconds`."""
         self.loop.call_later(seconds, call)
 
     def close(self) -> None:
-        self._services.close()
-        self.on_close()
         self.neighbours.close()
-        if self.bucket is not None:
-            self.bucket.close()
+        self._services.close()
         if self._porter is not None:
             self._porter.close()
         self._server.close()
@@ -380,10 +361,12 @@ class MachineDaemon:
 
     def _claimed(self, peer: bytes, invitation: str, message: Message) -> None:
         """Answer the holder of an invitation, who asks for a machine's key to be admitted."""
-        if self.claims is None:
-            return  # Before the file of admissions is followed; the machine repeats it.
         try:
-            answer = self.claims(invitation, message, self.neighbours.links.away_seconds(str(message["name"])))
+            away_seconds = self.neighbours.links.away_seconds(str(message["name"]))
+            claimed = self._services.claim(invitation, message, away_seconds)
+            if claimed is None:
+                return
+            answer = claimed
         except (ConfigError, *MALFORMED) as error:
             answer = refusal(error)
             claim = invitation, str(message.get("name"))[:INSTANCE_LENGTH_MAX]
@@ -521,8 +504,7 @@ class MachineDaemon:
         """Another machine has expelled this one from its runs."""
         taken = f": taken away from {', '.join(runs)}, whose hosts end here" if runs else ""
         self.tell(f"expelled by {home}{taken}")
-        if self.ends_when_expelled:
-            self.request_end()
+        self._services.expelled()
 
     def _run_of(self, message: Message) -> MachineRun:
         """The run that a message is about; ConfigError if it is over, or not of this daemon."""
@@ -582,7 +564,7 @@ class MachineDaemon:
 
     def _leave_if_idle(self) -> None:
         if self._is_ending and not self._runs and not self.neighbours.outposts.folders:
-            self.loop.call_later(self.neighbours.part(), self._on_idle)
+            self.loop.call_later(self.neighbours.part(), self._owner.idle)
 
     def _tick(self) -> None:
         """End the runs of commands that are gone, and this daemon, if it ends with its runs."""
@@ -632,7 +614,7 @@ class MachineDaemon:
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
         live = [DaemonRun(folder, run.is_watched) for folder, run in self._runs.items()]
-        self._on_change([*live, *held, *self._later_runs])
+        self._owner.changed(self.endpoint, [*live, *held, *self._later_runs])
         self._leave_if_idle()
 
     def _say(self, run: MachineRun, line: str) -> None:

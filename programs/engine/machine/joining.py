@@ -20,13 +20,13 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.bucket import Bucket, listener_in
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
-from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
@@ -85,12 +85,19 @@ def join(request: JoinRequest) -> int:
     if place is not None:
         pairs = [] if invitation is None else [invitation.pair]
         pairs += [] if permitted.pair is None else [permitted.pair]
-        bucket = Bucket.of_island(place, pairs, home.public_key, listener_in(serve.parts_folder(name)))
+        bucket = Bucket(place, pairs, home.public_key, listener_in(serve.parts_folder(name)))
     own = "" if permitted.pair is None else permitted.pair.public
     joining = _Joining(request, name, home, invitation, own, part, bucket)
-    permitted = replace(permitted, error_texts=permitted.error_texts or "local", is_far=bucket is not None)
+    permitted = replace(
+        permitted,
+        error_texts=permitted.error_texts or "local",
+        is_far=bucket is not None,
+        grace=request.grace,
+        until_over=request.until_over,
+    )
+    services = [each for each in (bucket, request.guest, joining) if each is not None]
     try:
-        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace, request.metrics)
+        return serve.run(name, "tcp://127.0.0.1:*", permitted, services, request.metrics)
     finally:
         if invitation is not None and not joining.is_admitted:
             for path in new:
@@ -182,7 +189,7 @@ def _own_pair(name: str) -> KeyPair:
 
 
 @final
-class _Joining:
+class _Joining(Service):
     """From the claim of an invitation to the link, and what is told about both. `own` is this machine's public key."""
 
     def __init__(
@@ -204,41 +211,41 @@ class _Joining:
         self._last = self._last_unreadable = ""
         self._since = time.monotonic()
 
-    def begin(self, machine: MachineDaemon) -> None:
+    def start(self, machine: Machine) -> None:
         """Dial, and go on until the daemon ends."""
-        machine.ends_when_expelled = True
-        if self._bucket is not None:
-            machine.bucket = self._bucket
-            self._bucket.start(machine.loop, machine.tell)
-        if self._request.guest is not None:
-            self._request.guest.attach(machine, machine.loop)
-            machine.neighbours.outposts.guest = self._request.guest
-        if self._request.until_over:
-            machine.end_when_over()
+        self._machine = machine
         if self._invitation is None:
-            self._join(machine)
+            self._join()
         else:
             self._claim = InvitationClaim(
                 machine.loop,
                 self._invitation,
                 self._name,
                 self._own,
-                locate=lambda: self._located(machine),
-                on_admitted=lambda: self._join(machine),
+                locate=self._located,
+                on_admitted=self._join,
                 on_refused=machine.fail,
                 is_far=self._bucket is not None,
             )
-            machine.on_close = self._claim.close
-        machine.later(LOOK_SECONDS, lambda: self._look(machine))
+        machine.later(LOOK_SECONDS, self._look)
 
-    def _join(self, machine: MachineDaemon) -> None:
-        self.is_admitted, home = True, replace(self._home, address=self._located(machine))
-        self._link = machine.neighbours.join(home, self._request.islands, self._part)
-        self._link.locate = lambda: self._located(machine)
+    def expelled(self) -> None:
+        """The home has expelled this machine, which ends with that."""
+        self._machine.request_end()
+
+    def close(self) -> None:
+        """Claim no longer."""
+        if self._claim is not None:
+            self._claim.close()
+
+    def _join(self) -> None:
+        self.is_admitted, home = True, replace(self._home, address=self._located())
+        neighbours, islands = self._machine.neighbours, self._request.islands
+        self._link = neighbours.join(home, islands, self._part, locate=self._located)
         if self._link.home.address != home.address:  # Of a part that the daemon before this one had.
             self._link.redial()
 
-    def _located(self, machine: MachineDaemon) -> str:
+    def _located(self) -> str:
         """The home's address by now: what the invitation or the cluster file says, as long as that can be read."""
         if self._bucket is not None:
             return self._bucket.address
@@ -251,13 +258,13 @@ class _Joining:
                 self._home = home
         except ConfigError as error:
             if str(error) != self._last_unreadable:
-                machine.tell(f"goes on with {self._home.address}: {error}")
+                self._machine.tell(f"goes on with {self._home.address}: {error}")
             self._last_unreadable = str(error)
         return self._home.address
 
-    def _look(self, machine: MachineDaemon) -> None:
+    def _look(self) -> None:
         """Tell a line whenever the state has changed; end where it is hopeless, or was waited for too long."""
-        link = self._link
+        link, machine = self._link, self._machine
         if link is not None and link.is_hopeless:
             machine.fail(ConfigError.of(link.faults))
             return
@@ -272,7 +279,7 @@ class _Joining:
             machine.tell(line)
             if self._request.guest is not None:
                 self._request.guest.tell(state=line)
-        machine.later(LOOK_SECONDS, lambda: self._look(machine))
+        machine.later(LOOK_SECONDS, self._look)
 
     def _state(self, link: HomeLink | None) -> str:
         if link is None:

@@ -238,13 +238,15 @@ class LinkTrials(Service):
     messages = MappingProxyType({OPEN_TRIAL: "open", MEASURE: "measure"})
     home_messages = MappingProxyType({MEASURE: "answer"})
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine, self._name, self._keys, self._loop = machine, machine.name, machine.keys, machine.loop
+    def __init__(self) -> None:
         self._end: TrialEnd | None = None
         self._listening: list[str] = []
         self._opened_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancel: Callable[[], object] = lambda: None
+
+    def start(self, machine: Machine) -> None:
+        self._machine, self._name, self._keys, self._loop = machine, machine.name, machine.keys, machine.loop
 
     def listening(self) -> list[str]:
         """The endpoints of the trial that goes on."""
@@ -285,13 +287,13 @@ class LinkTrials(Service):
             offer = await self._asked(peer, doing)
             there, back = await self._dial(offer, peer, doing)
             return self._measured(peer.name, there, back, offer)
-        if not self._machine.links.is_up(peer.name):
+        if not self._machine.neighbours.links.is_up(peer.name):
             do = "Write its address into the cluster file, or start its daemon and let it join."
             raise ConfigError(doing, f"an address of {peer.name}, or its link to {self._name}", "neither", do)
         offer = self._offer(peer.name, doing)
         try:
             request = {"type": MEASURE, "offer": offer}
-            answer = await self._machine.links.request(peer.name, request, TRIAL_SECONDS)
+            answer = await self._machine.neighbours.links.request(peer.name, request, TRIAL_SECONDS)
             return self._measured(peer.name, dict(answer["back"]), dict(answer["there"]), answer)
         finally:
             self.close()

@@ -229,6 +229,10 @@ class HomeAddress:
         return self.public_key or self.address
 
 
+HomeHandler = Callable[[HomeAddress, Message], Awaitable[Message]]
+"""Answers a message of a home that this machine is linked to."""
+
+
 @final
 class HomeLink:
     """The link to `home`.
@@ -252,7 +256,7 @@ class HomeLink:
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
-        self.locate: Callable[[], str] = lambda: self.home.address
+        self._locate: Callable[[], str] = lambda: self.home.address
         """Returns the address to dial, each time."""
         self.refused = ""
         self.faults: list[Fault] = []
@@ -280,9 +284,13 @@ class HomeLink:
         """Whether a message arrived a moment ago."""
         return time.monotonic() - self._heard_at < up_seconds(is_far=self._is_far)
 
+    def locate_by(self, locate: Callable[[], str]) -> None:
+        """Ask for the address of the home from now on."""
+        self._locate = locate
+
     def redial(self) -> None:
         """Connect anew, to where the home is now."""
-        self.home = replace(self.home, address=self.locate())
+        self.home = replace(self.home, address=self._locate())
         self._client.dial(self.home.address)
 
     def send(self, message: Message) -> None:

@@ -19,8 +19,9 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.loop_task import LoopLife
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
@@ -39,18 +40,8 @@ ANSWER_SECONDS: Final = 1.0
 _LOST: Final = "the home has given its slot up: it was taken for stuck, did nothing for too long, or was not heard of"
 
 
-class GuestMachine(Protocol):
-    """What a loop's daemon is, as far as its guest cares."""
-
-    def request_end(self) -> None:
-        """Leave all runs, and end."""
-
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call back from the loop of the daemon."""
-
-
 @final
-class LoopGuest:
+class LoopGuest(Service):
     """The process `pid` of a loop, at the other end of a line (`Processes`)."""
 
     def __init__(
@@ -70,15 +61,20 @@ class LoopGuest:
         self._member: Member | None = None
         self._is_first = self._is_through = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._machine: GuestMachine | None = None
+        self._machine: Machine | None = None
         self._watched: tuple[Member, OnEnd] | None = None
         self._pidfd = pidfd_open(pid)
         # This process, which it has started, is none of the user's.
         self._idle: IdleWatch[Member] = IdleWatch(lambda pid: used_in(pid, apart=(os.getpid(),)))
 
-    def attach(self, machine: GuestMachine, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve the loop from now on."""
-        self._machine, self._loop = machine, loop
+    def guest(self) -> LoopGuest:
+        """The process itself."""
+        return self
+
+    def start(self, machine: Machine) -> None:
+        """Serve the user's loop from now on."""
+        self._machine, self._loop = machine, machine.loop
+        loop = machine.loop
         loop.add_reader(self._line.fileno(), self._hear)
         loop.add_reader(self._pidfd, self._see_end)
         loop.call_soon(self._hear)  # Something may have come with the first message.

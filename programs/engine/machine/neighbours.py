@@ -14,10 +14,17 @@ from typing import Final, final
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.island_parts import IslandPart, IslandParts
-from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
-from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
+from isthmus.programs.engine.machine.links import (
+    EXPELLED,
+    LINK,
+    RESPONSE,
+    HomeAddress,
+    HomeHandler,
+    HomeLink,
+    MachineLinks,
+)
+from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Guest, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
-from isthmus.programs.engine.machine.services import HomeHandler
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.fleet import Fleet
@@ -41,7 +48,8 @@ class Neighbours:
     `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
     returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
     `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
-    this machine, and the runs that it is taken away from. `home_handler` returns what answers a message of a home that
+    this machine, and the runs that it is taken away from, `on_loop` with the name of a machine that is the daemon of a
+    loop, at each of its announcements. `home_handler` returns what answers a message of a home that
     is about no run.
     """
 
@@ -59,7 +67,9 @@ class Neighbours:
         tell: Callable[[str], None],
         on_change: Callable[[], None],
         on_expelled: Callable[[str, list[str]], None],
+        on_loop: Callable[[str], None],
         home_handler: Callable[[str], HomeHandler | None],
+        guest: Guest | None = None,
     ) -> None:
         self.links = MachineLinks(loop, send)
         self.islands: int | None = None
@@ -74,12 +84,11 @@ class Neighbours:
         self._refused: set[tuple[str, str]] = set()
         self._told: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.followed: FollowedRuns | None = None
-        """Set in a daemon that ends with its runs."""
+        self.followed = FollowedRuns() if config.until_over else None
+        """Of a daemon that ends with its runs."""
         self.former = FormerRuns(FORMER_MAX)
-        self.on_loop: Callable[[str], None] = lambda name: None
-        """Called with the name of a machine that is the daemon of a loop, at each of its announcements."""
-        self.first_loop = ""
+        self._on_loop = on_loop
+        self._first_loop = ""
         """The loop that the model of a run came from: it has the first slot, before others join."""
         self._judge = ""
         """The loop that evaluates."""
@@ -97,6 +106,7 @@ class Neighbours:
             link=self.link,
             is_operator=lambda key: keys is None or key in keys.operators,
             at_home=self._called,
+            guest=guest,
         )
         self.handlers: Mapping[str, Callable[[bytes, Message], None]] = {
             LINK: self._linked,
@@ -131,10 +141,25 @@ class Neighbours:
         handler = self._home_handler(str(message["type"]))
         return await (handler or self.outposts.answer)(home, message)
 
-    def join(self, home: HomeAddress, islands: int, part: IslandPart | None = None) -> HomeLink:
-        """Offer islands to the runs of a home, from now on; or this machine's part of one island."""
+    def join(
+        self,
+        home: HomeAddress,
+        islands: int,
+        part: IslandPart | None = None,
+        *,
+        locate: Callable[[], str] | None = None,
+    ) -> HomeLink:
+        """Offer islands to the runs of a home, from now on; or this machine's part of one island. `locate` returns the
+        address of the home by now."""
         self.islands, self.own_part, self._joined = islands, part, home.identity
-        return self.link(home)
+        link = self.link(home)
+        if locate is not None:
+            link.locate_by(locate)
+        return link
+
+    def put_first(self, loop: str) -> None:
+        """Let a loop have the first slot of a run, before others join; '': let all join."""
+        self._first_loop = loop
 
     def _not_linked(self, home: HomeAddress, reason: str) -> None:
         """Tell people once why a home that has runs here cannot be reached; one that is joined tells it itself."""
@@ -235,10 +260,6 @@ class Neighbours:
             self._take_away(name, "left")
             self.links.drop(name)
 
-    def expel_quietly(self, name: str) -> None:
-        """`expel` as a callback without a result."""
-        self.expel(name)
-
     def replace(self, name: str) -> None:
         """Another machine has the name of one that is away: what that one had is over, and its messages are dropped."""
         self._take_away(name, "left")
@@ -273,7 +294,7 @@ class Neighbours:
             self._tell(f"machine {name} is linked")
         is_loop = bool(message.get("loop"))
         if is_loop:
-            self.on_loop(name)
+            self._on_loop(name)
         for run in self._runs():
             if name in run.daemon.home.fleet.others:
                 if run.name not in held:
@@ -289,7 +310,7 @@ class Neighbours:
 
         def takes_part(loop: str) -> bool:
             parts = [run for run in runs if loop in run.daemon.home.fleet.others]
-            return self.links.is_up(loop) and (loop == self.first_loop or bool(parts) or not runs)
+            return self.links.is_up(loop) and (loop == self._first_loop or bool(parts) or not runs)
 
         if self._judge != name and not takes_part(self._judge) and takes_part(name):
             self._judge = name
@@ -310,9 +331,9 @@ class Neighbours:
         """Whether a machine may join a run now: loops join runs of loops, in which the first of them comes first."""
         if run.takes_loops != is_loop:
             return False
-        if self.first_loop not in ("", name) and self.links.is_up(self.first_loop):
+        if self._first_loop not in ("", name) and self.links.is_up(self._first_loop):
             return not is_loop
-        self.first_loop = ""
+        self._first_loop = ""
         return True
 
     async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:

@@ -54,7 +54,7 @@ class NextHome(Service):
 
     messages = MappingProxyType({"resume": "resume", "restore": "restore"})
 
-    def __init__(self, machine: Machine) -> None:
+    def start(self, machine: Machine) -> None:
         self._machine, self._name, self._root = machine, machine.name, machine.root
         self._doing = f"Making {machine.name!r} the home of a run"
 
@@ -96,8 +96,8 @@ class NextHome(Service):
         here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
         requests = [LinkRequest(site, here, check) for site in failover.to_ask(name, takeover, sites)]
-        own = name, lambda: self._machine.outposts.standing(run, name)
-        views, missing = await standings(self._machine.links, requests, self._machine.keys, own)
+        own = name, lambda: self._machine.neighbours.outposts.standing(run, name)
+        views, missing = await standings(self._machine.neighbours.links, requests, self._machine.keys, own)
         failover.check_nowhere(
             run, {name: self._machine.run_names()}, self._doing
         )  # Another request may have taken it meanwhile.
@@ -109,7 +109,7 @@ class NextHome(Service):
 
     def _succeed(self, takeover: TakeoverState, message: Message, standing: _Standing) -> Message:
         """Become the home of a run, with its hosts on this machine; ConfigError on failure."""
-        run, folder, outposts = takeover.run_spec.run, takeover.folder, self._machine.outposts
+        run, folder, outposts = takeover.run_spec.run, takeover.folder, self._machine.neighbours.outposts
         term = standing.term
         former = outposts.release(run)
         moved = takeover.sites.moved(self._name, _sites(message), term)

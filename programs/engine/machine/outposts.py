@@ -17,11 +17,11 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import zmq
 
@@ -30,13 +30,12 @@ from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
-from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.loop_task import OPEN_NAME, unlike
-from isthmus.runtime.daemon.ground import HostLaunching, LocalGround
+from isthmus.runtime.daemon.ground import HostLaunching, LocalGround, Processes
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
@@ -94,6 +93,27 @@ class HeldOutpost:
         return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs, **kept}
 
 
+class Guest(Processes, Protocol):
+    """A process that has started this daemon, and is the one host that it ever has (`loop_guest`)."""
+
+    leaves: Sequence[Any]
+    """The merged leaves of its model, as `loop_task.leaf_rows` has them."""
+    evaluates: bool
+    """Whether it can evaluate."""
+
+    def life(self, folder: Path) -> HostLaunching:
+        """How lives of the run in `folder` are begun here."""
+
+    def model(self, slots: int, seed: int) -> dict[str, Any] | None:
+        """Its model, which is the first of a run with so many slots and this seed; None until it has told that."""
+
+    def refuse(self, faults: Sequence[Fault]) -> None:
+        """No run begins with its model, or none that it may be in."""
+
+    def choose(self, *, is_chosen: bool) -> None:
+        """Tell it whether it is the one that evaluates."""
+
+
 @final
 class Outposts:
     """The outposts of the daemon `name`, below `folder`.
@@ -115,6 +135,7 @@ class Outposts:
         link: Callable[[HomeAddress], HomeLink],
         is_operator: Callable[[str], bool],
         at_home: Callable[[HomeLink, str, int], bool],
+        guest: Guest | None = None,
     ) -> None:
         self._loop, self._name, self._folder, self._config = loop, name, folder, config
         self._tell, self._on_change, self._link = tell, on_change, link
@@ -124,8 +145,7 @@ class Outposts:
         self._left: set[str] = set()
         """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
-        self.guest: LoopGuest | None = None
-        """The loop that this is the daemon of, if any: it is the only host."""
+        self.guest = guest
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
             "files": self._files,

@@ -23,11 +23,11 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.client import DaemonClient
-from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
 from isthmus.programs.engine.machine.run import UNABLE, unable
+from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import check_files
@@ -46,20 +46,27 @@ HAND_OVER_SECONDS_MAX: Final = 300.0
 
 
 @final
-class OwnRun:
+class OwnRun(Service):
     """The run that the cluster file `file` describes, in the folder `run_dir` below the daemon's root.
 
     If it `goes_on`, one that is there is continued where it was cut off, set aside, stopped, or failed.
     """
 
-    def __init__(self, machine: MachineDaemon, file: Path, run_dir: Path | None, *, goes_on: bool) -> None:
-        self._machine, self._file, self._goes_on = machine, file, goes_on
-        self._folder = machine.root.folder / (run_dir or new_folder.RUNS / file.stem)
+    def __init__(self, file: Path, run_dir: Path | None, *, goes_on: bool) -> None:
+        self._file, self._run_dir, self._goes_on = file, run_dir, goes_on
         self._refused = set[str]()
         """Daemons of loops whose model was refused."""
         self._asking: asyncio.Task[None] | None = None
+        self._wanted: RunSettings | None = None
+        """The settings of a run that waits for the first loop."""
 
-    def begin(self) -> None:
+    def start(self, machine: Machine) -> None:
+        """Begin the run as soon as the daemon serves."""
+        self._machine = machine
+        self._folder = machine.root.folder / (self._run_dir or new_folder.RUNS / self._file.stem)
+        machine.later(0.0, self._begin_or_go_on)
+
+    def _begin_or_go_on(self) -> None:
         """Begin it, or go on with it; the daemon ends with status 2 if it cannot be."""
         machine, folder = self._machine, self._folder
         if str(folder) in machine.folders:  # The former daemon of this name had it.
@@ -96,7 +103,7 @@ class OwnRun:
             return
         threading.Thread(target=self._check_calls, name=f"begin {self._folder.name}", daemon=True).start()
         machine.tell(f"waits for the first loop, which brings the model of {self._folder}")
-        machine.neighbours.on_loop = lambda name: self._on_loop(name, settings)
+        self._wanted = settings
 
     def _check_calls(self) -> None:
         """In a thread: end the daemon, before the first loop comes, if the file does not say how to call it."""
@@ -132,11 +139,11 @@ class OwnRun:
 
     # -- loops that start themselves -----------------------------------------------------------------------------------
 
-    def _on_loop(self, name: str, settings: RunSettings) -> None:
-        """The daemon of a loop is linked: ask it for its model, unless another one is asked."""
+    def loop_linked(self, name: str) -> None:
+        """The daemon of a loop is linked: ask it for its model, if a run waits for one, and no other is asked."""
         instance = self._machine.neighbours.links.instance(name)
-        if self._asking is None and instance not in self._refused:
-            self._asking = self._machine.loop.create_task(self._ask(name, instance, settings))
+        if self._wanted is not None and self._asking is None and instance not in self._refused:
+            self._asking = self._machine.loop.create_task(self._ask(name, instance, self._wanted))
 
     async def _ask(self, name: str, instance: str, settings: RunSettings) -> None:
         """Ask the daemon of a loop for its model as long as it is linked, and begin the run with that."""
@@ -160,14 +167,14 @@ class OwnRun:
         write_json(path, found.answer())
         machine.tell(f"has the model of {self._folder} from {name}: {len(found.leaves)} leaves")
         task = reference.called(OPEN, {"model": str(path)})
-        machine.neighbours.first_loop = name
+        machine.neighbours.put_first(name)
         hand_over = partial(self._hand_over, seconds_max=HAND_OVER_SECONDS_MAX)
         told = await machine.loop.run_in_executor(None, hand_over, "--task", task, "--learners", "0")
         if told:
-            machine.neighbours.first_loop = ""
+            machine.neighbours.put_first("")
             self._refuse(name, instance, told)
         else:
-            machine.neighbours.on_loop = lambda name: None
+            self._wanted = None
 
     def _refuse(self, name: str, instance: str, why: str) -> None:
         """Begin no run with the model of a loop, and wait for another one."""

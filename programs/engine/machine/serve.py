@@ -15,11 +15,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 import uvloop
 import zmq
@@ -33,11 +33,11 @@ from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
-from isthmus.programs.engine.machine.own_run import OwnRun
 from isthmus.programs.engine.machine.service_manager import ServiceManager
-from isthmus.programs.engine.metrics.exporter import Exporter, MetricsAddress, on_loop
-from isthmus.programs.engine.metrics.run_status import RunStatus
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
+from isthmus.programs.engine.machine.services import Service
+from isthmus.programs.engine.metrics.exporter import MetricsAddress
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
+from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
@@ -100,14 +100,18 @@ def serve(
     if faults:
         raise ConfigError.of(faults)
 
-    def begin(machine: MachineDaemon) -> None:
-        if until_over:
-            machine.end_when_over()
-        if own is not None:
-            machine.later(0.0, OwnRun(machine, own.file, own.run_dir, goes_on=own.goes_on).begin)
+    services: list[Service] = []
+    if place is not None:
+        from isthmus.programs.engine.machine.bucket import Bucket
 
-    permitted = replace(permitted, is_far=place is not None)
-    return run(name, endpoint, permitted, begin, grace, metrics, place)
+        services.append(Bucket(place))
+    if own is not None:
+        from isthmus.programs.engine.machine.own_run import OwnRun
+
+        services.append(OwnRun(own.file, own.run_dir, goes_on=own.goes_on))
+    is_far = place is not None
+    permitted = replace(permitted, is_far=is_far, has_porter=is_far, grace=grace, until_over=until_over)
+    return run(name, endpoint, permitted, services, metrics)
 
 
 def checked_road(via: str | None, every: float | None) -> RoadPlace | None:
@@ -125,15 +129,13 @@ def run(
     name: str,
     endpoint: str,
     permitted: MachineConfig,
-    begin: Callable[[MachineDaemon], None],
-    grace: float,
+    services: Sequence[Service],
     metrics: MetricsAddress | None = None,
-    via: RoadPlace | None = None,
 ) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
-    `begin` is called at the start; `via`: as in MachineDaemon. ConfigError if name or address are taken, or for a later
-    fault (`MachineDaemon.fail`).
+    It has these services, and one that follows whom its machine admits. ConfigError if name or address are taken, or
+    for a later fault (`MachineDaemon.fail`).
     """
     doing = f"Starting the daemon {name!r}"
     check_room_for(doing, HOSTS_OF_RUN)
@@ -144,30 +146,13 @@ def run(
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
-        machine = _open(loop, name, endpoint, permitted, claim, grace, via)
-        exporter = None if metrics is None else Exporter(name, metrics, on_loop(loop, lambda: _statuses(machine)))
-        begin(machine)
+        machine = _open(loop, name, endpoint, permitted, claim, [*services, *_usual(permitted, metrics)])
     except BaseException:
         claim.close(forget=False)
         raise
     name_process(f"isthmus daemon {name}")
     _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
     threading.Thread(target=_tell_unresolved, args=(machine.endpoint,), daemon=True).start()
-    if exporter is not None:
-        _tell(f"metrics are at {exporter.url}")
-    admissions = None
-    if machine.keys is not None:
-        who = machine.neighbours
-        admissions = Admissions(
-            loop,
-            name,
-            machine.keys,
-            tell=_tell,
-            on_admitted=who.readmit,
-            on_expelled=who.expel_quietly,
-            on_replaced=who.replace,
-        )
-        machine.claims = admissions.claim
     claim.write(machine.endpoint, claim.former)
     for run in claim.former:
         machine.adopt(run)
@@ -192,11 +177,7 @@ def run(
     loop.call_soon(manager.follow, machine.later, machine.summary)
     loop.run_forever()
     manager.stop()
-    if exporter is not None:
-        exporter.close()
     machine.close()
-    if admissions is not None:
-        admissions.close()
     claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
@@ -211,39 +192,40 @@ def parts_folder(name: str) -> Path:
     return machines_folder().parent.parent / "runs" / name
 
 
-def _statuses(machine: MachineDaemon) -> list[RunStatus]:
-    """The statuses of a daemon's runs, for metrics."""
-    return [RunStatus(each["run"], each["hosts"], each.get("training", {})) for each in machine.statuses()]
+def _usual(permitted: MachineConfig, metrics: MetricsAddress | None) -> list[Service]:
+    """The services that a daemon with keys has, and one whose metrics are asked for."""
+    found: list[Service] = [] if permitted.pair is None else [Admissions()]
+    if metrics is not None:
+        from isthmus.programs.engine.machine.metrics_service import Metrics
+
+        found.append(Metrics(metrics))
+    return found
+
+
+@final
+class _Foreground:
+    """This process, which runs the daemon that has claimed a name, on a loop."""
+
+    def __init__(self, claim: NameClaim, loop: Any) -> None:
+        self._claim, self._loop = claim, loop
+
+    def tell(self, line: str) -> None:
+        _tell(line)
+
+    def changed(self, endpoint: str, runs: list[DaemonRun]) -> None:
+        self._claim.write(endpoint, runs)
+
+    def idle(self) -> None:
+        self._loop.stop()
 
 
 def _open(
-    loop: Any,
-    name: str,
-    endpoint: str,
-    permitted: MachineConfig,
-    claim: NameClaim,
-    grace: float,
-    via: RoadPlace | None,
+    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, services: Sequence[Service]
 ) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
-
-    def changed(runs: list[DaemonRun]) -> None:
-        claim.write(machine.endpoint, runs)
-
+    keys, owner = machine_keys.keyring(name, permitted), _Foreground(claim, loop)
     try:
-        machine = MachineDaemon(
-            loop,
-            name,
-            endpoint,
-            permitted,
-            machine_keys.keyring(name, permitted),
-            parts_folder(name),
-            grace=grace,
-            via=via,
-            tell=_tell,
-            on_change=changed,
-            on_idle=loop.stop,
-        )
+        return MachineDaemon(loop, name, endpoint, permitted, keys, parts_folder(name), owner, services)
     except (zmq.ZMQError, OSError) as error:
         doing = f"Listening at {endpoint}"
         if error.errno == zmq.EADDRINUSE:
@@ -251,7 +233,6 @@ def _open(
             raise ConfigError(doing, "a free port", _who(endpoint), remedy(error, do)) from None
         do = "Name an address of this machine, such as tcp://127.0.0.1:7400."
         raise ConfigError(doing, "an address and a port that can be bound", str(error), remedy(error, do)) from None
-    return machine
 
 
 def _who(endpoint: str) -> str:

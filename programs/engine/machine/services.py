@@ -2,7 +2,7 @@
 
 A daemon knows a service by its line in `SERVICES`: the messages that it answers, and who may send them. Its code is
 loaded with the first of these messages. Services that a daemon is started with, as its command asks (`serve`), are in
-no table. A service is told of its daemon once, when it is made (`Machine`), and nothing is put into either later.
+no table. A service is told of its daemon once, when it is started (`Machine`), and nothing is put into either later.
 
 No service may be named in the daemon, and none may know another one.
 """
@@ -18,45 +18,50 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, final
 
 from isthmus.programs.engine.cluster.handover import RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.links import HomeAddress, MachineLinks
+from isthmus.programs.engine.machine.links import HomeHandler
+from isthmus.programs.engine.machine.names import DaemonRun
+from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.outposts import Guest
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
 Handler = Callable[[Message], "Message | Awaitable[Message]"]
 """Answers a message; ConfigError, or one of `links.MALFORMED`, for one that cannot be fulfilled."""
-HomeHandler = Callable[[HomeAddress, Message], Awaitable[Message]]
-"""Answers a message of a home that this machine is linked to."""
-
-
-class RunPart(Protocol):
-    """What a next home asks of the parts that its machine has in other homes' runs (`outposts.Outposts`)."""
-
-    def standing(self, run: str, name: str) -> Any: ...
-    def release(self, run: str) -> Path | None: ...
-    def adopt(self, folder: Path) -> None: ...
 
 
 class Machine(Protocol):
-    """The daemon of a service."""
+    """The daemon that a service serves."""
 
     name: str
     loop: asyncio.AbstractEventLoop
     keys: Keyring | None
     config: MachineConfig
     root: RunRoot
+    neighbours: Neighbours
+    endpoint: str
+    """Where others reach it."""
 
     @property
-    def endpoint(self) -> str:
-        """Where others reach it."""
+    def fault(self) -> ConfigError | None:
+        """Why it ends, if it cannot do what it was started for."""
 
     @property
-    def links(self) -> MachineLinks:
-        """Its links to machines that have dialled it."""
+    def folders(self) -> list[str]:
+        """The folders of the runs that have their home here and are not over."""
 
-    @property
-    def outposts(self) -> RunPart:
-        """Its parts in other homes' runs."""
+    def tell(self, line: str) -> None:
+        """Tell people a line."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call on its loop, after so many seconds."""
+
+    def fail(self, fault: ConfigError) -> None:
+        """End, because it cannot do what it was started for."""
+
+    def request_end(self) -> None:
+        """Leave all runs, and end."""
 
     def caller(self) -> str | None:
         """The machine whose message is handled now, by its key; None without keys."""
@@ -64,24 +69,50 @@ class Machine(Protocol):
     def run_names(self) -> Collection[str]:
         """The names of the runs that have their home here."""
 
+    def statuses(self) -> list[dict[str, Any]]:
+        """The status of each run that has its home here, and of its part in each of others."""
+
     def permit(self, program: str, task: str, run: str) -> None:
         """ConfigError for a program, task and run that are not permitted here."""
 
     def hold_next(self, folder: Path, run_spec: Spec, sites: Sites) -> None:
         """Be the home of a run from now on that had another one; one of `run.UNABLE` if that cannot be."""
 
+    def adopt(self, run: DaemonRun) -> None:
+        """Go on with a run that was this home's."""
+
+    def know(self, folder: str, outcome: str) -> None:
+        """Know a run that was over before."""
+
 
 class Service:
-    """A service of one daemon. What it has no use for, it inherits."""
+    """A service of one daemon: made, started once with its daemon, and closed. What it has no use for, it inherits."""
 
     messages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The messages that it answers, and their handlers: names of its methods."""
     home_messages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Likewise those of homes that its machine is linked to."""
 
+    def start(self, machine: Machine) -> None:
+        """Serve this daemon from now on."""
+
     def listening(self) -> Iterable[str]:
         """The endpoints at which it listens, for a porter."""
         return ()
+
+    def claim(self, invitation: str, message: Message, away_seconds: float) -> Message | None:
+        """The answer to the holder of an invitation, whose machine was away for so long; None: it is another's."""
+        return None
+
+    def loop_linked(self, name: str) -> None:
+        """The daemon of a loop that starts itself has announced itself, once more."""
+
+    def expelled(self) -> None:
+        """A home has expelled this machine from its runs."""
+
+    def guest(self) -> Guest | None:
+        """The process of a user's loop that is the only host here, if it brings one."""
+        return None
 
     def close(self) -> None:
         """Free what it has."""
@@ -118,11 +149,20 @@ OPERATORS: Final[Mapping[str, str]] = {
 
 @final
 class Services:
-    """The services of the daemon `machine`: those that it was asked with so far."""
+    """The services of the daemon `machine`: those that it was `started` with, and those that were asked for so far."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._made: dict[str, Service] = {}
+    def __init__(self, machine: Machine, started: Iterable[Service]) -> None:
+        self._machine, self._started = machine, tuple(started)
+        self._asked: dict[str, Service] = {}
+
+    def guest(self) -> Guest | None:
+        """The guest of the daemon, if it has one."""
+        return next((guest for each in self._started if (guest := each.guest()) is not None), None)
+
+    def start(self) -> None:
+        """Start those that the daemon was started with."""
+        for each in self._started:
+            each.start(self._machine)
 
     def handler(self, kind: str) -> Handler | None:
         """What answers a message; None where no service does."""
@@ -142,18 +182,34 @@ class Services:
         found: HomeHandler = getattr(service, service.home_messages[kind])
         return found
 
+    def claim(self, invitation: str, message: Message, away_seconds: float) -> Message | None:
+        """The answer to the holder of an invitation; None where no service has one."""
+        answers = (each.claim(invitation, message, away_seconds) for each in self._started)
+        return next((answer for answer in answers if answer is not None), None)
+
+    def loop_linked(self, name: str) -> None:
+        """Tell all of a loop's daemon."""
+        for each in self._started:
+            each.loop_linked(name)
+
+    def expelled(self) -> None:
+        """Tell all that a home has expelled this machine."""
+        for each in self._started:
+            each.expelled()
+
     def listening(self) -> Iterator[str]:
         """The endpoints at which services listen here."""
-        for each in self._made.values():
+        for each in (*self._started, *self._asked.values()):
             yield from each.listening()
 
     def close(self) -> None:
         """Close all."""
-        for each in self._made.values():
+        for each in (*self._asked.values(), *reversed(self._started)):
             each.close()
 
     def _service(self, line: ServiceLine) -> Service:
-        if line.made_by not in self._made:
+        if line.made_by not in self._asked:
             module, _, name = line.made_by.partition(":")
-            self._made[line.made_by] = getattr(import_module(module), name)(self._machine)
-        return self._made[line.made_by]
+            service = self._asked[line.made_by] = getattr(import_module(module), name)()
+            service.start(self._machine)
+        return self._asked[line.made_by]

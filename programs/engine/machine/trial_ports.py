@@ -37,9 +37,11 @@ class TrialPorts(Service):
 
     messages = MappingProxyType({OPEN: "open", DIAL: "dial"})
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine, self._name = machine, machine.name
+    def __init__(self) -> None:
         self._open: list[socket.socket] = []
+
+    def start(self, machine: Machine) -> None:
+        self._machine, self._name = machine, machine.name
 
     def open(self, message: Message) -> Message:
         """Open a port at the daemon's address for OPEN_SECONDS; the answer has it, and this machine's time.

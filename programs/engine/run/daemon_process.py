@@ -30,9 +30,9 @@ from typing import Final
 import uvloop
 
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, LockError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead, ServerAhead
 from isthmus.programs.engine.run.logs import DAEMON_LOG, opened_log
 from isthmus.programs.engine.run.preparing import ORDER_BYTES_MAX, Order

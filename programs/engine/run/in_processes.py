@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.results.run_files import OVER, SUMMARY, over_of, summary_of
 from isthmus.programs.engine.run.going_on import going_on
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, interrupts
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.preparing import DaemonAhead, in_child
 from isthmus.programs.engine.run.watch_loop import (
     SECOND_SECONDS,

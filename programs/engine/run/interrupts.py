@@ -29,22 +29,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import ENDING, signal_name
-
-GRACE_SECONDS: Final = 20.0
-"""The time from a notice to leave until all processes have ended."""
-GRACE_SECONDS_MIN: Final = 2.0
-"""Two beats for an answer, and the time to write the last files of a small run."""
-
-
-def checked_grace(value: float) -> float:
-    """The grace that a user asks for; ConfigError for one that is too short for an answer."""
-    if not GRACE_SECONDS_MIN <= value < float("inf"):
-        do = "A learner answers within some steps and a merge; what does not fit is as after a kill."
-        raise ConfigError("Reading --grace", f"{GRACE_SECONDS_MIN:g} seconds or more", f"{value:g}", do)
-    return value
-
 
 SAME_NOTICE_SECONDS: Final = 1.0
 """Between two notices that are one: a terminal that goes sends SIGHUP twice, by the kernel and by its shell."""

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, final
 
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.results.words import counted
 from isthmus.programs.engine.run.going_on import going_on
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
+from isthmus.programs.engine.run.interrupts import Interrupts, leave_output
 from isthmus.runtime.errors import InterruptedRunError, RunError, UnfinishedScriptsError
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -251,14 +252,13 @@ class Followed:
         self.ring = ring_of(MachineConfig((), ALPHA, {BETA.public: "beta"}))
         self.said: list[str] = []
         self.told: list[tuple[str, str]] = []
-        self.admissions = Admissions(
-            self.loop,
-            "alpha",
-            self.ring,
-            tell=self.said.append,
-            on_admitted=lambda name: self.told.append(("admitted", name)),
-            on_expelled=lambda name: self.told.append(("expelled", name)),
+        self.admissions = Admissions()
+        who = SimpleNamespace(
+            readmit=lambda name: self.told.append(("admitted", name)),
+            expel=lambda name: self.told.append(("expelled", name)),
         )
+        machine = SimpleNamespace(name="alpha", loop=self.loop, keys=self.ring, tell=self.said.append, neighbours=who)
+        self.admissions.start(cast(Any, machine))
 
     def until(self, holds: Callable[[], bool]) -> None:
         run_until(self.loop, holds)

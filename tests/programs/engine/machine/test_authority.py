@@ -28,6 +28,7 @@ from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
+from tests.programs.engine.machine.owner import Owner
 from tests.programs.engine.results import whole_files
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
@@ -74,10 +75,7 @@ class Alpha:
             config,
             self.keys,
             folder / "state",
-            grace=20.0,
-            tell=self.lines.append,
-            on_change=lambda runs: None,
-            on_idle=lambda: None,
+            Owner(self.lines),
         )
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

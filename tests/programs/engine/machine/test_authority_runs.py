@@ -462,6 +462,7 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
         tell=lines.append,
         on_change=lambda: None,
         on_expelled=lambda home, runs: None,
+        on_loop=lambda name: None,
         home_handler=lambda kind: None,
     )
     neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
@@ -489,6 +490,7 @@ def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp
         tell=lambda line: None,
         on_change=lambda: None,
         on_expelled=lambda home, runs: told.append((home, runs)),
+        on_loop=lambda name: None,
         home_handler=lambda kind: None,
     )
     held, link = {"run"}, FakeLink(HomeAddress("alpha", "tcp://127.0.0.1:1"))

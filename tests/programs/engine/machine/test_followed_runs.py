@@ -17,6 +17,7 @@ from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.followed_runs import FOLLOWED_MAX, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.links import HomeAddress
 from tests.loops import run_until
+from tests.programs.engine.machine.owner import Owner
 
 
 def followed(**outcomes: str) -> FollowedRuns:
@@ -75,26 +76,23 @@ def test_a_home_tells_of_former_runs_those_that_follow_or_took_part() -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MachineDaemon]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MachineDaemon]]:
     """Starts daemons on one loop, which ends when one of them does."""
     monkeypatch.setattr(daemon, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(links, "LINK_SECONDS", 0.01)
     loop, started = uvloop.new_event_loop(), list[MachineDaemon]()
 
-    def begin(name: str) -> MachineDaemon:
-        here, lines = tmp_path / name, list[str]()
+    def begin(name: str, *, until_over: bool = False) -> MachineDaemon:
+        here = tmp_path / name
         here.mkdir()
         made = MachineDaemon(
             loop,
             name,
             "tcp://127.0.0.1:*",
-            MachineConfig(runs=here),
+            MachineConfig(runs=here, until_over=until_over),
             None,
             here,
-            grace=20.0,
-            tell=lines.append,
-            on_change=lambda runs: None,
-            on_idle=lambda: lines.append("idle"),
+            Owner(),
         )
         started.append(made)
         return made
@@ -114,12 +112,11 @@ def going_on(name: str) -> Any:
 
 @pytest.mark.parametrize(("outcome", "has_failed"), [("done", False), ("stopped", False), ("failed", True)])
 def test_a_machine_ends_with_the_runs_of_its_home(
-    start: Callable[[str], MachineDaemon], outcome: str, has_failed: bool
+    start: Callable[..., MachineDaemon], outcome: str, has_failed: bool
 ) -> None:
-    alpha, beta = start("alpha"), start("beta")
+    alpha, beta = start("alpha"), start("beta", until_over=True)
     ended: list[bool] = []
-    beta._on_idle = lambda: ended.append(beta.has_failed)
-    beta.end_when_over()
+    beta._owner.idle = lambda: ended.append(beta.has_failed)  # type: ignore[method-assign]
     followed = beta.neighbours.followed
     assert followed is not None
     link = beta.neighbours.join(HomeAddress("", alpha.endpoint), 1)
@@ -140,7 +137,7 @@ def test_a_machine_ends_with_the_runs_of_its_home(
 
 @pytest.mark.parametrize("is_set_aside", [True, False])
 def test_hosts_elsewhere_of_a_run_that_is_set_aside_are_not_told_that_it_is_over(
-    start: Callable[[str], MachineDaemon], monkeypatch: pytest.MonkeyPatch, is_set_aside: bool
+    start: Callable[..., MachineDaemon], monkeypatch: pytest.MonkeyPatch, is_set_aside: bool
 ) -> None:
     """They report while its daemon leaves, and work on for the next one."""
     alpha, run, sent = start("alpha"), going_on("run"), list[Any]()
@@ -156,7 +153,7 @@ def test_hosts_elsewhere_of_a_run_that_is_set_aside_are_not_told_that_it_is_over
     assert sent == ([] if is_set_aside else ["run"])
 
 
-def test_a_machine_that_has_left_announces_itself_no_more(start: Callable[[str], MachineDaemon]) -> None:
+def test_a_machine_that_has_left_announces_itself_no_more(start: Callable[..., MachineDaemon]) -> None:
     """Its home would take it for one that is back, and its name would not be free."""
     alpha, beta = start("alpha"), start("beta")
     link = beta.neighbours.join(HomeAddress("", alpha.endpoint), 1)
@@ -170,12 +167,11 @@ def test_a_machine_that_has_left_announces_itself_no_more(start: Callable[[str],
     assert not sent
 
 
-def test_a_home_ends_with_its_own_runs_and_any_other_daemon_stays(start: Callable[[str], MachineDaemon]) -> None:
-    alpha, beta = start("alpha"), start("beta")
+def test_a_home_ends_with_its_own_runs_and_any_other_daemon_stays(start: Callable[..., MachineDaemon]) -> None:
+    alpha, beta = start("alpha", until_over=True), start("beta")
     ended: list[str] = []
     for each in (alpha, beta):
-        each._on_idle = lambda name=each.name: ended.append(name)  # type: ignore[misc]
-    alpha.end_when_over()
+        each._owner.idle = lambda name=each.name: ended.append(name)  # type: ignore[method-assign,misc]
     for each in (alpha, beta):
         each.neighbours.note(each.name, {"run": "done"})
     run_until(alpha.loop, lambda: bool(ended))

@@ -39,6 +39,7 @@ from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
+from tests.programs.engine.machine.owner import Owner
 
 ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (KeyPair.draw() for _ in range(6))
 NOW = 1_800_000_000.0
@@ -342,9 +343,9 @@ def test_what_join_refuses_starts_and_leaves_nothing(
 def test_a_machine_that_was_not_admitted_leaves_no_key_that_it_made(
     place: Path, monkeypatch: pytest.MonkeyPatch, is_admitted: bool
 ) -> None:
-    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float, metrics: Any) -> int:
+    def end(name: str, endpoint: str, permitted: MachineConfig, services: Any, metrics: Any) -> int:
         assert admissions.keyring(name, permitted) is not None
-        begin.__self__.is_admitted = is_admitted
+        services[-1].is_admitted = is_admitted
         raise ConfigError("Joining", "an invitation", "one that is used", "Have one made.")
 
     monkeypatch.setattr(serve, "run", end)
@@ -363,9 +364,9 @@ def test_an_invitation_in_the_environment_counts_where_no_home_is_named_and_no_c
 ) -> None:
     seen: list[tuple[str, Any, bool]] = []
 
-    def run(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float, metrics: Any) -> int:
-        joining = begin.__self__
-        seen.append((name, joining._located(None), INVITE in os.environ))
+    def run(name: str, endpoint: str, permitted: MachineConfig, services: Any, metrics: Any) -> int:
+        joining = services[-1]
+        seen.append((name, joining._located(), INVITE in os.environ))
         return 0
 
     monkeypatch.setattr(serve, "run", run)
@@ -415,6 +416,7 @@ class Home:
         self.loop = uvloop.new_event_loop()
         ring = admissions.keyring("alpha", MachineConfig((), ALPHA))
         assert ring is not None
+        self.admissions = Admissions()
         self.daemon = MachineDaemon(
             self.loop,
             "alpha",
@@ -422,28 +424,17 @@ class Home:
             MachineConfig((), ALPHA, runs=folder),
             ring,
             folder,
-            grace=20.0,
-            tell=self.lines.append,
-            on_change=lambda runs: None,
-            on_idle=lambda: None,
+            Owner(self.lines),
+            [self.admissions],
         )
-        who, self.replaced = self.daemon.neighbours, list[str]()
-        self.admissions = Admissions(
-            self.loop,
-            "alpha",
-            ring,
-            tell=self.lines.append,
-            on_admitted=who.readmit,
-            on_expelled=who.expel_quietly,
-            on_replaced=self.replace,
-        )
-        self.daemon.claims = self.admissions.claim
+        self.replaced = list[str]()
+        self._replace, self.daemon.neighbours.replace = self.daemon.neighbours.replace, self.replace  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
     def replace(self, name: str) -> None:
         self.replaced.append(name)
-        self.daemon.neighbours.replace(name)
+        self._replace(name)
 
     def do(self, call: Callable[[], Any]) -> Any:
         """What a call gives on the loop of the daemon."""
@@ -573,10 +564,7 @@ def test_a_machine_that_is_called_by_a_home_that_does_not_admit_it_tells_so(home
         MachineConfig((), GAMMA),
         Keyring(GAMMA, {ALPHA.public: "alpha"}, "gamma"),
         tmp_path / "gamma",
-        grace=20.0,
-        tell=lines.append,
-        on_change=lambda runs: None,
-        on_idle=lambda: None,
+        Owner(lines),
     )
     gamma.neighbours.link(HomeAddress("alpha", home.daemon.endpoint, ALPHA.public))
     run_until(loop, lambda: bool(lines))
@@ -600,14 +588,11 @@ def test_a_home_that_has_come_up_elsewhere_is_the_same_home(
         MachineConfig((), BETA),
         Keyring(BETA, {}, "beta"),
         tmp_path / "beta",
-        grace=20.0,
-        tell=lambda line: None,
-        on_change=lambda runs: None,
-        on_idle=lambda: None,
+        Owner(),
     )
     former = HomeAddress("alpha", NOWHERE, ALPHA.public)
     link = beta.neighbours.join(former, 1)
-    link.locate = lambda: home.daemon.endpoint
+    link.locate_by(lambda: home.daemon.endpoint)
     link._silent_beats = REDIAL_BEATS - 1
     run_until(loop, lambda: link.is_up)
     assert link.home.address == home.daemon.endpoint

@@ -18,6 +18,7 @@ from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 from tests.programs.engine.machine.daemon_place import fake_daemon
+from tests.programs.engine.machine.owner import Owner
 
 ALPHA, BETA, OWN = (KeyPair.draw() for _ in range(3))
 NOWHERE = "tcp://127.0.0.1:9"
@@ -30,20 +31,17 @@ class Joined:
         self.lines: list[str] = []
         name, home, _, invitation, _ = joining._checked(request)
         keys = Keyring(BETA, {}, name) if home.public_key else None
+        self.joining = joining._Joining(request, name, home, invitation, BETA.public if keys else "")
         self.machine = MachineDaemon(
             loop,
             name,
             "tcp://127.0.0.1:*",
-            MachineConfig((), BETA if keys else None),
+            MachineConfig((), BETA if keys else None, until_over=request.until_over),
             keys,
             folder / name,
-            grace=20.0,
-            tell=self.lines.append,
-            on_change=lambda runs: None,
-            on_idle=lambda: None,
+            Owner(self.lines),
+            [self.joining],
         )
-        self.joining = joining._Joining(request, name, home, invitation, BETA.public if keys else "")
-        self.joining.begin(self.machine)
 
     @property
     def fault(self) -> Fault | None:

@@ -24,6 +24,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.patience import PATIENCE
+from tests.programs.engine.machine.owner import Owner
 
 PAIRS = {name: KeyPair.draw() for name in ("alpha", "beta", "gamma", "owner")}
 
@@ -41,9 +42,7 @@ class Running:
             MachineConfig(pair=PAIRS[name], runs=folder / name),
             keys,
             folder / f"state-{name}",
-            tell=lambda line: None,
-            on_change=lambda runs: None,
-            on_idle=lambda: None,
+            Owner(),
         )
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

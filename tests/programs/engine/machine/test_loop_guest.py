@@ -20,7 +20,8 @@ FIRST, SECOND = (Member(Replica("learner", 3), number) for number in (1, 2))
 class Machine:
     """What a guest knows of its daemon: whether it was asked to end, and what for later."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
         self.has_ended = False
         self.delays: list[float] = []
 
@@ -52,8 +53,9 @@ class Visit:
 
     def __init__(self) -> None:
         self.loops, its = Line.pair()
-        self.guest, self.machine, self.loop = LoopGuest(os.getpid(), Line(its)), Machine(), Loop()
-        self.guest.attach(self.machine, self.loop)  # type: ignore[arg-type]
+        self.guest, self.loop = LoopGuest(os.getpid(), Line(its)), Loop()
+        self.machine = Machine(self.loop)
+        self.guest.start(self.machine)  # type: ignore[arg-type]
         self.ends: list[tuple[Member, Exited]] = []
 
     def say(self, **fields: Any) -> None:

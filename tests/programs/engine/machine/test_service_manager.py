@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.engine.machine.service_manager import BEAT_SECONDS, ServiceManager
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.daemon_place import MachineDaemon, Place
