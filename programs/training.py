@@ -229,7 +229,7 @@ def start_on_machine(
     daemon: DaemonClient, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
 ) -> RunOutcome:
     """Hand a run over to a machine's daemon, and view it; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.engine.machine.client import hand_over, watch_on_machine
+    from isthmus.programs.engine.machine.handing_over import hand_over, watch_on_machine
     from isthmus.programs.engine.run.interrupts import interrupts
 
     with interrupts() as interrupted:

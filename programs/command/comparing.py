@@ -18,7 +18,7 @@ from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.private_daemon import check_room_for
+from isthmus.programs.engine.run.room_for_hosts import check_room_for
 from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan

@@ -20,7 +20,7 @@ from isthmus.programs.engine.machine.invitations import InvitationFile
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.private_daemon import check_loopback
+from isthmus.programs.engine.run.room_for_hosts import check_loopback
 from isthmus.programs.study.doctor import others, this_machine
 from isthmus.programs.study.doctor.checks import (
     FAILS,

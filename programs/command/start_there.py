@@ -19,7 +19,7 @@ from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
 from isthmus.programs.engine.cluster.placing import elastic_sizes, placed
-from isthmus.programs.engine.machine import client as machine_client
+from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
@@ -36,7 +36,7 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     """Let the machines of a cluster train."""
     is_detached, quiet = starting.is_detached, starting.quiet
     daemon = DaemonClient.of(cluster)
-    folder = machine_client.folder_there(daemon, daemon.find()["root"], options.run_dir)
+    folder = handing_over.folder_there(daemon, daemon.find()["root"], options.run_dir)
 
     def work() -> dict[str, Any]:
 
@@ -50,7 +50,7 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     handed = Handover.read(prepared["handover"])
     announce(prepared["chosen"], [Fault(*warning) for warning in prepared["warnings"]], quiet=quiet)
     if is_detached:
-        submitted = machine_client.hand_over_detached(daemon, handed)
+        submitted = handing_over.hand_over_detached(daemon, handed)
         typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
         return
     start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
@@ -62,7 +62,7 @@ def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_di
         do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
         raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
     daemon = DaemonClient.next_of(cluster, home)
-    answer = machine_client.resume_there(daemon, cluster, run, run_dir)
+    answer = handing_over.resume_there(daemon, cluster, run, run_dir)
     lines = [
         f"{daemon.name} is the home of {answer['name']}, in term {answer['term']}; its folder there is {answer['run']}"
     ]

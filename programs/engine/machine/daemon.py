@@ -52,7 +52,6 @@ from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.run_end import error_of
-from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.snapshots import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
@@ -236,6 +235,8 @@ class MachineDaemon:
             return
         if not (folder / spec.SPEC).exists():
             return
+        from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still  # Few daemons adopt runs.
+
         try:
             sites, are_here = Sites.load(folder), has_hosts(folder)
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))

@@ -38,7 +38,7 @@ from isthmus.programs.engine.machine.services import Service
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
-from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for
+from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
 from isthmus.runtime.system.addresses import host_and_port, is_name

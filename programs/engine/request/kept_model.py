@@ -13,7 +13,6 @@ from typing import Final
 from isthmus.programs import FOLDER, FOLDER_TASK
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.slot_tasks import references_of
-from isthmus.programs.model_folders import folders
 from isthmus.runtime.system.files import read_bytes
 
 KEPT: Final = "model"
@@ -26,6 +25,8 @@ def keep(run: Path, task: str) -> None:
     home = references_of(task)[0]
     if reference.without_keywords(home) != FOLDER_TASK:
         return
+    from isthmus.programs.model_folders import folders
+
     source = Path((reference.parse(home, f"Reading the task {home}").keywords or {})[FOLDER])
     beside = folders.beside(source)
     files = {folders.CONFIG: read_bytes(source / folders.CONFIG)} | beside.files
@@ -37,5 +38,7 @@ def keep(run: Path, task: str) -> None:
 
 def folder_kept(run: Path, folder: str) -> Path:
     """Where the small files of the model folder of a run are: in its run folder; else where the folder was."""
+    from isthmus.programs.model_folders import folders
+
     kept = run / KEPT
     return kept if (kept / folders.CONFIG).is_file() else Path(folder)

@@ -106,7 +106,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     from isthmus.programs.engine.request.graph_view import as_json
     from isthmus.programs.engine.request.kept_model import keep
     from isthmus.programs.engine.request.weights import weights_of
-    from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for
+    from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 
     fragments = fragments_in(request.graph)
     weights = None if begins_from is None else weights_of(begins_from, fragments)

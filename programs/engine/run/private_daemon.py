@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -24,19 +23,17 @@ from isthmus.programs.engine.run.preparing import DaemonAhead
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.daemon.ledger import FILE as LEDGER
 from isthmus.runtime.daemon.ledger import living
-from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
+from isthmus.runtime.errors import INTERRUPTED_STATUS, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.system.processes import check_descriptors, kill_if, signal_name, started_at
-from isthmus.runtime.system.refusals import is_own, remedy
+from isthmus.runtime.system.processes import kill_if, signal_name, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
-from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
+from isthmus.runtime.wire.daemon_notes import note_of, remove_dead_socket
 
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
-LOOPBACK_SECONDS_MAX: Final = 2.0
 PAUSE_SECONDS: Final = 0.05
 _DAEMON: Final = Replica("daemon", 0)
 _HOST_LOG: Final = re.compile(r".+-\d+\.log")
@@ -243,37 +240,6 @@ class PrivateDaemon:
             )
         log = self._folder / "logs" / DAEMON_LOG
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
-
-
-DESCRIPTORS_BASE: Final = 48
-"""Of a host: it has 40 beside those of its connections, and some more while it opens its bodies."""
-DESCRIPTORS_A_HOST: Final = 4
-"""Of a host that hears all others, as the evaluator and the recorder do, for each: control and data, both ways."""
-
-
-def check_room_for(doing: str, hosts: int) -> None:
-    """ConfigError unless each of so many hosts may have as many files open as it has connections."""
-    check_descriptors(doing, DESCRIPTORS_BASE + DESCRIPTORS_A_HOST * hosts)
-
-
-def check_loopback(doing: str) -> None:
-    """ConfigError unless processes of this machine reach each other: hosts at 127.0.0.1, a daemon at its socket."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS_MAX).close()
-    except OSError as error:
-        if is_own(error):
-            raise
-        do = "Bring it up (ip link set lo up), or train in one process: --transport inproc."
-        expected = "a loopback interface, over which the processes of a run talk"
-        raise ConfigError(
-            doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", remedy(error, do)
-        ) from None
-    try:
-        forget(private_endpoint())
-    except OSError as error:
-        expected, do = "room for the daemon's socket in the temporary folder", "Set TMPDIR to another folder."
-        raise ConfigError(doing, expected, str(error), remedy(error, do)) from None
 
 
 def refusal_of(folder: Path) -> str:

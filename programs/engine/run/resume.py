@@ -38,7 +38,8 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.results.run_files import check_files, over_of, summary_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.private_daemon import check_loopback, check_room_for, kill_all
+from isthmus.programs.engine.run.private_daemon import kill_all
+from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot

@@ -16,8 +16,9 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.in_processes import Submitted, submitted
-from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
+from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.engine.run.resume import locked
+from isthmus.programs.engine.run.room_for_hosts import check_loopback
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
 from isthmus.runtime.system.files import read_text, write_json

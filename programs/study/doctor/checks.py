@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.programs.engine.results.words import seconds, size
-from isthmus.programs.engine.run.private_daemon import DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
+from isthmus.programs.engine.run.room_for_hosts import DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
 
 State: TypeAlias = Literal["ok", "note", "fails"]
 OK: Final = "ok"

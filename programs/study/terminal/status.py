@@ -73,10 +73,10 @@ def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient
         actual = f"RUN {run} and --cluster {cluster}"
         raise ConfigError("Reading the command line", "RUN or --cluster", actual, "Leave one of them out.")
     from isthmus.programs.engine.cluster.cluster_file import read
-    from isthmus.programs.engine.machine import client as machine_client
+    from isthmus.programs.engine.machine import handing_over
 
-    home = machine_client.DaemonClient.of(read(cluster))
-    folder = machine_client.newest_run(home)
+    home = handing_over.DaemonClient.of(read(cluster))
+    folder = handing_over.newest_run(home)
     return (folder_of(folder), None) if _is_here(folder) else (folder, home)
 
 

@@ -23,7 +23,7 @@ from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.run.private_daemon import check_loopback
+from isthmus.programs.engine.run.room_for_hosts import check_loopback
 from isthmus.runtime.errors import ConfigError
 
 SOURCE = """
