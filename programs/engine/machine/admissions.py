@@ -32,7 +32,7 @@ from typing import Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.names import living, machines_folder
+from isthmus.programs.engine.machine.names import admitted_path, living, machines_folder
 from isthmus.programs.engine.machine.services import Machine, Service
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
@@ -198,7 +198,7 @@ class Claimed:
 
 def path_of(machine: str) -> Path:
     """The file of the machine whose daemon has this name."""
-    return machines_folder() / f"{machine}.admitted"
+    return admitted_path(machine)
 
 
 def read(machine: str) -> Register:

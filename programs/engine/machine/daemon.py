@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
@@ -33,7 +33,6 @@ from isthmus.programs.engine.machine.links import (
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
 from isthmus.programs.engine.machine.outposts import NOTE
-from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
     LEASE_TICKS_MAX,
@@ -61,6 +60,9 @@ from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.machine.porter import Porter
 
 LOGGED_MAX: Final = 256
 OPERATORS: Final = {
@@ -170,10 +172,12 @@ class MachineDaemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims_refused: set[tuple[str, str]] = set()
         self._porter: Porter | None = None
-        if is_porter_needed(listen, config.ports) or config.has_porter:
+        if spec.is_porter_needed(listen, config.ports) or config.has_porter:
+            from isthmus.programs.engine.machine.porter import Porter
+
             self._porter = Porter(loop, listen, keys, listening=self._listening, tell=self.tell)
         config = self.config = replace(config, has_porter=self._porter is not None)
-        inner = listen if self._porter is None else Porter.INNER
+        inner = listen if self._porter is None else self._porter.INNER
         self._server = ControlServer(
             loop,
             inner,

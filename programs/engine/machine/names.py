@@ -48,6 +48,11 @@ def machines_folder() -> Path:
     return (_without_home() if home is None else home) / _MACHINES
 
 
+def admitted_path(machine: str) -> Path:
+    """The list of those that the machine whose daemon has this name admits (`admissions`)."""
+    return machines_folder() / f"{machine}.admitted"
+
+
 def _without_home() -> Path:
     """The folder for the state of a user without a home; ConfigError if it is another user's."""
     folder = Path(tempfile.gettempdir()) / f"isthmus-state-{os.getuid()}"

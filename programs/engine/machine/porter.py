@@ -1,6 +1,6 @@
 """The porter of a daemon: the process beside it that accepts connections at its port (`runtime.wire.porter_process`).
 
-It decides whether a daemon has one, starts it, starts it again when it has died, and tells it at which endpoints the
+It starts it, starts it again when it has died, and tells it at which endpoints the
 hosts of this machine listen. The daemon holds the listening socket, so that no connection is refused in between; it
 never waits for its porter.
 """
@@ -13,20 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
-from isthmus.programs.engine.request.spec import is_one_port
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.children import Child, KeptChild
-from isthmus.runtime.wire.security_keys import Keyring, check_open, is_loopback
+from isthmus.runtime.wire.security_keys import Keyring, check_open
 
 BACKLOG: Final = 512
 """Connections that wait while a porter starts again, a tenth of a second."""
 PEERS_MAX: Final = 4096
 _PROCESS: Final = "isthmus.runtime.wire.porter_process"
-
-
-def is_porter_needed(listen: str, ports: str) -> bool:
-    """Whether the daemon at `listen` has a porter: on loopback everything can be dialled, unless hosts are inside."""
-    return not is_loopback(listen) or is_one_port(ports)
 
 
 @final

@@ -27,12 +27,10 @@ import zmq
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.cluster_file import HOSTS_OF_RUN
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine import bucket_road
-from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
+from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, admitted_path, machines_folder
 from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.machine.services import Service
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
@@ -45,6 +43,7 @@ from isthmus.runtime.system.addresses import host_and_port, is_name
 from isthmus.runtime.system.processes import name_process
 from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.security_keys import Keyring
 
 LINE_LENGTH_MAX: Final = 2000
 
@@ -194,12 +193,25 @@ def parts_folder(name: str) -> Path:
 
 def _usual(permitted: MachineConfig, metrics: MetricsAddress | None) -> list[Service]:
     """The services that a daemon with keys has, and one whose metrics are asked for."""
-    found: list[Service] = [] if permitted.pair is None else [Admissions()]
+    found: list[Service] = []
+    if permitted.pair is not None:
+        from isthmus.programs.engine.machine.admissions import Admissions
+
+        found.append(Admissions())
     if metrics is not None:
         from isthmus.programs.engine.machine.metrics_service import Metrics
 
         found.append(Metrics(metrics))
     return found
+
+
+def _keyring(name: str, permitted: MachineConfig) -> Keyring | None:
+    """The keys of the daemon, None without; its machine has no list of those that it admits if it never had any."""
+    if permitted.pair is None and not admitted_path(name).exists():
+        return None
+    from isthmus.programs.engine.machine import admissions
+
+    return admissions.keyring(name, permitted)
 
 
 @final
@@ -223,7 +235,7 @@ def _open(
     loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, services: Sequence[Service]
 ) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
-    keys, owner = machine_keys.keyring(name, permitted), _Foreground(claim, loop)
+    keys, owner = _keyring(name, permitted), _Foreground(claim, loop)
     try:
         return MachineDaemon(loop, name, endpoint, permitted, keys, parts_folder(name), owner, services)
     except (zmq.ZMQError, OSError) as error:

@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
+from isthmus.runtime.wire.security_keys import is_loopback
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
@@ -54,6 +55,11 @@ def is_one_port(ports: str) -> bool:
     """Whether a range `A-B` has one port, which is the daemon's: hosts listen inside, for its porter alone."""
     first, _, last = ports.partition("-")
     return bool(ports) and first == last
+
+
+def is_porter_needed(listen: str, ports: str) -> bool:
+    """Whether a daemon at `listen` has a porter: on loopback everything can be dialled, unless hosts are inside."""
+    return not is_loopback(listen) or is_one_port(ports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,9 @@ def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient
         raise ConfigError("Reading the command line", "RUN or --cluster", actual, "Leave one of them out.")
     from isthmus.programs.engine.cluster.cluster_file import read
     from isthmus.programs.engine.machine import handing_over
+    from isthmus.programs.engine.machine.client import DaemonClient
 
-    home = handing_over.DaemonClient.of(read(cluster))
+    home = DaemonClient.of(read(cluster))
     folder = handing_over.newest_run(home)
     return (folder_of(folder), None) if _is_here(folder) else (folder, home)
 

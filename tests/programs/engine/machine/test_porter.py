@@ -18,8 +18,8 @@ import uvloop
 
 from isthmus.programs.engine.cluster.cluster_file import check_room, checked_ports
 from isthmus.programs.engine.machine import porter as porter_module
-from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
-from isthmus.programs.engine.request.spec import Here, is_one_port
+from isthmus.programs.engine.machine.porter import Porter
+from isthmus.programs.engine.request.spec import Here, is_one_port, is_porter_needed
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_client import ask

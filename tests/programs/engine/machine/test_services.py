@@ -1,0 +1,113 @@
+"""The services of a machine's daemon: the table says what they answer, and a daemon loads those that it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, cast
+
+import pytest
+
+from isthmus.programs.engine.machine import services
+from isthmus.programs.engine.machine.services import SERVICES, Service, ServiceLine, Services
+
+OPTIONAL = (
+    "admissions", "bucket", "failover", "handing_over", "invitations", "joining", "link_trials", "loop_guest",
+    "metrics_service", "next_home", "own_run", "porter", "trial_ports",
+)  # fmt: skip
+NOT_OF_DAEMONS = (
+    "isthmus.programs.engine.request.request", "isthmus.programs.folder_task", "isthmus.programs.language_model",
+    "isthmus.programs.model_folders", "isthmus.runtime.wire.channel", "jax", "torch",
+)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_daemon_loads_no_service_that_it_was_not_asked_for() -> None:
+    look = "import sys, isthmus.programs.engine.machine.serve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "isthmus.programs.engine.machine.daemon" in loaded
+    unwanted = {f"isthmus.programs.engine.machine.{name}" for name in OPTIONAL} | set(NOT_OF_DAEMONS)
+    assert not unwanted & loaded
+
+
+@pytest.mark.parametrize("line", SERVICES, ids=lambda line: line.made_by.rpartition(":")[2])
+def test_a_line_of_the_table_is_what_the_service_answers(line: ServiceLine) -> None:
+    module, _, name = line.made_by.partition(":")
+    kind = getattr(import_module(module), name)
+    assert issubclass(kind, Service)
+    assert set(kind.messages) == set(line.messages)
+    assert set(kind.home_messages) == set(line.home_messages)
+    for method in {*kind.messages.values(), *kind.home_messages.values()}:
+        assert callable(getattr(kind, method))
+
+
+class Echo(Service):
+    """Answers, and notes what it is told."""
+
+    def __init__(self, answer: dict[str, Any] | None = None) -> None:
+        self.answer = answer
+        self.told: list[Any] = []
+
+    def start(self, machine: Any) -> None:
+        self.told.append(machine)
+
+    def claim(self, invitation: str, message: Any, away_seconds: float) -> Any:
+        return self.answer
+
+    def loop_linked(self, name: str) -> None:
+        self.told.append(name)
+
+    def expelled(self) -> None:
+        self.told.append("expelled")
+
+    def listening(self) -> list[str]:
+        return [f"tcp://{len(self.told)}"]
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+
+def test_all_are_told_and_the_first_that_knows_a_claim_answers() -> None:
+    silent, knowing = Echo(), Echo({"type": "admitted"})
+    of_daemon = Services(cast(Any, "machine"), [silent, knowing, Echo({"type": "other"})])
+    of_daemon.start()
+    of_daemon.loop_linked("a loop")
+    assert of_daemon.claim("key", {}, 0.0) == {"type": "admitted"}
+    assert Services(cast(Any, "machine"), [silent]).claim("key", {}, 0.0) is None
+    assert list(of_daemon.listening()) == ["tcp://2"] * 3
+    of_daemon.expelled()
+    of_daemon.close()
+    assert silent.told == knowing.told == ["machine", "a loop", "expelled", "closed"]
+    assert of_daemon.guest() is None
+
+
+def test_a_service_is_made_once_with_its_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Service] = []
+
+    class Counted(Service):
+        messages = MappingProxyType({"ask": "asked"})
+        home_messages = MappingProxyType({"tell": "told"})
+
+        def __init__(self) -> None:
+            made.append(self)
+
+        def asked(self, message: Any) -> Any:
+            return {"asked": message}
+
+        async def told(self, home: Any, message: Any) -> Any:
+            return message
+
+    monkeypatch.setattr(services, "SERVICES", (ServiceLine(f"{__name__}:Counted", {"ask": ""}, ("tell",)),))
+    monkeypatch.setattr(sys.modules[__name__], "Counted", Counted, raising=False)
+    of_daemon = Services(cast(Any, "machine"), ())
+    assert of_daemon.handler("other") is None
+    assert of_daemon.home_handler("ask") is None
+    assert not made
+    handler = of_daemon.handler("ask")
+    assert handler is not None
+    assert handler({"n": 1}) == {"asked": {"n": 1}}
+    assert of_daemon.home_handler("tell") is not None
+    assert len(made) == 1
