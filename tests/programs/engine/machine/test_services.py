@@ -1,4 +1,4 @@
-"""The services of a machine's daemon: the table says what they answer, and a daemon loads those that it is asked for."""
+"""The services of a machine's daemon: the table says what they answer, and they are loaded when they are asked."""
 
 from __future__ import annotations
 
