@@ -24,7 +24,8 @@ from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.syncer.merge import Anchor, Merge
+from isthmus.ops.syncer.answer_rules import usual_rules
+from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
@@ -120,14 +121,6 @@ def free_running(
         Literal["count", "refuse"],
         Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
     ] = "count",
-    anchor: Annotated[
-        Anchor,
-        Setting(
-            "What an outer gradient is relative to: the version that its learner adopted, or the syncer's newest, as "
-            "published.",
-            resumes=True,
-        ),
-    ] = "adopted",
     steps_by_speed: Annotated[
         bool,
         Setting(
@@ -138,18 +131,6 @@ def free_running(
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
-    alpha: Annotated[
-        float,
-        Setting(
-            "Always 0: an update replaces the learner's fragment.",
-            ge=0,
-            le=0,
-            expected="0: every update replaces the learner's fragment",
-            remedy="Leave it out: what survived would be merged later, and booked as overwritten. streaming-diloco "
-            "mixes.",
-            resumes=True,
-        ),
-    ] = 0.0,
     carry: Annotated[
         bool,
         Setting(
@@ -206,7 +187,6 @@ def free_running(
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
-            alpha=alpha,
             carries=carry,
             push=push,
             tells_links=AUTO in (push, update, interval, overlap),
@@ -246,12 +226,9 @@ def free_running(
             parts,
             step_tokens=step_tokens_of(job),
             method=merge,
-            bounded=bounded,
             lr=lr,
             momentum=momentum,
-            share_max=weight_share_max,
-            opposed=opposed,
-            anchor=anchor,
+            rules=usual_rules(bounded=bounded, opposed=opposed, share_max=weight_share_max),
         ),
         fires=votes,
     )
@@ -263,8 +240,6 @@ def free_running(
     )
 
     rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
-    if anchor == "syncer":
-        graph.edge(outer["state"], merging["published"], Latest("fragment"))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)

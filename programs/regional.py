@@ -28,9 +28,11 @@ from isthmus.ops.exchange.token_accounts import AtMost
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.syncer.answer_rules import InfluenceCap, usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.region_answers import RegionAnswers, RegionShares
 from isthmus.ops.syncer.regional_step import RegionalStep
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Setting, checked
@@ -179,7 +181,9 @@ def build(
     )
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
-    merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge, "bounded": bounded}
+    merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
+    of_learners = usual_rules(bounded=bounded)
+    of_regions = *(rule for rule in of_learners if not isinstance(rule, InfluenceCap)), RegionShares(regions)
     sizes = [part.size for part in parts]
     paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
     paces["sizes"] = sizes
@@ -200,7 +204,11 @@ def build(
         fires=AnyOf("progress", "merged", "control", "begun", "first", "totals"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    region_merge = region.node("region-merge", partial(Merge, parts, lr=lr, momentum=momentum, **merges), fires=votes)
+    region_merge = region.node(
+        "region-merge",
+        partial(Merge, parts, lr=lr, momentum=momentum, rules=of_learners, **merges),
+        fires=votes,
+    )
     regional = region.node(
         "regional-step",
         partial(
@@ -235,7 +243,15 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=regions_quorum)
     merging = syncer.node(
         "merge",
-        partial(Merge, parts, lr=global_lr, momentum=global_momentum, of_regions=regions, **merges),
+        partial(
+            Merge,
+            parts,
+            lr=global_lr,
+            momentum=global_momentum,
+            rules=of_regions,
+            answers=RegionAnswers(),
+            **merges,
+        ),
         fires=votes,
     )
     steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}

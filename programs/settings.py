@@ -26,7 +26,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, ParamSpec, Self, TypeVar, Union, cast, final, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    final,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 
@@ -199,6 +213,23 @@ class Key:
 _UNDECLARED: Final = Setting("")
 
 
+class Gone(NamedTuple):
+    """A setting of an earlier version, which files of that may still have: its one value that changes nothing, and what
+    to do about another one."""
+
+    value: Any
+    remedy: str
+
+
+GONE: Final[Mapping[tuple[str, str], Gone]] = {
+    ("program", "anchor"): Gone("adopted", "Leave it out: it gained nothing, and is gone."),
+    ("program", "alpha"): Gone(
+        0.0, "Leave it out: here an update always replaced the fragment. streaming-diloco mixes."
+    ),
+}
+"""By section and name, where a schema does not have it."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -234,7 +265,8 @@ class Schema:
                 result[name] = self._one(key, values)
         if faults:
             raise ConfigError.of(faults)
-        return result | {name: _plain(value) for name, value in values.items() if name not in result}
+        others = {name: _plain(value) for name, value in values.items() if name not in result}
+        return result | {name: value for name, value in others.items() if self.is_open or not self._is_gone(name)}
 
     def out_of_range(self, values: Mapping[str, Any], subject: str = "", remedy: str = "") -> Iterator[Fault]:
         """The faults of the values that are of another type or out of range.
@@ -251,10 +283,17 @@ class Schema:
     def _unknown(self, values: Mapping[str, Any]) -> Iterator[Fault]:
         if self.is_open:
             return
-        for name in values:
-            if name not in self.keys:
-                what = f"a key of section [{self.section}]"
-                yield Fault(f"Reading {self.section}.{name}", what, repr(name), nearest(name, self.keys))
+        for name, value in values.items():
+            subject, gone = f"Reading {self.section}.{name}", GONE.get((self.section, name))
+            if name in self.keys or (gone is not None and _plain(value) == gone.value):
+                continue
+            if gone is None:
+                yield Fault(subject, f"a key of section [{self.section}]", repr(name), nearest(name, self.keys))
+            else:
+                yield Fault(subject, f"none, or {gone.value!r}", repr(_plain(value)), gone.remedy)
+
+    def _is_gone(self, name: str) -> bool:
+        return (self.section, name) in GONE and name not in self.keys
 
     def _one(self, key: Key, values: Mapping[str, Any]) -> Any:
         subject, expected = f"Reading {self.section}.{key.name}", describe(key.type)

@@ -1,35 +1,29 @@
 """The merge node: one firing per closed round, from answers to one outer gradient.
 
 Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
-finite, whose norms do not match their values, that are out of proportion, or that would take the model beyond float32;
-it shortens those that are merely long, takes them from its own present fragment where that is their anchor, weighs the
-rest by tokens * (tokens / steps), merges in slot order, and books the result. The quorum decided which answers came
-into the round; outer-step applies the merged gradient.
+finite, whose norms do not match their values, or that would take the model beyond float32;
+by its `rules` it refuses and shortens others, and divides the merge among the rest, by tokens * (tokens / steps) where
+no rule says otherwise; it merges in slot order, and books the result. The quorum decided which answers came into the
+round; outer-step applies the merged gradient. What a rule says of answers is in `answer_rules`, and nothing of it here.
 
 What needs no other answer is done when an answer arrives: its values are checked, and summed with those that are there,
 as if it were to be merged as it is. After the last answer its own sweep is left. All else is decided when the round
-closes, from all answers: where one of the summed is then refused, shortened, capped, moved to another anchor or not in
-the round, the merge begins anew, and is the same bit for bit.
+closes, from all answers: where one of the summed is then refused, changed, capped or not in the round, the merge begins
+anew, and is the same bit for bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.ops.data.batches import by_slot, of_slot, position_of
-from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.merge_rules import Float64, Method
 from isthmus.ops.exchange.messages import (
     MERGES_KEPT,
@@ -39,17 +33,16 @@ from isthmus.ops.exchange.messages import (
     Merging,
     ReachedPositions,
     Round,
-    ShardState,
     Update,
     Vector,
-    Version,
     is_withdrawn,
-    passed_on,
 )
-from isthmus.ops.exchange.token_accounts import STALE_INTERVALS, AtMost, FragmentAccount, StepTokens, weight
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
+from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
+from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
+from isthmus.ops.syncer.answer_rules import AnswerRule, JudgePlace, Tally, usual_rules
+from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -58,15 +51,8 @@ if TYPE_CHECKING:
     from isthmus.ops.kernels.coding import Values
 
 
-BOUND: Final = 10.0
-"""A gradient of more than so many times the usual length is shortened to that: a fault of one learner is to cost its
-own work, not the model of all. Lengths of honest learners, and from round to round, differ by far smaller factors."""
-REFUSED: Final = 1000.0
-"""Beyond so many times the usual length it is refused."""
-PAST: Final = 32
-"""The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
-PAST_MIN: Final = 4
-"""The number of past lengths that is needed for a comparison where there are no peers."""
+LEARNERS: Final = LearnerAnswers()
+USUAL: Final = usual_rules()
 TINY: Final = 1e-30
 """A norm this small is lost in float32."""
 NOT_FINITE: Final = "the outer step would not be finite"
@@ -86,48 +72,6 @@ def are_own(claimed: Float32, actual: NDArray[np.float64], form: str = "float32"
     entry, norms = FORMATS[form], claimed.astype(np.float64)
     is_within = (entry.length_least * actual - TINY <= norms) & (norms <= entry.length_most * actual + TINY)
     return bool((is_within & (norms >= 0)).all())
-
-
-def length(norms: Float32) -> float:
-    """The Euclidean length of a gradient whose units have these norms."""
-    return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
-
-
-class NormHistory:
-    """The lengths of the merged answers of one fragment; `past` are those that a life before has merged."""
-
-    def __init__(self, past: Sequence[float] = ()) -> None:
-        self._past: deque[float] = deque(past, maxlen=PAST)
-
-    @property
-    def past(self) -> list[float]:
-        """The lengths of the answers merged last, the oldest first."""
-        return list(self._past)
-
-    def usual(self, lengths: Sequence[float], own: int) -> float | None:
-        """The usual length, for comparison with the answer number `own` of those with these `lengths`.
-
-        It is the larger of the medians of the others and of the past; None where there is too little to compare with.
-        """
-        others = [each for at, each in enumerate(lengths) if at != own and each > 0]
-        medians = [median(others)] if others else []
-        if len(self._past) >= PAST_MIN:
-            medians.append(median(self._past))
-        return max(medians, default=None)
-
-    def shares(self, lengths: Sequence[float]) -> list[float]:
-        """The factor for each answer: 1, less where it is too long, 0 where it is refused."""
-        return [self._share(each, self.usual(lengths, at)) for at, each in enumerate(lengths)]
-
-    def merged(self, lengths: Sequence[float]) -> None:
-        """Store the lengths of merged answers."""
-        self._past.extend(each for each in lengths if each > 0)
-
-    @staticmethod
-    def _share(own: float, usual: float | None) -> float:
-        if not usual or own <= BOUND * usual:
-            return 1.0
-        return 0.0 if own > REFUSED * usual else BOUND * usual / own
 
 
 class Extent:
@@ -158,34 +102,6 @@ class Extent:
         ahead = gradient + self._momentum * velocity
         theta = self._theta + self._lr * ahead
         return (theta, velocity) if max(velocity, ahead, theta) <= VALUE_MAX else None
-
-
-Anchor: TypeAlias = Literal["adopted", "syncer"]
-"""What an outer gradient is relative to: the version that the learner adopted, or the shard's newest one."""
-BASES_KEPT: Final = STALE_INTERVALS + 1
-"""Published versions of a fragment that are kept: the newest, and one for each interval that an answer may be old."""
-
-
-class PublishedVersions:
-    """The values of the last BASES_KEPT published versions of one fragment."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[int, int], Float32] = {}
-
-    def add(self, version: Version, values: Float32) -> None:
-        """Keep a version, the newest, or one that is published again; the oldest goes."""
-        self._values[version[0], version[1]] = values
-        for oldest in sorted(self._values)[:-BASES_KEPT]:
-            del self._values[oldest]
-
-    def has(self, version: Version) -> bool:
-        """Whether the values of a version are kept."""
-        return (version[0], version[1]) in self._values
-
-    def distance(self, base: Version) -> Float32 | None:
-        """The newest version minus a kept one, float32[n]; None where that is the newest."""
-        newest = max(self._values)
-        return None if (base[0], base[1]) == newest else self._values[newest] - self._values[base[0], base[1]]
 
 
 EARLY_SIZE_MIN: Final = 2**20
@@ -250,27 +166,20 @@ class Merge:
     """A round and its answers in, Gradient out.
 
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
-    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`:
-    the answers are those of so many regions, for learners; in a region, fragments may begin as `begun` says, without an
-    answer; one that no learner has any more begins again from the `copy` of a host that holds it. `share_max` is the
-    largest share of a merge of who has none of its own (`exchange.influence`); `opposed`: what becomes of one that
-    pulls against all others, merge after merge (`kernels.bounds`).
-
-    With the `anchor` 'syncer' (arXiv 2604.21428) an outer gradient is relative to this shard's newest version, B_v -
-    theta: to an answer on an older base b, which is B_b - theta, the distance B_v - B_b is added, before the merge. The
-    versions come from outer-step (`published`). Answers on an older base than BASES_KEPT has are refused as stale.
+    by slot where they differ. `rules` say which answers count, and how much, in this order (`answer_rules`); `answers`
+    whose they are. Fragments may begin as `begun` says, without an answer; one that no learner has any more begins
+    again from the `copy` of a host that holds it.
     """
 
     outputs = ("gradient", "reached")
-    collects = ("answer", "begun", "copy", "published")
+    collects = ("answer", "begun", "copy")
 
     @staticmethod
     def schemas(
-        fragments: Sequence[Fragment], *, step_tokens: StepTokens, of_regions: int = 0, **_: Any
+        fragments: Sequence[Fragment], *, step_tokens: StepTokens, answers: AnswerKind = LEARNERS, **_: Any
     ) -> dict[str, Any]:
-        """The form of the answers of learners, or of regions."""
-        form = schemas.region_answer if of_regions else schemas.answer
-        return {"answer": form(fragments, step_tokens), "copy": Update}
+        """The form of the answers."""
+        return {"answer": answers.form(fragments, step_tokens), "copy": Update}
 
     def __init__(
         self,
@@ -280,30 +189,20 @@ class Merge:
         lr: float,
         momentum: float,
         step_tokens: StepTokens = 1,
-        bounded: bool = True,
-        of_regions: int = 0,
-        share_max: float = 1.0,
-        opposed: Literal["tell", "refuse"] = "tell",
-        anchor: Anchor = "adopted",
+        rules: Sequence[AnswerRule] = USUAL,
+        answers: AnswerKind = LEARNERS,
     ) -> None:
-        self._fragments = fragments
-        self._published: dict[int, PublishedVersions] | None = {} if anchor == "syncer" else None
-        """By fragment, where the anchor is the shard's own version."""
-        self._of_regions = of_regions
-        self._method, self._is_bounding = method, bounded
-        self._share_max, self._refuses_opposed = share_max, opposed == "refuse"
+        self._fragments, self._rules, self._kind = fragments, tuple(rules), answers
+        self._method = method
         self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
         self._accounts: dict[int, FragmentAccount] = {}
-        self._norm_histories: dict[int, NormHistory] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
         self._extents: dict[int, Extent] = {}
         self._copies: dict[int, Update] = {}
         """The newest copy of each fragment that has not begun."""
-        self._dissent = DissentCounter()
-        # Of regions, whose shares follow from the answers of all, nothing is summed early.
-        is_early = not of_regions and any(map(self._is_large, range(len(fragments))))
+        is_early = all(rule.sums_early for rule in rules) and any(map(self._is_large, range(len(fragments))))
         self.take_early = self._take_early if is_early else None
         self._epoch = self._shard = self._merges = self._votes = 0
 
@@ -317,6 +216,8 @@ class Merge:
         self._context = context
         self._merging: ModuleType = averaging
         self._coding: ModuleType = coding
+        place = JudgePlace(context, self._fragments, coding)
+        self._judges = [rule.begin(place) for rule in self._rules]
         self._early = EarlyAnswers(lambda p: averaging.EarlySum(self._fragments[p], self._method))
 
     def __call__(
@@ -325,7 +226,6 @@ class Merge:
         answer: Mapping[Any, Answer],
         decision: Mapping[str, Any] | None = None,
         begun: Mapping[Any, Begun] | None = None,
-        published: Mapping[Any, ShardState] | None = None,
         copy: Mapping[Any, Update] | None = None,
     ) -> dict[str, Gradient | ReachedPositions]:
         """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
@@ -335,8 +235,6 @@ class Merge:
         examined, early = self._early.pop(round["fragment"])
         for item in (begun or {}).values():
             self._begin_as(item, round["interval"])
-        for state in (published or {}).values():  # Before the answers: one may be on the version before.
-            self._keep(state)
         for held in (copy or {}).values():
             self._take_copy(held)
         merging_record = self._record(round, decision or {})
@@ -351,11 +249,13 @@ class Merge:
                 accepted.append(vote)
             else:
                 merging_record["refused"].append([vote["slot"], refusal])
-        # Shortened first: an answer that is too long may stay within float32 once it is shortened.
-        bounded = self._bounded(round, accepted, merging_record)
-        # Then moved: bounds compare what learners trained, and what leaves float32 is the sum.
-        bounded = [self._from_newest(vote) for vote in bounded]
-        merged = self._merge(round, self._held(round, bounded, merging_record), merging_record, early)
+        account = self._accounts.get(round["fragment"])
+        tally = Tally(round, merging_record, accepted, (0, 0) if account is None else account.newest)
+        for judge in self._judges:
+            judge.judge(tally)
+        # Last: an answer that is too long may stay within float32 once it is shortened.
+        tally.refuse(NOT_FINITE, lambda vote: bool(work_of(vote)[1]) and not self._is_held(vote))
+        merged = self._merge(tally, early)
         return self._emitted({**merged, "lives": lives})
 
     def _is_large(self, fragment: int) -> bool:
@@ -383,70 +283,14 @@ class Merge:
         reached = ReachedPositions(fragment=p, clock=clock, positions=gradient["positions"], states=states)
         return {"reached": reached, "gradient": gradient}
 
-    def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:
-        """The answers without those that are out of proportion, and with those that are too long shortened."""
-        if not self._is_bounding:
-            return accepted
-        norms = self._norm_histories.setdefault(round["fragment"], NormHistory())
-        shares = norms.shares([length(vote["norms"]) for vote in accepted])
-        bounded: list[Answer] = []
-        for vote, share in zip(accepted, shares, strict=True):
-            if share == 0.0:  # It is below 1, too, but not to be shortened to nothing.
-                record["refused"].append([vote["slot"], "out of proportion"])
-                continue
-            if share < 1.0:
-                record["shortened"].append([vote["slot"], share])
-                shortened = self._coding.item_fields("gradient", self._coding.scaled(self._values(vote), share))
-                vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
-            bounded.append(vote)
-        return bounded
-
-    def _keep(self, state: ShardState) -> None:
-        """Keep a published version, where answers may be on it."""
-        if self._published is not None:
-            versions = self._published.setdefault(state["fragment"], PublishedVersions())
-            versions.add(state["version"], cast(Float32, state["values"]))
-
-    def _from_newest(self, vote: Answer) -> Answer:
-        """An answer as an outer gradient from the newest version, where that is the anchor; float32 if it moves.
-
-        Coded units have the lengths that their learner measured, before the distance is added.
-        """
-        if self._published is None or vote["base"] is None:
-            return vote
-        distance = self._published[vote["fragment"]].distance(vote["base"])
-        if distance is None:
-            return vote
-        fragment, values = self._fragments[vote["fragment"]], self._values(vote)
-        moved = self._decoded(values, vote["norms"], fragment) + distance
-        norms = self._merging.unit_norms(moved, fragment).astype(np.float32)
-        plain: Answer = passed_on(Answer, {**vote, "format": "float32"}, gradient=moved, norms=norms)
-        return plain
-
-    def _decoded(self, values: Values, norms: Float32, fragment: Fragment) -> Float32:
-        """The values themselves, float32[n]; those of codes, with these norms by unit."""
-        if not isinstance(values, self._coding.Coded):
-            return cast(Float32, values)
-        lengths = self._merging.unit_norms(values, fragment)
-        ratios = np.divide(norms, lengths, out=np.ones_like(lengths), where=lengths > 0).astype(np.float32)
-        decoded: Float32 = self._coding.add(np.zeros(fragment.size, np.float32), values, fragment)
-        lengthened: Float32 = np.multiply(decoded, np.repeat(ratios, np.diff(fragment.offsets)), dtype=np.float32)
-        return lengthened
-
     def _values(self, vote: Answer) -> Values:
         """The values of an answer, in the form that kernels take."""
         values: Values = self._coding.as_sent(vote, "gradient")
         return values
 
-    def _held(self, round: Round, bounded: list[Answer], record: Merging) -> list[Answer]:
-        """The answers after which the model is still finite."""
-        held = []
-        for vote in bounded:
-            if work_of(vote)[1] and not self._extents[round["fragment"]].holds(vote["norms"]):
-                record["refused"].append([vote["slot"], NOT_FINITE])
-            else:
-                held.append(vote)
-        return held
+    def _is_held(self, vote: Answer) -> bool:
+        """Whether the model is still finite after an answer."""
+        return self._extents[vote["fragment"]].holds(vote["norms"])
 
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, unchanged: of the one learner that was asked, or the newest that learners still hold."""
@@ -472,7 +316,8 @@ class Merge:
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
         histories = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
-        self._norm_histories[p] = NormHistory(max(histories, key=len, default=()))
+        for judge in self._judges:
+            judge.begun(p, max(histories, key=len, default=()))
         merged = self._merging.Merged(newest.values, np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
 
@@ -524,86 +369,46 @@ class Merge:
         newest = believed(list(claims), digests)
         return None if newest is None else claims[newest]
 
-    def _merge(self, round: Round, accepted: list[Answer], record: Merging, early: EarlySum) -> Gradient:
-        account = self._accounts.get(round["fragment"])
-        if account is not None:
-            # Before `publish`: only answers on what is the newest version now are compared.
-            newest = [vote for vote in accepted if tuple(vote["base"] or ()) == account.newest]
-            record["opposed"] = self._opposed(newest)
-        if self._refuses_opposed:
-            accepted = self._agreeing(accepted, record)
+    def _merge(self, tally: Tally, early: EarlySum) -> Gradient:
+        """Merge the answers that count, and book their work."""
+        round, record, accepted = tally.round, tally.record, tally.answers
         weights = [weight(*work_of(vote)) for vote in accepted]
         if not any(weights):
             return self._gradient(round, record, None)
-        assert account is not None  # Or all would have been refused.
-        if self._of_regions:
-            # Not said: it is so in every merge.
-            shares, whole, _ = capped(weights, [str(vote["slot"]) for vote in accepted], self._parts(round, accepted))
-            weights = shares
-        else:
-            owners = [self._owner(vote["slot"]) for vote in accepted]
-            shares, whole, reduced = capped(weights, [name for name, _ in owners], dict(owners))
-            record["capped"] = [list(each) for each in reduced]
-            weights = shares if reduced else weights  # Else as they are known when an answer arrives.
+        account = self._accounts[round["fragment"]]  # Or all would have been refused.
+        tally.shares = weights
+        for judge in self._judges:
+            judge.share(tally)
+        if not tally.is_divided:
+            tally.shares = [each / sum(weights) for each in weights]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
-            weights,
+            tally.shares if tally.is_weighed else weights,  # Else as they are known when an answer arrives.
             [vote["norms"] for vote in accepted],
             self._fragments[round["fragment"]],
             self._method,
             slots=[vote["slot"] for vote in accepted],
             early=early,
         )
-        if whole < 1.0:
-            merged = replace(merged, scale=merged.scale * np.float32(whole))
+        if tally.whole < 1.0:
+            merged = replace(merged, scale=merged.scale * np.float32(tally.whole))
         work = [row for vote in accepted for row in rows_of(vote)]
         for slot, incarnation, begin, end, _ in work:
             account.merge(slot, incarnation, begin, end)
         for vote in accepted:
             self._reach(vote)
         account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
-        voting = [vote["norms"] for vote, share in zip(accepted, shares, strict=True) if share > 0]
-        self._extents[round["fragment"]].stepped(voting)
-        self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
-        voted = [(vote["slot"], share) for vote, share in zip(accepted, shares, strict=True) if share > 0]
+        self._extents[round["fragment"]].stepped([vote["norms"] for vote in tally.voters()])
+        for judge in self._judges:
+            judge.merged(tally)
+        voted = [(vote["slot"], share) for vote, share in zip(accepted, tally.shares, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
         if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
         return self._gradient(round, record, merged, work)
-
-    def _agreeing(self, accepted: list[Answer], record: Merging) -> list[Answer]:
-        """The answers without those of lives that pull against all others; these are refused."""
-        agreeing = []
-        for vote in accepted:
-            if self._dissent.opposes((vote["slot"], vote["incarnation"])):
-                record["refused"].append([vote["slot"], "against all others"])
-            else:
-                agreeing.append(vote)
-        return agreeing
-
-    def _parts(self, round: Round, accepted: Sequence[Answer]) -> dict[str, float]:
-        """The share of the run's tokens that each region has which answers, of those that were asked.
-
-        It is the most that a region has of a merge. On a thin link the answers of two regions come to different rounds;
-        each merged with the whole weight would have the model make both steps, where it is to make their mean.
-        """
-        tokens = dict.fromkeys([slot for slot, _ in round["members"]], 0)
-        for slot, _, trained in round["totals"]:
-            if slot % self._of_regions in tokens:
-                tokens[slot % self._of_regions] += trained
-        for vote in accepted:  # The totals may be older.
-            tokens[vote["slot"]] = max(tokens.get(vote["slot"], 0), work_of(vote)[0])
-        whole = sum(tokens.values())
-        return {str(vote["slot"]): tokens[vote["slot"]] / whole for vote in accepted}
-
-    def _owner(self, slot: int) -> tuple[str, float]:
-        """Whose share of a merge a learner's is, that of its machine's owner, or its own in a run of one machine; and
-        the most that it may be."""
-        name, most = self._context.owner_of(LEARNER, slot)
-        return name or f"{LEARNER} {slot}", most or self._share_max
 
     def _reach(self, vote: Answer) -> None:
         """Record the positions up to which the batches of learners are merged now."""
@@ -614,16 +419,6 @@ class Merge:
             return
         if vote["state"] is not None and vote["state"][0] >= self._states.get(slot, (0, None))[0]:
             self._states[slot] = vote["state"][0], vote["state"][1]
-
-    def _opposed(self, votes: Sequence[Answer]) -> list[list[int]]:
-        """The learners that pull against all others, of those that answer on the same version, and have stepped."""
-        stepped = [vote for vote in votes if vote["steps"]]
-        lives = [(vote["slot"], vote["incarnation"]) for vote in stepped]
-        if len(stepped) < LEARNERS_MIN:
-            return []
-        fragment = self._fragments[stepped[0]["fragment"]]
-        samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
-        return self._dissent.observe(samples, lives)
 
     def _judged(
         self, round: Round, answers: Sequence[Answer], examined: Mapping[int, Examined], early: EarlySum
@@ -644,17 +439,12 @@ class Merge:
             if contribution is not None:
                 contributions[vote["slot"]] = contribution
         lengths: dict[int, Float64] = {}
-        if self.take_early is not None and self._is_large(round["fragment"]) and self._count_as_they_are(answers):
+        are_as_they_are = all(judge.counts_as_it_is(vote) for judge in self._judges for vote in answers)
+        if self.take_early is not None and self._is_large(round["fragment"]) and are_as_they_are:
             lengths = early.close(contributions, [vote["slot"] for vote in last if vote["slot"] in contributions])
         for vote in last:
             refusals[vote["slot"]] = self._fault(vote, lengths.get(vote["slot"]))
         return [(vote, refusals[vote["slot"]]) for vote in answers]
-
-    def _count_as_they_are(self, answers: Sequence[Answer]) -> bool:
-        """Whether answers are merged as they are, as far as that is seen before they are."""
-        if self._published is not None and any(vote["base"] != answers[0]["base"] for vote in answers):
-            return False
-        return all(self._owner(vote["slot"])[1] >= 1.0 for vote in answers)
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
         """The reason why an answer is not merged, whatever its values are."""
@@ -665,28 +455,9 @@ class Merge:
             return "unknown base"
         account.interval = round["interval"]  # What is stale is judged by this round's interval.
         base = vote["base"][0], vote["base"][1]
-        if self._of_regions:
-            refusal = account.refusal_of_work(base, rows_of(vote))
-            checked = rows_of(vote)
-            sums = sum(end - begin for *_, begin, end, _ in checked), sum(steps for *_, steps in checked)
-            if sums != (vote["end"] - vote["begin"], vote["steps"]):
-                refusal = refusal or "inconsistent"
-        else:
-            refusal = account.refusal(
-                vote["slot"],
-                vote["incarnation"],
-                base,
-                vote["begin"],
-                vote["end"],
-                vote["steps"],
-                vote["end"] - vote["begin"],
-                vote.get("former", ()),
-            )
-            checked = [[vote["slot"], *former] for former in vote.get("former", ())]
+        refusal, checked = self._kind.checked(account, base, vote)
         if not all(self._are_tokens_of(slot, steps, end - begin) for slot, _, begin, end, steps in checked):
             refusal = refusal or "inconsistent"
-        if self._published is not None and not self._published[round["fragment"]].has(vote["base"]):
-            refusal = refusal or "stale"
         return refusal
 
     def _are_tokens_of(self, slot: int, steps: int, tokens: int) -> bool:
@@ -735,7 +506,7 @@ class Merge:
             totals=round["totals"],
             lives=[],
             work=work or [],
-            lengths=self._norm_histories[p].past if p in self._norm_histories else [],
+            lengths=[each for judge in self._judges for each in judge.kept(p)],
             merging=record,
         )
 
@@ -769,21 +540,3 @@ class Merge:
         if "asked" in round:
             record["asked"] = round["asked"]
         return record
-
-
-def ranges_of(vote: Answer) -> list[list[int]]:
-    """The ranges in an answer, by life, those before its own first: [incarnation, begin, end, steps]."""
-    own = [vote["incarnation"], vote["begin"], vote["end"], vote["steps"]]
-    return [*vote.get("former", ()), *([own] if vote["steps"] else [])]
-
-
-def rows_of(vote: Answer) -> list[list[int]]:
-    """The ranges in an answer of a learner, or of a region: [slot, incarnation, begin, end, steps]."""
-    work: list[list[int]] | None = cast(Any, vote).get("work")
-    return [[vote["slot"], *row] for row in ranges_of(vote)] if work is None else work
-
-
-def work_of(vote: Answer) -> tuple[int, int]:
-    """The tokens and the steps in an answer, of all lives."""
-    rows = rows_of(vote)
-    return sum(end - begin for *_, begin, end, _ in rows), sum(steps for *_, steps in rows)

@@ -7,11 +7,7 @@ import sys
 
 import pytest
 
-from isthmus.programs.decoupled import build
-from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
-from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Reference
 from tests.patience import PATIENCE
 
 
@@ -35,9 +31,3 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba",
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_alpha_is_refused_because_the_accounts_do_not_know_it() -> None:
-    job = Job("decoupled-diloco", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2)
-    with pytest.raises(ConfigError, match=r"(?s)program\.alpha.* expected 0: .* found 0\.5.*booked as overwritten"):
-        build(job, alpha=0.5)

@@ -113,16 +113,6 @@ def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> N
 
 
 @pytest.mark.long
-def test_either_anchor_is_the_same_where_no_answer_is_late(world: Worlds) -> None:
-    with recorded() as adopted:
-        _run(world, "decoupled-diloco", **OUTER)
-    with recorded() as published:
-        _run(world, "decoupled-diloco", anchor="syncer", **OUTER)
-    assert len(adopted.updates[0]) > 2
-    assert adopted.updates == published.updates
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"push": "float32", "fragments": "tensor"}, {"push": "int4"}])
 def test_what_is_carried_over_is_merged_and_nothing_is_overwritten(world: Worlds, settings: Any) -> None:
     """At equal speeds every token comes into the model."""

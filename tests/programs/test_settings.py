@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.programs import settings
+from isthmus.programs.engine.request.request import Program
 from isthmus.programs.settings import Schema, Text, describe
 from isthmus.runtime.errors import ConfigError
 
@@ -167,3 +168,17 @@ def test_values_without_a_form_in_toml() -> None:
         settings.value(object())
     with pytest.raises(ValueError, match="one TOML value"):
         settings.parse("1\nother = 2")
+
+
+@pytest.mark.parametrize("program", ["decoupled-diloco", "dipaco"])
+def test_a_file_of_an_earlier_version_may_have_settings_that_are_gone_where_they_changed_nothing(program: str) -> None:
+    schema = Program(program).schema()
+    assert schema.read({"anchor": "adopted", "alpha": 0.0}) == schema.read({})
+    with pytest.raises(ConfigError) as caught:
+        schema.read({"anchor": "syncer", "alpha": 0.5, "nothing": 1})
+    assert [(fault.action, fault.found) for fault in caught.value.faults] == [
+        ("Reading program.anchor", "'syncer'"),
+        ("Reading program.alpha", "0.5"),
+        ("Reading program.nothing", "'nothing'"),
+    ]
+    assert Program("streaming-diloco").schema().read({"alpha": 0.25})["alpha"] == 0.25

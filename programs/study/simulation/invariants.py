@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from isthmus.ops.exchange.paths import PathParts
-from isthmus.ops.syncer.merge import ranges_of, work_of
+from isthmus.ops.syncer.answer_work import ranges_of, work_of
 from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS

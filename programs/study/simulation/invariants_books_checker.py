@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from isthmus.ops.syncer.merge import ranges_of
+from isthmus.ops.syncer.answer_work import ranges_of
 from isthmus.programs.engine.recorder.accounts import LifeTokens, books, entries
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from isthmus.ops.syncer.merge import rows_of
+from isthmus.ops.syncer.answer_work import rows_of
 from isthmus.programs.study.simulation.invariants import (
     AccountsChecker,
     AnswersChecker,

@@ -113,7 +113,7 @@ def _streaming(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
 
 
-FREE_RUNNING: Final = (("anchor", "syncer"), ("carry", True), ("steps_by_speed", True))
+FREE_RUNNING: Final = (("carry", True), ("steps_by_speed", True))
 TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update"), options=FREE_RUNNING),
     "dipaco": Trial(_dipaco, formats=("push", "update"), options=FREE_RUNNING, task=toy_task.of_paths),

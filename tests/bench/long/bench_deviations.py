@@ -1,4 +1,4 @@
-"""What the options of the outer loop change: the anchor, late answers, what is carried over, alpha, and work by speed.
+"""What the options of the outer loop change: late answers, what is carried over, alpha, and work by speed.
 
     python -m tests.bench.long.bench_deviations [TABLE ...] [--steps 240] [--seeds 3] [--nano] [--kept FILE] [--json]
 
@@ -50,16 +50,10 @@ class Table:
 CARRIED: Final[Mapping[str, Settings]] = {"overwrite": {}, "carry": {"carry": True}}
 DEVIATIONS: Final[Mapping[str, Settings]] = {
     "as it is": {},
-    "anchor syncer": {"anchor": "syncer"},
     "late refused": {"late": "refuse"},
-    "anchor syncer, late refused": {"anchor": "syncer", "late": "refuse"},
     "carry": {"carry": True},
-    "carry, anchor syncer": {"carry": True, "anchor": "syncer"},
 }
-NO_GRACE: Final[Mapping[str, Settings]] = {
-    side: {"grace": False, **DEVIATIONS[side]}
-    for side in ("as it is", "anchor syncer", "late refused", "carry", "carry, anchor syncer")
-}
+NO_GRACE: Final[Mapping[str, Settings]] = {side: {"grace": False, **settings} for side, settings in DEVIATIONS.items()}
 MEMORY: Final[Mapping[str, Settings]] = {
     f"({lr:g}, {momentum:g})": {"interval": 4, "fragments": 4, "outer_lr": lr, "outer_momentum": momentum}
     for lr, momentum in ((0.4, 0.7), (0.7, 0.3), (0.7, 0.0), (1.0, 0.0))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from isthmus.ops.syncer.answer_rules import Tally
 from isthmus.ops.syncer.merge import Merge
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.request import Program
@@ -33,16 +34,14 @@ def run(worlds: Worlds, seed: int, steps: int, push: str, share: float) -> tuple
     rng, counts = random.Random(seed), [0, 0]
 
     def losing(merge: Any) -> Any:
-        def merged(self: Merge, item: Any, accepted: list[Any], record: Any) -> Any:
-            kept = []
-            for vote in accepted:
-                is_lost = item["kind"] == "merge" and rng.random() < share
-                counts[is_lost] += 1
-                if is_lost:
-                    record["refused"].append([vote["slot"], "lost"])
-                else:
-                    kept.append(vote)
-            return merge(self, item, kept, record)
+        def merged(self: Merge, tally: Tally, early: Any) -> Any:
+            def is_lost(vote: Any) -> bool:
+                lost = tally.round["kind"] == "merge" and rng.random() < share
+                counts[lost] += 1
+                return lost
+
+            tally.refuse("lost", is_lost)
+            return merge(self, tally, early)
 
         return merged
 

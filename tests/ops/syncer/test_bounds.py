@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.recovery.hold import digest_of
-from isthmus.ops.syncer.merge import BOUND, PAST_MIN, REFUSED, Merge, NormHistory, are_own, length
+from isthmus.ops.syncer.answer_rules import BOUND, PAST_MIN, REFUSED, NormHistory, length, usual_rules
+from isthmus.ops.syncer.merge import Merge, are_own
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
@@ -107,7 +108,7 @@ def test_a_merge_shortens_what_is_too_long_and_says_so() -> None:
 
 
 def test_without_the_bound_it_counts_as_it_is() -> None:
-    merging, direction = Shard(bounded=False).fire(answer(0, 1.0), answer(1, 1.0), answer(2, 1e6))
+    merging, direction = Shard(rules=usual_rules(bounded=False)).fire(answer(0, 1.0), answer(1, 1.0), answer(2, 1e6))
     assert (merging["voters"], merging["shortened"]) == ([0, 1, 2], [])
     np.testing.assert_allclose(direction, (1.0 + 1.0 + 1e6) / 3, rtol=1e-6)
 

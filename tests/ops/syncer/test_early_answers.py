@@ -17,7 +17,9 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, coding
 from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.syncer import merge as merge_node
+from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import EARLY_SIZE_MIN, Merge
+from isthmus.ops.syncer.region_answers import RegionShares
 from isthmus.runtime.ids import MachineOwner, Replica
 from tests.effort import examples
 from tests.ops.bodies import Context, pull
@@ -125,7 +127,7 @@ def test_the_merge_has_the_same_bits_whatever_came_early(
     """Rounds of two fragments in turns. Answers come in any order, come twice, come and are left out; rounds close by a
     quorum, are withdrawn; one learner's share may be limited, and one may pull against all others."""
     rng = np.random.default_rng(seed)
-    early, plain = Shard(limit, opposed="refuse"), Shard(limit, opposed="refuse")
+    early, plain = (Shard(limit, rules=usual_rules(opposed="refuse")) for _ in range(2))
     bases = [[1, 0], [1, 0]]
     number = 1
     for _ in range(3):
@@ -213,7 +215,7 @@ def test_first_versions_are_not_summed(kind: str) -> None:
 
 def test_short_fragments_and_regions_take_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
     given: Any = {"method": "rda", "lr": 0.5, "momentum": 0.5}
-    assert Merge(PARTS, of_regions=2, **given).take_early is None
+    assert Merge(PARTS, rules=(RegionShares(2),), **given).take_early is None
     monkeypatch.setattr(merge_node, "EARLY_SIZE_MIN", EARLY_SIZE_MIN)
     assert Merge(PARTS, **given).take_early is None
     large = Fragment(1, (Unit("a", 0, EARLY_SIZE_MIN, (EARLY_SIZE_MIN,)),))

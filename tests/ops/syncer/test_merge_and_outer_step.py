@@ -13,7 +13,8 @@ from isthmus.ops.exchange.messages import withdrawn
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend, norms
 from isthmus.ops.recovery.hold import digest_of
-from isthmus.ops.syncer.merge import BASES_KEPT, NOT_FINITE, Merge
+from isthmus.ops.syncer.answer_rules import usual_rules
+from isthmus.ops.syncer.merge import NOT_FINITE, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.runtime.ids import MachineOwner, Member, Replica
 from isthmus.runtime.items.schemas import compiled
@@ -61,74 +62,6 @@ class Syncer:
         votes = {(Replica("learner", vote["slot"]), self.round): vote for vote in answers}
         emitted = self.merge(round=pull(0, self.round, kind=kind), answer=votes, decision=DECISION)
         return self.outer(gradient=emitted["gradient"], **inputs)
-
-
-class AnchoredSyncer(Syncer):
-    """A syncer whose outer gradients are relative to its newest version: what outer-step publishes comes back."""
-
-    def __init__(self, **more: Any) -> None:
-        self.state: Any = None
-        super().__init__(anchor="syncer", **more)
-
-    def fire(self, *answers: Any, kind: str = "merge", **inputs: Any) -> dict[str, Any]:
-        self.round += 1
-        votes = {(Replica("learner", vote["slot"]), self.round): vote for vote in answers}
-        published = None if self.state is None else {("outer-step", 0): self.state}
-        emitted = self.merge(round=pull(0, self.round, kind=kind), answer=votes, decision=DECISION, published=published)
-        stepped = self.outer(gradient=emitted["gradient"], **inputs)
-        self.state = stepped.get("state", self.state)
-        return stepped
-
-
-@pytest.mark.parametrize("push", ["float32", "int4", "int1"])
-def test_an_older_answer_is_taken_from_the_newest_version_where_that_is_the_anchor(push: Any) -> None:
-    rng = np.random.default_rng(0)
-    first, late, fresh = (rng.normal(size=PARTS[0].size).astype(np.float32) for _ in range(3))
-    syncer = AnchoredSyncer(lr=0.5, momentum=0.0)
-    second = syncer.fire(answer(0, first))["update"]["values"]
-    distance = second.astype(np.float64) - syncer.first
-    np.testing.assert_allclose(distance, -0.5 * first, atol=1e-6)
-    votes = [answer(0, fresh, base=(1, 1), begin=80, end=160), answer(1, late)]
-    stale = late.astype(np.float64)
-    if push != "float32":
-        coded = coding.encode(late, PARTS[0], push)
-        votes[1] = {**votes[1], **coding.item_fields("gradient", coded)}
-        decoded = coding.add(np.zeros_like(late), coded, PARTS[0]).astype(np.float64)
-        for begin, end in zip(PARTS[0].offsets, PARTS[0].offsets[1:], strict=False):
-            decoded[begin:end] *= np.linalg.norm(late[begin:end]) / np.linalg.norm(decoded[begin:end])
-        stale = decoded
-    stale = stale + distance
-    merged = np.empty(PARTS[0].size)
-    for begin, end in zip(PARTS[0].offsets, PARTS[0].offsets[1:], strict=False):
-        parts = [fresh[begin:end].astype(np.float64), stale[begin:end]]
-        lengths = [np.linalg.norm(part) for part in parts]
-        summed = sum(part / length / 2 for part, length in zip(parts, lengths, strict=True))
-        merged[begin:end] = np.mean(lengths) * summed / np.linalg.norm(summed)
-    emitted = syncer.fire(*votes)
-    assert emitted["merged"]["refused"] == []
-    np.testing.assert_allclose(emitted["update"]["values"], second - 0.5 * merged, rtol=1e-5, atol=1e-5)
-    assert emitted["merged"]["merged_tokens"] == [[0, 1, 160], [1, 1, 80]]
-
-
-def test_an_answer_on_a_version_that_is_no_longer_kept_is_stale() -> None:
-    syncer = AnchoredSyncer()
-    for count in range(BASES_KEPT):
-        syncer.fire(answer(0, 0.1, base=(1, count), begin=80 * count, end=80 * count + 80))
-    emitted = syncer.fire(answer(1, 0.1), answer(2, 0.1, base=(1, 1)))
-    assert emitted["merged"]["refused"] == [[1, "stale"]]
-    assert emitted["merged"]["voters"] == [2]
-
-
-def test_answers_on_the_newest_version_are_the_same_by_either_anchor() -> None:
-    rng = np.random.default_rng(0)
-    syncers = Syncer(), AnchoredSyncer()
-    for count in range(3):
-        votes = [
-            answer(slot, rng.normal(size=PARTS[0].size), base=(1, count), begin=80 * count, end=80 * count + 80)
-            for slot in range(2)
-        ]
-        ours, theirs = (each.fire(*votes)["update"]["values"] for each in syncers)
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_an_answer_to_a_fragment_that_has_not_begun_is_refused() -> None:
@@ -377,7 +310,7 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
 
 
 def test_a_learner_has_no_more_of_a_merge_than_a_participant_may() -> None:
-    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, rules=usual_rules(share_max=0.5))
     emitted = syncer.fire(answer(0, 1.0, end=320), answer(1, -1.0), answer(2, -1.0))
     assert emitted["merged"]["weights"] == pytest.approx([0.5, 0.25, 0.25])
     assert emitted["merged"]["capped"] == [["learner 0", pytest.approx(16 / 18), 0.5]]
@@ -385,14 +318,14 @@ def test_a_learner_has_no_more_of_a_merge_than_a_participant_may() -> None:
 
 
 def test_a_lone_learner_moves_the_model_by_its_share() -> None:
-    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.25)
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, rules=usual_rules(share_max=0.25))
     emitted = syncer.fire(answer(0, 1.0))
     assert emitted["merged"]["weights"] == [0.25]
     np.testing.assert_allclose(emitted["update"]["values"], syncer.first - 0.25, rtol=1e-6)
 
 
 def test_learners_of_one_machine_are_one_participant() -> None:
-    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, rules=usual_rules(share_max=0.5))
     syncer.context.owners = {
         ("learner", 0): MachineOwner("a"),
         ("learner", 1): MachineOwner("a"),

@@ -10,8 +10,10 @@ import pytest
 from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import ANSWERS_OPEN_MAX, FragmentAccount, RegionWork
+from isthmus.ops.syncer.answer_rules import Dissent
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.ops.syncer.region_answers import RegionAnswers, RegionShares
 from isthmus.ops.syncer.regional_step import RegionalStep
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
@@ -67,7 +69,8 @@ class Syncer:
     """The global merge and outer step."""
 
     def __init__(self, lr: float = 1.0) -> None:
-        self.merge = Merge(PARTS, method="average", lr=lr, momentum=0.0, step_tokens=8, of_regions=2, bounded=False)
+        of_regions: Any = {"rules": (Dissent(), RegionShares(2)), "answers": RegionAnswers()}
+        self.merge = Merge(PARTS, method="average", lr=lr, momentum=0.0, step_tokens=8, **of_regions)
         self.outer = OuterStep(PARTS, lr=lr, momentum=0.0)
         for body in (self.merge, self.outer):
             body.open(Context("syncer"))

@@ -39,7 +39,7 @@ PLAIN: Final = 30
 """Seeds of `isthmus simulate world`: all kinds of faults happen in them."""
 OTHERS: Final = 8
 """Seeds of deaths, of gangs, and of each other program."""
-PROGRAMS: Final = ("streaming-diloco", "diloco", "elastic-data-parallel", "data-parallel")
+PROGRAMS: Final = ("regional-diloco", "dipaco", "streaming-diloco", "diloco", "elastic-data-parallel", "data-parallel")
 
 
 def runs() -> Iterator[tuple[str, Callable[[], Outcome]]]:

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.kernels.bounds import MERGES_MIN
-from isthmus.ops.syncer.merge import NormHistory
+from isthmus.ops.syncer.answer_rules import NormHistory
 from isthmus.programs.study.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim.checkers import Checker

@@ -1,0 +1,292 @@
+"""The rules of a merge: which of the answers to a round count, shortened or not, and how much of it each has.
+
+A merge has a list of rules, in an order that matters and is in the fingerprint of its run. A rule is data, which the
+graph carries; it *begins* a judge for each shard, which remembers what it needs. What every merge needs, whatever its
+rules are, is in `merge`: that work is booked once, that values are those of the norms, that the model stays finite.
+
+Nothing of one answer alone is decided here that may be decided when it arrives, and no rule knows another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, final
+
+import numpy as np
+
+from isthmus.ops.exchange.adaptive import LEARNER
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.influence import capped
+from isthmus.ops.exchange.messages import Answer, Merging, Round
+from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
+from isthmus.ops.kernels.buffers import Float32
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+BOUND: Final = 10.0
+"""A gradient of more than so many times the usual length is shortened to that: a fault of one learner is to cost its
+own work, not the model of all. Lengths of honest learners, and from round to round, differ by far smaller factors."""
+REFUSED: Final = 1000.0
+"""Beyond so many times the usual length it is refused."""
+PAST: Final = 32
+"""The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
+PAST_MIN: Final = 4
+"""The number of past lengths that is needed for a comparison where there are no peers."""
+
+
+def length(norms: Float32) -> float:
+    """The Euclidean length of a gradient whose units have these norms."""
+    return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
+
+
+@final
+@dataclass(slots=True)
+class Tally:
+    """The `answers` to a round that count so far, whose fragment has this `newest` version.
+
+    `shares`, once all that count are known, are those of the merge, by answer: their weights, until a rule divides the
+    merge. The sum of what it gives is `whole`; the rest counts as a gradient of zero. `is_weighed`: whether these are
+    other shares than those that the weights give.
+    """
+
+    round: Round
+    record: Merging
+    answers: list[Answer]
+    newest: tuple[int, int]
+    shares: list[float] = field(default_factory=list)
+    whole: float = 1.0
+    is_weighed: bool = False
+    is_divided: bool = False
+
+    def refuse(self, reason: str, is_refused: Callable[[Answer], bool]) -> None:
+        """Leave the answers out of which that holds, and record the reason."""
+        refused = [vote for vote in self.answers if is_refused(vote)]
+        self.record["refused"] += [[vote["slot"], reason] for vote in refused]
+        self.answers = [vote for vote in self.answers if not any(vote is each for each in refused)]
+
+    def divide(self, shares: list[float], whole: float, *, is_weighed: bool) -> None:
+        """Give each answer its share."""
+        assert len(shares) == len(self.answers)
+        self.shares, self.whole = shares, whole
+        self.is_weighed |= is_weighed
+        self.is_divided = True
+
+    def voters(self) -> list[Answer]:
+        """The answers that have a share."""
+        return [vote for vote, share in zip(self.answers, self.shares, strict=True) if share > 0]
+
+
+class JudgePlace(NamedTuple):
+    """Where a judge is: the context of its node, the fragments of the model, and the kernels of coded values."""
+
+    context: Any
+    fragments: Sequence[Fragment]
+    coding: ModuleType
+
+
+class AnswerJudge:
+    """The judge of one rule, in one life of a shard. What its rule has no use for, it inherits."""
+
+    def begun(self, fragment: int, past: Sequence[float]) -> None:
+        """A fragment begins with what the judges of a life before have `kept` of it."""
+
+    def counts_as_it_is(self, vote: Answer) -> bool:
+        """Whether an answer will be merged as it is, as far as that is seen before the round closes."""
+        return True
+
+    def judge(self, tally: Tally) -> None:
+        """Refuse answers, or change them."""
+
+    def share(self, tally: Tally) -> None:
+        """Divide the merge (`Tally.divide`)."""
+
+    def merged(self, tally: Tally) -> None:
+        """The answers have been merged so."""
+
+    def kept(self, fragment: int) -> list[float]:
+        """What a life of this shard to come begins with."""
+        return []
+
+
+class AnswerRule(Protocol):
+    """A rule, as data: frozen, with fields that have one meaning in every process."""
+
+    sums_early: ClassVar[bool]
+    """Whether answers may be summed before all are there."""
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge of it."""
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+class NormHistory:
+    """The lengths of the merged answers of one fragment; `past` are those that a life before has merged."""
+
+    def __init__(self, past: Sequence[float] = ()) -> None:
+        self._past: deque[float] = deque(past, maxlen=PAST)
+
+    @property
+    def past(self) -> list[float]:
+        """The lengths of the answers merged last, the oldest first."""
+        return list(self._past)
+
+    def usual(self, lengths: Sequence[float], own: int) -> float | None:
+        """The usual length, for comparison with the answer number `own` of those with these `lengths`.
+
+        It is the larger of the medians of the others and of the past; None where there is too little to compare with.
+        """
+        others = [each for at, each in enumerate(lengths) if at != own and each > 0]
+        medians = [median(others)] if others else []
+        if len(self._past) >= PAST_MIN:
+            medians.append(median(self._past))
+        return max(medians, default=None)
+
+    def shares(self, lengths: Sequence[float]) -> list[float]:
+        """The factor for each answer: 1, less where it is too long, 0 where it is refused."""
+        return [self._share(each, self.usual(lengths, at)) for at, each in enumerate(lengths)]
+
+    def merged(self, lengths: Sequence[float]) -> None:
+        """Store the lengths of merged answers."""
+        self._past.extend(each for each in lengths if each > 0)
+
+    @staticmethod
+    def _share(own: float, usual: float | None) -> float:
+        if not usual or own <= BOUND * usual:
+            return 1.0
+        return 0.0 if own > REFUSED * usual else BOUND * usual / own
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LengthBounds:
+    """One learner's answer counts only in proportion to others': too long a one is shortened, or refused."""
+
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge with a memory of lengths."""
+        return _Lengths(place)
+
+
+@final
+class _Lengths(AnswerJudge):
+    def __init__(self, place: JudgePlace) -> None:
+        self._coding = place.coding
+        self._histories: dict[int, NormHistory] = {}
+
+    def begun(self, fragment: int, past: Sequence[float]) -> None:
+        self._histories[fragment] = NormHistory(past)
+
+    def judge(self, tally: Tally) -> None:
+        """Refuse answers that are out of proportion, and shorten those that are merely too long."""
+        shares = self._of(tally).shares([length(vote["norms"]) for vote in tally.answers])
+        judged: list[Answer] = []
+        for vote, share in zip(tally.answers, shares, strict=True):
+            if share == 0.0:  # It is below 1, too, but not to be shortened to nothing.
+                tally.record["refused"].append([vote["slot"], "out of proportion"])
+                continue
+            if share < 1.0:
+                tally.record["shortened"].append([vote["slot"], share])
+                values = self._coding.scaled(self._coding.as_sent(vote, "gradient"), share)
+                shortened = self._coding.item_fields("gradient", values)
+                vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
+            judged.append(vote)
+        tally.answers = judged
+
+    def merged(self, tally: Tally) -> None:
+        self._of(tally).merged([length(vote["norms"]) for vote in tally.voters()])
+
+    def kept(self, fragment: int) -> list[float]:
+        return self._histories[fragment].past if fragment in self._histories else []
+
+    def _of(self, tally: Tally) -> NormHistory:
+        return self._histories.setdefault(tally.round["fragment"], NormHistory())
+
+
+# -- dissent -----------------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dissent:
+    """A learner that pulls against all others, merge after merge, is told of, or refused (`kernels.bounds`)."""
+
+    then: Literal["tell", "refuse"] = "tell"
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge that counts."""
+        return _Dissenters(place, refuses=self.then == "refuse")
+
+
+@final
+class _Dissenters(AnswerJudge):
+    def __init__(self, place: JudgePlace, *, refuses: bool) -> None:
+        self._place, self._refuses, self._counter = place, refuses, DissentCounter()
+
+    def judge(self, tally: Tally) -> None:
+        """Compare the learners that answer on the newest version, and have stepped; others pull elsewhere anyway."""
+        stepped = [vote for vote in tally.answers if tuple(vote["base"] or ()) == tally.newest and vote["steps"]]
+        if len(stepped) >= LEARNERS_MIN:
+            coding, fragment = self._place.coding, self._place.fragments[tally.round["fragment"]]
+            stride = stride_of(fragment.size)
+            samples = [coding.sampled(coding.as_sent(vote, "gradient"), fragment, stride) for vote in stepped]
+            tally.record["opposed"] = self._counter.observe(samples, [_life(vote) for vote in stepped])
+        if self._refuses:
+            tally.refuse("against all others", lambda vote: self._counter.opposes(_life(vote)))
+
+
+def _life(vote: Answer) -> tuple[int, int]:
+    return vote["slot"], vote["incarnation"]
+
+
+# -- influence ---------------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InfluenceCap:
+    """No owner has more of a merge than its own most, or than `share_max`: an owner with all its machines, a machine
+    that has no owner, or, in a run of one machine, a learner (`exchange.influence`)."""
+
+    share_max: float = 1.0
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge that knows whose learners are."""
+        return _Owners(place.context, self.share_max)
+
+
+@final
+class _Owners(AnswerJudge):
+    def __init__(self, context: Any, share_max: float) -> None:
+        self._context, self._share_max = context, share_max
+
+    def counts_as_it_is(self, vote: Answer) -> bool:
+        return self._owner(vote["slot"])[1] >= 1.0
+
+    def share(self, tally: Tally) -> None:
+        owners = [self._owner(vote["slot"]) for vote in tally.answers]
+        shares, whole, reduced = capped(tally.shares, [name for name, _ in owners], dict(owners))
+        tally.record["capped"] = [list(each) for each in reduced]
+        tally.divide(shares, whole, is_weighed=bool(reduced))
+
+    def _owner(self, slot: int) -> tuple[str, float]:
+        """Whose a learner's share is, that of its machine's owner, or its own; and the most that it may be."""
+        name, most = self._context.owner_of(LEARNER, slot)
+        return name or f"{LEARNER} {slot}", most or self._share_max
+
+
+def usual_rules(
+    *, bounded: bool = True, opposed: Literal["tell", "refuse"] = "tell", share_max: float = 1.0
+) -> tuple[AnswerRule, ...]:
+    """The rules of a merge of learners, by the settings of a program."""
+    bounds: tuple[AnswerRule, ...] = (LengthBounds(),) if bounded else ()
+    return (*bounds, Dissent(opposed), InfluenceCap(share_max))

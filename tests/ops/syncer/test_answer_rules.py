@@ -1,0 +1,118 @@
+"""The rules of a merge: a list in whose order judges are asked, and what a rule of one's own may do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from isthmus.ops.syncer.answer_rules import (
+    PAST_MIN,
+    AnswerJudge,
+    AnswerRule,
+    Dissent,
+    InfluenceCap,
+    JudgePlace,
+    LengthBounds,
+    Tally,
+    usual_rules,
+)
+from isthmus.ops.syncer.merge import Merge
+from isthmus.runtime.ids import Replica
+from tests.ops.bodies import Context, SmallTask, fragments_of, pull
+from tests.ops.syncer.test_merge_and_outer_step import answer
+
+PARTS = fragments_of(SmallTask(), 2)
+
+
+def opened(rules: Sequence[AnswerRule], **more: Any) -> Merge:
+    merge = Merge(PARTS, method="average", lr=1.0, momentum=0.0, rules=rules, **more)
+    merge.open(Context("syncer"))
+    first = {**answer(0, 1.0, base=None), "kind": "initial"}
+    merge(round=pull(0, 1, kind="initial"), answer={(Replica("learner", 0), 1): first})
+    return merge
+
+
+def fired(merge: Merge, *votes: Any) -> Any:
+    return merge(round=pull(0, 2), answer={(Replica("learner", vote["slot"]), 2): vote for vote in votes})["gradient"]
+
+
+class Asked(AnswerJudge):
+    """Notes when it is asked, and leaves one slot out."""
+
+    def __init__(self, name: str, out: int, asked: list[Any]) -> None:
+        self._name, self._out, self._asked = name, out, asked
+
+    def begun(self, fragment: int, past: Sequence[float]) -> None:
+        self._asked.append((self._name, "begun", fragment))
+
+    def judge(self, tally: Tally) -> None:
+        self._asked.append((self._name, "judge", [vote["slot"] for vote in tally.answers]))
+        tally.refuse(f"by {self._name}", lambda vote: vote["slot"] == self._out)
+
+    def share(self, tally: Tally) -> None:
+        self._asked.append((self._name, "share", len(tally.shares)))
+        tally.divide([share / 2 for share in tally.shares], 0.5, is_weighed=True)
+
+    def merged(self, tally: Tally) -> None:
+        self._asked.append((self._name, "merged", [vote["slot"] for vote in tally.voters()]))
+
+    def kept(self, fragment: int) -> list[float]:
+        return [float(len(self._name))]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A rule of one's own."""
+
+    name: str
+    out: int
+    asked: Any
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        return Asked(self.name, self.out, self.asked)
+
+
+def test_judges_are_asked_in_the_order_of_the_list_and_what_they_leave_goes_on() -> None:
+    asked: list[Any] = []
+    told = fired(opened([Own("a", 0, asked), Own("bb", 2, asked)]), *(answer(slot, 1.0) for slot in range(4)))
+    assert told["merging"]["refused"] == [[0, "by a"], [2, "by bb"]]
+    assert told["merging"]["voters"] == [1, 3]
+    assert told["lengths"] == [1.0, 2.0]
+    assert asked == [
+        ("a", "begun", 0), ("bb", "begun", 0),
+        ("a", "judge", [0, 1, 2, 3]), ("bb", "judge", [1, 2, 3]),
+        ("a", "share", 2), ("bb", "share", 2),
+        ("a", "merged", [1, 3]), ("bb", "merged", [1, 3]),
+    ]  # fmt: skip
+
+
+def test_a_merge_without_rules_weighs_by_tokens_and_steps_and_still_books_and_checks() -> None:
+    merge = opened(())
+    told = fired(merge, answer(0, 1.0, end=160, steps=20), answer(1, 3.0), answer(2, np.nan))
+    assert told["merging"]["weights"] == pytest.approx([2 / 3, 1 / 3])
+    assert told["merging"]["refused"] == [[2, "not finite"]]
+    assert told["lengths"] == []
+    assert fired(merge, answer(0, 1.0))["merging"]["refused"] == [[0, "already merged"]]
+
+
+def test_what_a_life_has_kept_of_a_fragment_begins_the_next() -> None:
+    judge = LengthBounds().begin(JudgePlace(Context("syncer"), PARTS, None))  # type: ignore[arg-type]
+    assert judge.kept(0) == []
+    judge.begun(0, [1.0] * PAST_MIN)
+    assert judge.kept(0) == [1.0] * PAST_MIN
+
+
+def test_shares_are_of_all_answers() -> None:
+    tally = Tally(pull(0, 1), {"refused": []}, [answer(0, 1.0)], (1, 0))  # type: ignore[typeddict-item]
+    with pytest.raises(AssertionError):
+        tally.divide([0.5, 0.5], 1.0, is_weighed=True)
+
+
+def test_the_usual_rules_are_those_of_the_settings_in_one_order() -> None:
+    assert usual_rules() == (LengthBounds(), Dissent("tell"), InfluenceCap(1.0))
+    assert usual_rules(bounded=False, opposed="refuse", share_max=0.4) == (Dissent("refuse"), InfluenceCap(0.4))
