@@ -31,6 +31,8 @@ LOOP_ARGUMENT: Final = "--loop-argument"
 """The option that stands for each argument behind `--`."""
 FAILED: Final = 1
 WRONG: Final = 2
+GONE: Final = {"link": "It is: isthmus doctor --link A B, or isthmus doctor --links --cluster FILE.toml."}
+"""Commands of an earlier version, and what to type now."""
 _SHORT_MAX: Final = 200
 """Characters; the first sentence of a command's help is never cut."""
 
@@ -52,7 +54,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The named command; ConfigError if there is none of that name."""
         if args and args[0] not in self.commands:
-            raise ConfigError("Reading the command line", "a command", repr(args[0]), nearest(args[0], self.commands))
+            do = GONE.get(args[0]) or nearest(args[0], self.commands)
+            raise ConfigError("Reading the command line", "a command", repr(args[0]), do)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

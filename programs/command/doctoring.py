@@ -69,6 +69,13 @@ def doctor(
     return all(check.state != FAILS for check in checks)
 
 
+def check_no_link(parameters: int | None) -> None:
+    """ConfigError for an option that only a link has a use for."""
+    if parameters is not None:
+        do = "Add --link A B, or leave it out."
+        raise ConfigError("Reading --parameters", "--link or --links beside it", "neither", do)
+
+
 def _own(cluster: Cluster | None, island: str | None) -> list[Machine]:
     """The machines of the cluster that this one is: those that --for names, or whose address is one of this machine."""
     if cluster is None:

@@ -1,4 +1,4 @@
-"""`isthmus link`: has daemons measure the links between them, and shows what they carry of a model."""
+"""`isthmus doctor --link`: has daemons measure the links between them, and shows what they carry of a model."""
 
 from __future__ import annotations
 
@@ -50,15 +50,26 @@ def link(ends: Sequence[str], file: Path | None, parameters: int | None, *, as_j
         typer.echo(printable("\n".join(_page(measured, parameters))))
 
 
+def check_alone(*, invite: Path | None, island: str | None, is_both: bool) -> None:
+    """ConfigError for options of `isthmus doctor` that a link has no use for."""
+    found = {"--invite": invite is not None, "--for": island is not None, "--link and --links": is_both}
+    if wrong := [name for name, is_there in found.items() if is_there]:
+        do = "Measure links by themselves: isthmus doctor --link A B, with --cluster FILE.toml where A and B are names."
+        raise ConfigError("Reading the command line", "--link A B, or --links, alone", ", ".join(wrong), do)
+
+
 def _pairs(ends: Sequence[str], cluster: Cluster | None) -> list[tuple[LinkEnd, LinkEnd]]:
-    doing, do = "Reading the machines", "Type isthmus link A B, or isthmus link --cluster FILE.toml for all pairs."
+    doing, do = (
+        "Reading the machines",
+        "Type isthmus doctor --link A B, or isthmus doctor --links --cluster FILE.toml for all pairs.",
+    )
     if not ends and cluster is not None:
         peers = [LinkEnd(each.name, each.endpoint, each.public_key or "") for each in cluster.machines if each.address]
         if len(peers) < 2:
             raise ConfigError(doing, f"two machines of {cluster.file} with an address", f"{len(peers)}", do)
         return list(combinations(peers, 2))
     if len(ends) != 2:
-        raise ConfigError(doing, "two, or a cluster file", f"{len(ends)}", do)
+        raise ConfigError(doing, "a cluster file, for all pairs", "none", do)
     if ends[0] == ends[1]:
         raise ConfigError(doing, "two machines", f"{ends[0]} twice", do)
     one, other = (_peer(end, cluster) for end in ends)

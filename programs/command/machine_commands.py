@@ -1,4 +1,4 @@
-"""The commands about machines: doctor, daemon, keygen, admit, invite, join, expel, link."""
+"""The commands about machines: doctor, daemon, keygen, admit, invite, join, expel."""
 
 from __future__ import annotations
 
@@ -50,16 +50,42 @@ def doctor(
         str | None,
         typer.Option("--for", metavar="ISLAND", help="The machine, or island, of the file that this machine is to be."),
     ] = None,
+    link: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--link",
+            metavar="A B",
+            help="Measure the link between two daemons instead: machines of --cluster, or addresses.",
+            show_default=False,
+        ),
+    ] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure those of all pairs of machines of --cluster that have an address.")
+    ] = False,
+    parameters: Annotated[
+        int | None,
+        typer.Option("--parameters", metavar="N", help="With a link: what a push of such a model takes, by format."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine, and its way to others, before a run.
 
     Without options: whether a run on this machine alone would work. Each line is ok, note or fails; what to do follows.
 
+    With --link A B: bandwidth, round trip and loss between two daemons, both ways, within ten seconds, as hosts of a
+    run would meet. The key of --cluster has to be an operator's at A; if B has no address, it has to be linked to A.
+
     Exit status 1 if a check fails.
     """
+    if link is not None or links:
+        from isthmus.programs.command import linking
+
+        linking.check_alone(invite=invite, island=island, is_both=link is not None and links)
+        linking.link(link or (), cluster, parameters, as_json=as_json)
+        return
     from isthmus.programs.command import doctoring
 
+    doctoring.check_no_link(parameters)
     if not doctoring.doctor(cluster, invite, island, ctx.obj, as_json=as_json):
         raise typer.Exit(FAILED)
 
@@ -313,32 +339,3 @@ def expel(
     from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.expel_machine(name, machine, grace))
-
-
-@commands.command(rich_help_panel=PANEL)
-def link(
-    ends: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="A B", help="Two machines of the cluster file, or addresses of daemons.", show_default=False
-        ),
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option("--cluster", metavar="FILE.toml", help="Its machines, and this one's key; alone, for all pairs."),
-    ] = None,
-    parameters: Annotated[
-        int | None,
-        typer.Option("--parameters", metavar="N", help="What a push and an update of such a model take, by format."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the link between two daemons: bandwidth, round trip, loss.
-
-    Both ways, with their keys, as hosts of a run would meet, within ten seconds; no run is needed.
-
-    The key of the cluster file has to be an operator's at A. If B has no address, it has to be linked to A.
-    """
-    from isthmus.programs.command import linking
-
-    linking.link(ends or [], cluster, parameters, as_json=as_json)

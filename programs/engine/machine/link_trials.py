@@ -1,4 +1,4 @@
-"""Trials of the link between two daemons, for `isthmus link`: bandwidth, round trip and loss, both ways.
+"""Trials of the link between two daemons, for `isthmus doctor --link`: bandwidth, round trip and loss, both ways.
 
 Decides who may have one, how many there are at once, how much each sends, and for how long. An operator has a machine
 measure; the other end may be any machine that admits this one, since hosts of a run would meet in the same way.

@@ -1,4 +1,4 @@
-"""What `isthmus link` says of a link of a known rate.
+"""What `isthmus doctor --link` says of a link of a known rate.
 
     python -m tests.bench.long.bench_link [--json]
 
@@ -70,7 +70,16 @@ class Daemons:
 
     def link(self) -> dict[str, Any]:
         """What the command says, once both are there."""
-        command = [*self.net.prefix("alpha"), str(ISTHMUS), "link", "alpha", "beta", "--cluster", "cluster.toml"]
+        command = [
+            *self.net.prefix("alpha"),
+            str(ISTHMUS),
+            "doctor",
+            "--link",
+            "alpha",
+            "beta",
+            "--cluster",
+            "cluster.toml",
+        ]
         until = time.monotonic() + SECONDS_MAX
         while True:
             done = subprocess.run([*command, "--json"], cwd=self.folder, capture_output=True, text=True, check=False)

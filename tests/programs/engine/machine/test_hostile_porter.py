@@ -32,12 +32,12 @@ def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(plac
     with closing(HostilePorter(beta.address)) as porter:
         trials = 0
         while not porter.has_tried_all():
-            said = place.call("link", alpha.address, porter.address)
+            said = place.call("doctor", "--link", alpha.address, porter.address)
             assert said.returncode == 2, (said, alpha.lines())
             trials += 1
             assert alpha.process.poll() is None
         porter.is_honest = True
-        place.wait_for(lambda: place.call("link", alpha.address, porter.address).returncode == 0)
+        place.wait_for(lambda: place.call("doctor", "--link", alpha.address, porter.address).returncode == 0)
     assert alpha.end() == 0
 
 

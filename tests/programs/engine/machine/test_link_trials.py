@@ -195,7 +195,7 @@ def cluster(daemons: dict[str, Running], tmp_path: Path) -> Path:
 
 def test_the_command_says_what_a_model_takes_by_format(cluster: Path) -> None:
     done = CliRunner().invoke(
-        app, ["link", "beta", "alpha", "--cluster", str(cluster), "--parameters", "1000", "--json"]
+        app, ["doctor", "--link", "beta", "alpha", "--cluster", str(cluster), "--parameters", "1000", "--json"]
     )
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
@@ -214,7 +214,8 @@ def test_the_command_says_what_a_model_takes_by_format(cluster: Path) -> None:
 @pytest.mark.parametrize(
     ("ends", "words"),
     [
-        (["alpha"], "Type isthmus link A B"),
+        (["alpha", "beta", "--links"], "--link and --links"),
+        (["alpha", "beta", "--for", "x"], "--for"),
         (["alpha", "alpha"], "alpha twice"),
         (["alpha", "gamma"], "from alpha to gamma"),
         (["epsilon", "delta"], "epsilon and delta"),
@@ -222,7 +223,7 @@ def test_the_command_says_what_a_model_takes_by_format(cluster: Path) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(cluster: Path, ends: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, ["link", *ends, "--cluster", str(cluster)])
+    done = CliRunner().invoke(app, ["doctor", "--link", *ends, "--cluster", str(cluster)])
     assert done.exit_code == 2
     assert words in done.output
 
@@ -230,3 +231,9 @@ def test_what_cannot_be_measured_is_refused_by_name(cluster: Path, ends: list[st
 def test_without_keys_both_are_on_loopback() -> None:
     with pytest.raises(ConfigError, match="keys"):
         linking.link(["tcp://192.0.2.1:7400", "tcp://192.0.2.2:7400"], None, None, as_json=True)
+
+
+def test_the_command_of_an_earlier_version_is_told_what_it_is_now() -> None:
+    done = CliRunner().invoke(app, ["link", "alpha", "beta"])
+    assert done.exit_code == 2
+    assert "isthmus doctor --link A B" in done.output
