@@ -38,7 +38,7 @@ MAKER = re.compile(
 MARK = re.compile(r"<!-- figures: (?:settings|published|computed) -->")
 PAGE_MARK = re.compile(r"^<!-- all figures: (?:settings|published) -->$", re.MULTILINE)
 LOST = re.compile(r"not\s+measured\s+again")
-VIRTUAL = re.compile(r"isthmus compare [^`]*--speeds|isthmus simulate (?:speeds|borrowed)")
+VIRTUAL = re.compile(r"isthmus compare [^`]*--speeds|bench_mixtures (?:speeds|borrowed)")
 WORDS = r"((?: +[^\s#;&|<>]+)*)"
 ISTHMUS = re.compile(rf"(?:^[ $]*|[;&|] *|bin/)isthmus{WORDS}", re.MULTILINE)
 SCRIPT = re.compile(
@@ -209,7 +209,7 @@ def test_what_is_missing_is_found() -> None:
     assert list(untold(f"{table}| virtual time |\n")) == []
     assert list(wrong_in("isthmus trane")) == ["isthmus trane"]
     assert list(wrong_in(".venv/bin/isthmus train --tokns 4 --learners 2")) == ["isthmus train --tokns"]
-    assert list(wrong_in("isthmus simulate speeds --slower 1 --chips 2")) == ["isthmus simulate speeds --chips"]
+    assert list(wrong_in("isthmus simulate goodput --seeds 1 --slower 2")) == ["isthmus simulate goodput --slower"]
     assert list(wrong_in("python -m tests.bench.long.bench_regions --stepz 4 --json")) == ["bench_regions.py --stepz"]
     assert list(wrong_in("python -m tests.bench.bench_regions --json")) == ["bench_regions.py"]
     assert list(wrong_in("bench_nothing.py")) == ["bench_nothing.py"]

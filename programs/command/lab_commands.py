@@ -212,38 +212,3 @@ def goodput(
 
     cells = goodput.cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
     _show(goodput.sheet(cells, seeds), page, as_json=as_json)
-
-
-@simulate_commands.command()
-def speeds(
-    learners: Annotated[int, typer.Option("--learners", metavar="N")] = 8,
-    slower: Annotated[float, typer.Option("--slower", metavar="X", help="Speed of the slower half.")] = 0.847,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, on average.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
-    page: Page = None,
-    as_json: AsJson = False,
-) -> None:
-    """Learners of two speeds: goodput if everybody waits, or nobody, with and without grace.
-
-    Whole runs of the real cores in virtual time, beside what was published.
-    """
-    from isthmus.programs.study.lab import mixtures
-
-    _show(mixtures.speeds_sheet(mixtures.mixed(learners, slower, steps, seed), slower), page, as_json=as_json)
-
-
-@simulate_commands.command()
-def borrowed(
-    learners: Annotated[int, typer.Option("--learners", metavar="N", help="Without the borrowed ones.")] = 4,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, without others.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
-    page: Page = None,
-    as_json: AsJson = False,
-) -> None:
-    """Learners that join half-way, 25 to 300 % more: the time to finish.
-
-    Whole runs of the real cores in virtual time, beside what was published.
-    """
-    from isthmus.programs.study.lab import mixtures
-
-    _show(mixtures.borrowed_sheet(mixtures.borrowed(learners, steps, seed)), page, as_json=as_json)

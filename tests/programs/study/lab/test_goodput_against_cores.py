@@ -17,10 +17,10 @@ import pytest
 
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.study.lab.goodput import FailureTerms, Lived, failures, lived, uptime
-from isthmus.programs.study.lab.mixtures import Measured, measured
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.sim.faults import Kill
+from tests.bench.long.bench_mixtures import Measured, measured
 
 LEARNERS: Final = 4
 STEP: Final = 4.0

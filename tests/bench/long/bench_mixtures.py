@@ -1,19 +1,25 @@
-"""Mixtures of learners: of two speeds, or with some that join half-way; each case a whole run of the toy in virtual
-time.
+"""Mixtures of learners, beside what was published: of two speeds, or with some that join half-way.
 
-Decides the cases and what is measured in each, beside the published figures. Hosts, cores, wire and supervision are
-those of a real run; steps take the given time.
+    python -m tests.bench.long.bench_mixtures speeds [--learners 8] [--slower .847] [--steps 100] [--json] [--page FILE]
+    python -m tests.bench.long.bench_mixtures borrowed [--learners 4] [--steps 200] [--json] [--page FILE]
+
+Each case is a whole run of the simulator's toy in virtual time: hosts, cores, wire and supervision are those of a real
+run, and steps take the given time.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
+from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
@@ -23,7 +29,8 @@ from isthmus.programs.study.lab.demands import Demand, check, within
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import FOLDER
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
-from isthmus.runtime.errors import RunError
+from isthmus.programs.study.terminal.figures import show
+from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.virtual_time import Spread, evenly, normally
@@ -138,7 +145,7 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
     expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
     do = "25 % more of it has to be a number of learners."
     wanted = Demand(is_right, expected, str(learners), do)
-    check("Reading the options of `isthmus simulate borrowed`", [wanted, _steps(steps)])
+    check("Reading the options", [wanted, _steps(steps)])
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
     cases = []
@@ -200,7 +207,7 @@ def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
     jitter of 10 %.
     """
     check(
-        "Reading the options of `isthmus simulate speeds`",
+        "Reading the options",
         [
             within("--learners", learners, 2, SPEEDS_LEARNERS_MAX, "Say how many there are."),
             within("--slower", slower, 0.05, 1, "Say how fast the slower half is."),
@@ -284,3 +291,36 @@ def borrowed_sheet(cases: Sequence[Borrowed]) -> Sheet:
     )
     part = PageSection("Time to finish", [table(columns, rows, columns[:1:-1])], [note], drawing, _DRAWN)
     return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part], {"cases": cases})
+
+
+def sheet_of(asked: argparse.Namespace) -> Sheet:
+    """The result that was asked for; ConfigError for numbers out of range."""
+    if asked.which == "speeds":
+        return speeds_sheet(mixed(asked.learners or 8, asked.slower, asked.steps or 100, asked.seed), asked.slower)
+    return borrowed_sheet(borrowed(asked.learners or 4, asked.steps or 200, asked.seed))
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, and show; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", choices=("speeds", "borrowed"))
+    parser.add_argument("--learners", type=int, default=0)
+    parser.add_argument("--slower", type=float, default=0.847, help="speed of the slower half")
+    parser.add_argument("--steps", type=int, default=0, help="of a learner")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    try:
+        sheet = sheet_of(asked)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if asked.page is not None:
+        write_sheet(asked.page, sheet)
+    show(sheet, as_json=asked.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
