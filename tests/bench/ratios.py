@@ -3,10 +3,11 @@
     python -m tests.bench.ratios [--only NAME ...] [--keep | --beside FOLDER] [--json]
 
 Every figure is a share of its limit: what the event loop, a socket, memory or the bare loop does in the same run is 1,
-and more is better. `kept.json` has the shares of an earlier commit; a share that is smaller by more than a tenth is
-marked, and the exit status is 1. --keep writes what was measured there, of all benches at once; --beside measures
-another tree, bench by bench in turn with this one, and compares with that. It took 4:54 on two idle cores; where other
-work keeps the machine busy, the first line says so, and nothing is kept.
+and more is better. `kept.json` has the shares of an earlier commit, for each kind of processor on which some were kept:
+a share that is smaller than there by more than a tenth is marked, and the exit status is 1. On another kind nothing is
+compared, because shares differ from kind to kind. --keep writes what was measured there, of all benches at once;
+--beside measures another tree, bench by bench in turn with this one, and compares with that. It took 4:54 on two idle
+cores; where other work keeps the machine busy, the first line says so, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -157,12 +158,33 @@ def measured(name: str, folder: Path = ROOT) -> list[Share]:
 
 
 def of_machine(folder: Path = ROOT) -> dict[str, Any]:
-    """The commit and the machine of figures."""
+    """The commit of figures, and what they were measured with."""
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-    return {"commit": commit, "processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
+    return {"commit": commit, "python": platform.python_version()}
+
+
+def kind_of(cpuinfo: str, cores: int | None) -> str:
+    """The kind of a machine's processor, as the kernel tells it: names alone do not tell generations apart."""
+    facts = dict[str, str]()
+    for name, _, value in (line.partition(":") for line in cpuinfo.splitlines()):
+        facts.setdefault(name.strip(), value.strip())
+    told = [facts.get("model name", platform.machine())]
+    told += [f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts]
+    return f"{', '.join(told)}, {cores} cores"
+
+
+def kept_for(kind: str, kept: Path = KEPT) -> dict[str, Any]:
+    """What was kept on a kind of processor; no shares where that is nothing."""
+    kinds = json.loads(kept.read_text()) if kept.exists() else {}
+    found: dict[str, Any] = kinds.get(kind, {"shares": {}})
+    return found
+
+
+def keep(kind: str, figures: Mapping[str, Any], kept: Path = KEPT) -> None:
+    """Write what was measured on a kind; what was kept on others stays."""
+    kinds = json.loads(kept.read_text()) if kept.exists() else {}
+    kept.write_text(json.dumps({**kinds, kind: figures}, indent=1) + "\n")
 
 
 def table(shares: list[Share], kept: Mapping[str, float]) -> Iterator[str]:
@@ -195,6 +217,7 @@ def main() -> int:
     if asked.keep and asked.only:
         parser.error("--keep is of all figures, which are of one commit: leave --only out")
     load, begun = os.getloadavg()[0], time.monotonic()
+    kind = kind_of(Path("/proc/cpuinfo").read_text(), os.cpu_count())
     is_busy = load > LOAD_MAX
     if is_busy:
         print(f"The machine is busy (load {load:.1f}): shares are too small.", file=sys.stderr)
@@ -208,19 +231,21 @@ def main() -> int:
     if asked.beside:
         before = {**of_machine(asked.beside), "shares": {each.name: each.share for each in beside}}
     else:
-        before = json.loads(KEPT.read_text()) if KEPT.exists() else {"shares": {}}
+        before = kept_for(kind)
     here = {**of_machine(), "load": round(load, 2), "seconds": round(time.monotonic() - begun)}
     if asked.json:
-        print(json.dumps({**here, "figures": [asdict(each) for each in shares], "before": before}))
+        print(json.dumps({"kind": kind, **here, "figures": [asdict(each) for each in shares], "before": before}))
     else:
         print("\n".join(table(shares, before["shares"])))
         if before["shares"]:
-            print(f"before: commit {before['commit']}, {before['cores']} cores, {before['processor']}")
+            print(f"before: commit {before['commit']}, on {kind}")
+        else:
+            print(f"Nothing was kept on this kind of processor, {kind}: make bench-keep keeps these shares.")
     if asked.keep and is_busy:
         raise SystemExit("Nothing was kept: wait until the machine is idle.")
     if asked.keep:
         known = {each.name: round(each.share, 4) for each in shares}
-        KEPT.write_text(json.dumps({**here, "shares": known}, indent=1) + "\n")
+        keep(kind, {**here, "shares": known})
         return 0
     return int(any(is_worse(each, before["shares"]) for each in shares))
 
