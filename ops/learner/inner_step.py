@@ -488,11 +488,12 @@ class InnerStep:
 
     @property
     def _is_last(self) -> bool:
-        """Whether no more steps are made: the end is near, or the run is stopped, and its last rounds wait for no step.
+        """Whether no more steps are made: the end is near, or the run stops, and its last rounds wait for no step.
 
-        Where all step in turns, a turn that has begun is made.
+        Where all step in turns, a turn that has begun is made. A home that has lost its ledger knows of no stop, and
+        its run goes on: so must its learners.
         """
-        is_stopped = self._answers_last and self._context.stop_requested()
+        is_stopped = self._answers_last and self._context.is_stopping()
         return self._phase != "stepping" or self._is_spent() or is_stopped
 
     def _parameters(self, *, has_stepped: bool) -> list[tuple[str, Any]]:

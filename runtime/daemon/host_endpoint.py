@@ -73,13 +73,12 @@ class HostEndpoint:
 
     def tell(self, command: TellHosts, directory: Directory) -> None:
         """Send hosts the roster with what is known of its machines, and the run's flags."""
-        messages: list[Message] = [{"type": "beat"}]
+        flag = {"is_stopping": command.is_stopping}
+        messages: list[Message] = [{"type": "beat", **flag}]
         if command.roster is not None:
             forms, rows = msgspec.to_builtins(command.forms), [list(row) for row in command.roster]
             known = msgspec.to_builtins(directory)
-            messages = [{"type": "roster", "members": rows, "directory": known, "forms": forms}]
-        if command.is_stopping:
-            messages.append({"type": "stop"})
+            messages = [{"type": "roster", "members": rows, "directory": known, "forms": forms, **flag}]
         if command.is_ending:
             messages.append({"type": "exit", "reason": "the run is over", "is_over": True})
         for member in command.members:

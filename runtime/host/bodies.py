@@ -159,7 +159,7 @@ class Bodies:
     """The bodies of the host that runs `plan` for `member`, by number of their node.
 
     `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
-    host has not recorded yet; the host sets `stop_requested` and `leave_requested`, for bodies to see.
+    host has not recorded yet; the host sets `stop_requested`, `is_stopping` and `leave_requested`, for bodies to see.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Bodies:
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.rejected_inputs: deque[RejectedInput] = deque()
-        self.stop_requested = self.leave_requested = False
+        self.stop_requested = self.is_stopping = self.leave_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
@@ -222,6 +222,7 @@ class Bodies:
                 members=self._members,
                 owner_of=self._owner_of,
                 stop_requested=lambda: self.stop_requested,
+                is_stopping=lambda: self.is_stopping,
                 leave_requested=lambda: self.leave_requested,
                 publish=partial(self._publish, node.name),
                 refuse=partial(self._refuse, node.index),

@@ -98,7 +98,8 @@ class Context:
     `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
     of every role, as far as this host knows; `owner_of` whose the machine of a live (role, slot) is: without an owner
     its own, of its name, and '' where this host knows none, as where there is one machine only; `stop_requested`
-    whether a stop of the run was requested, `leave_requested` whether this host is to leave it; `publish` sets a small
+    whether a stop of the run was ever requested, `is_stopping` whether the home says so now, which it does not where it
+    has lost its ledger, `leave_requested` whether this host is to leave it; `publish` sets a small
     dict that the host shows in its status;
     `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
@@ -116,6 +117,7 @@ class Context:
     members: Callable[[], frozenset[Member]]
     owner_of: Callable[[str, int], MachineOwner]
     stop_requested: Callable[[], bool]
+    is_stopping: Callable[[], bool]
     leave_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]
     refuse: Callable[[str, tuple[int, int], tuple[str, str, str]], None]

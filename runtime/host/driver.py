@@ -296,10 +296,12 @@ class Host:
         self.bodies.leave_requested = True
         self.handle(NodesNudged())
 
-    def request_stop(self) -> None:
-        """Tell the bodies that a stop of the run was requested."""
-        self.bodies.stop_requested = True
-        self.handle(NodesNudged())
+    def follow_stop(self, *, is_stopping: bool) -> None:
+        """Tell the bodies whether the run is stopping, as its home says now."""
+        if is_stopping != self.bodies.is_stopping:
+            self.bodies.is_stopping = is_stopping
+            self.bodies.stop_requested |= is_stopping
+            self.handle(NodesNudged())
 
     def close(self) -> None:
         """Stop at once: no firing begins, nothing is sent or received any more."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -112,7 +113,7 @@ class LocalRun:
     def request_stop(self) -> None:
         """Ask every host to stop; from any thread."""
         for host in self.hosts.values():
-            self.clock.post(host.request_stop)
+            self.clock.post(partial(host.follow_stop, is_stopping=True))
 
     def status(self) -> dict[str, dict[str, Any]]:
         """The published status of bodies, by replica and node."""

@@ -540,12 +540,11 @@ class HostProcess:
 
     def _on_message(self, message: Message) -> None:
         self._silence.heard(time.monotonic())
+        if "is_stopping" in message:
+            self._host.follow_stop(is_stopping=message["is_stopping"])
         match message["type"]:
             case "roster":
                 self._take_roster(message["members"], message["directory"], message["forms"])
-            case "stop":
-                if not self._host.stop_requested:
-                    self._host.request_stop()
             case "leave":
                 if not self._host.leave_requested:
                     self._host.request_leave()

@@ -339,13 +339,12 @@ class Life:
 
     def _on_message(self, message: Message) -> None:
         self._silence.heard(self.clock.now() / 1e9)
+        if "is_stopping" in message:
+            self.host.follow_stop(is_stopping=message["is_stopping"])
         match message["type"]:
             case "roster":
                 directory = msgspec.convert(message["directory"], Directory)
                 self._take_roster(message["members"], directory, msgspec.convert(message["forms"], list[Form]))
-            case "stop":
-                if not self.host.stop_requested:
-                    self.host.request_stop()
             case "leave":
                 if not self.host.leave_requested:
                     self.host.request_leave()

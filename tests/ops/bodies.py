@@ -85,7 +85,7 @@ class Context:
         self.traffic = Traffic()
         self.published: list[Any] = []
         self.refused: list[Any] = []
-        self.is_stopping = self.is_leaving = False
+        self.is_stopped = self.is_leaving = False
         self.island = None
         self.folder: Any = None
         self.away_ns = 0
@@ -109,7 +109,10 @@ class Context:
         return self.away_ns
 
     def stop_requested(self) -> bool:
-        return self.is_stopping
+        return self.is_stopped
+
+    def is_stopping(self) -> bool:
+        return self.is_stopped
 
     def leave_requested(self) -> bool:
         return self.is_leaving

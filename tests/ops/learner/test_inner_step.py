@@ -96,12 +96,26 @@ def test_a_run_that_is_stopped_has_no_further_step_but_where_all_step_in_turns(a
     drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
     drive(body, batch=batch(task, 0))
     assert body.position == 1
-    context.is_stopping = True
+    context.is_stopped = True
     answers, _ = drive(body, pull={KEY: pull(0, 1)}, batch=batch(task, 1))
     assert [item["steps"] for _, item in answers] == [1]  # What was done is given, without a step before it.
     assert (body.position == 1, body.is_idle) == (answers_last, answers_last)
     drive(body, pull={KEY: pull(0, 2, kind="final")})
     assert body.phase == "final"
+
+
+def test_a_learner_steps_again_under_a_home_that_knows_of_no_stop() -> None:
+    """The home has lost its ledger, and its run goes on to its budget."""
+    task = SmallTask()
+    body, parts, context = opened(task)
+    context.is_stopped = True
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    assert body.is_idle
+    context.is_stopped = False
+    drive(body)
+    assert not body.is_idle
+    drive(body, batch=batch(task, 0))
+    assert body.position == 1
 
 
 def test_the_first_version_is_this_learners_own_parameters() -> None:

@@ -46,7 +46,7 @@ def test_a_stop_is_seen_by_bodies_also_by_idle_ones() -> None:
             return {"item": self.is_finished}
 
     world = World(lower(pipe(Patient, 2).freeze()), {"here": 1}, seed=0, resolve=lambda reference: reference)
-    world.clock.call_at(Instant(seconds(3)), world.hosts[Replica("here", 0)].request_stop)
+    world.clock.call_at(Instant(seconds(3)), partial(world.hosts[Replica("here", 0)].follow_stop, is_stopping=True))
     world.run(lambda: ("here/0", "collect") in world.ended, seconds_max=5.0)
     assert body_of(world, "collect").seen == [False, True]
     assert world.clock.now() < seconds(3.1)
@@ -285,11 +285,21 @@ def test_a_closed_host_takes_nothing_and_keeps_nothing(alone: tuple[Host, Ends, 
     host, channel, world = alone
     host.close()
     host.item_arrived(life("here/0"), item(0))
-    host.request_stop()
+    host.follow_stop(is_stopping=True)
     assert host._payloads._items == {}
     assert not channel.is_open
     assert world.clock.due() is None or world.clock.step() is not None
     assert host.scheduler.statistics()["firings"] == 0
+    host.close()
+
+
+def test_a_stop_is_known_for_ever_and_in_force_as_the_home_says_now(alone: tuple[Host, Ends, World]) -> None:
+    host, _, _ = alone
+    known = []
+    for is_stopping in (False, True, True, False):
+        host.follow_stop(is_stopping=is_stopping)
+        known.append((host.stop_requested, host.bodies.is_stopping))
+    assert known == [(False, False), (True, True), (True, True), (True, False)]
     host.close()
 
 
