@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def run(tmp_path: Path) -> Any:
         worlds.append(world)
         if stop_at is not None:
             for host in world.hosts.values():
-                world.clock.call_at(Instant(seconds(stop_at)), host.request_stop)
+                world.clock.call_at(Instant(seconds(stop_at)), partial(host.follow_stop, is_stopping=True))
         world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=1000.0)
         status = world.hosts[Replica("recorder", 0)].published["record"]
         told: dict[str, Any] = {"program": "odd", "outcome": "done", "learners": learners, "shards": 0}

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.processes import unblock
 
 
 def opened() -> dict[str, Any]:
@@ -20,5 +21,11 @@ def opened() -> dict[str, Any]:
     return {"platform": devices[0].platform, "kinds": kinds, "seconds": time.monotonic() - began}
 
 
+def main(arguments: list[str]) -> None:
+    """Open them, and say so."""
+    unblock()
+    Line.inherited(arguments[0]).send(opened())
+
+
 if __name__ == "__main__":
-    Line.inherited(sys.argv[1]).send(opened())
+    main(sys.argv[1:])
