@@ -213,7 +213,7 @@ class Key:
 _UNDECLARED: Final = Setting("")
 
 
-class Gone(NamedTuple):
+class GoneSetting(NamedTuple):
     """A setting of an earlier version, which files of that may still have: its one value that changes nothing, and what
     to do about another one."""
 
@@ -221,9 +221,9 @@ class Gone(NamedTuple):
     remedy: str
 
 
-GONE: Final[Mapping[tuple[str, str], Gone]] = {
-    ("program", "anchor"): Gone("adopted", "Leave it out: it gained nothing, and is gone."),
-    ("program", "alpha"): Gone(
+GONE: Final[Mapping[tuple[str, str], GoneSetting]] = {
+    ("program", "anchor"): GoneSetting("adopted", "Leave it out: it gained nothing, and is gone."),
+    ("program", "alpha"): GoneSetting(
         0.0, "Leave it out: here an update always replaced the fragment. streaming-diloco mixes."
     ),
 }

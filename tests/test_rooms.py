@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_every_room_has_a_quick_test() -> None:
     assert {
         name for room in rooms if (name := ".".join(("isthmus", *room.relative_to(ROOT).parts))) not in touched
     } == set()
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One word, one meaning: whoever reads a name knows which class it is."""
+    files = [file for top in ("runtime", "ops", "programs") for file in (ROOT / top).rglob("*.py")]
+    names = Counter(
+        each.name for file in files for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)
+    )
+    assert len(names) > 1000
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_packages_are_imported_by_their_full_name_alone() -> None:

@@ -46,7 +46,7 @@ def length(norms: Float32) -> float:
 
 @final
 @dataclass(slots=True)
-class Tally:
+class RoundTally:
     """The `answers` to a round that count so far, whose fragment has this `newest` version.
 
     `shares`, once all that count are known, are those of the merge, by answer: their weights, until a rule divides the
@@ -99,13 +99,13 @@ class AnswerJudge:
         """Whether an answer will be merged as it is, as far as that is seen before the round closes."""
         return True
 
-    def judge(self, tally: Tally) -> None:
+    def judge(self, tally: RoundTally) -> None:
         """Refuse answers, or change them."""
 
-    def share(self, tally: Tally) -> None:
-        """Divide the merge (`Tally.divide`)."""
+    def share(self, tally: RoundTally) -> None:
+        """Divide the merge (`RoundTally.divide`)."""
 
-    def merged(self, tally: Tally) -> None:
+    def merged(self, tally: RoundTally) -> None:
         """The answers have been merged so."""
 
     def kept(self, fragment: int) -> list[float]:
@@ -184,7 +184,7 @@ class _Lengths(AnswerJudge):
     def begun(self, fragment: int, past: Sequence[float]) -> None:
         self._histories[fragment] = NormHistory(past)
 
-    def judge(self, tally: Tally) -> None:
+    def judge(self, tally: RoundTally) -> None:
         """Refuse answers that are out of proportion, and shorten those that are merely too long."""
         shares = self._of(tally).shares([length(vote["norms"]) for vote in tally.answers])
         judged: list[Answer] = []
@@ -200,13 +200,13 @@ class _Lengths(AnswerJudge):
             judged.append(vote)
         tally.answers = judged
 
-    def merged(self, tally: Tally) -> None:
+    def merged(self, tally: RoundTally) -> None:
         self._of(tally).merged([length(vote["norms"]) for vote in tally.voters()])
 
     def kept(self, fragment: int) -> list[float]:
         return self._histories[fragment].past if fragment in self._histories else []
 
-    def _of(self, tally: Tally) -> NormHistory:
+    def _of(self, tally: RoundTally) -> NormHistory:
         return self._histories.setdefault(tally.round["fragment"], NormHistory())
 
 
@@ -231,7 +231,7 @@ class _Dissenters(AnswerJudge):
     def __init__(self, place: JudgePlace, *, refuses: bool) -> None:
         self._place, self._refuses, self._counter = place, refuses, DissentCounter()
 
-    def judge(self, tally: Tally) -> None:
+    def judge(self, tally: RoundTally) -> None:
         """Compare the learners that answer on the newest version, and have stepped; others pull elsewhere anyway."""
         stepped = [vote for vote in tally.answers if tuple(vote["base"] or ()) == tally.newest and vote["steps"]]
         if len(stepped) >= LEARNERS_MIN:
@@ -272,7 +272,7 @@ class _Owners(AnswerJudge):
     def counts_as_it_is(self, vote: Answer) -> bool:
         return self._owner(vote["slot"])[1] >= 1.0
 
-    def share(self, tally: Tally) -> None:
+    def share(self, tally: RoundTally) -> None:
         owners = [self._owner(vote["slot"]) for vote in tally.answers]
         shares, whole, reduced = capped(tally.shares, [name for name, _ in owners], dict(owners))
         tally.record["capped"] = [list(each) for each in reduced]

@@ -41,7 +41,7 @@ from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTok
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
-from isthmus.ops.syncer.answer_rules import AnswerRule, JudgePlace, Tally, usual_rules
+from isthmus.ops.syncer.answer_rules import AnswerRule, JudgePlace, RoundTally, usual_rules
 from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Merge:
             else:
                 merging_record["refused"].append([vote["slot"], refusal])
         account = self._accounts.get(round["fragment"])
-        tally = Tally(round, merging_record, accepted, (0, 0) if account is None else account.newest)
+        tally = RoundTally(round, merging_record, accepted, (0, 0) if account is None else account.newest)
         for judge in self._judges:
             judge.judge(tally)
         # Last: an answer that is too long may stay within float32 once it is shortened.
@@ -369,7 +369,7 @@ class Merge:
         newest = believed(list(claims), digests)
         return None if newest is None else claims[newest]
 
-    def _merge(self, tally: Tally, early: EarlySum) -> Gradient:
+    def _merge(self, tally: RoundTally, early: EarlySum) -> Gradient:
         """Merge the answers that count, and book their work."""
         round, record, accepted = tally.round, tally.record, tally.answers
         weights = [weight(*work_of(vote)) for vote in accepted]

@@ -15,7 +15,7 @@ from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.messages import Answer, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, StepTokens
 from isthmus.ops.syncer.answer_kinds import CheckedWork
-from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, Tally
+from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, RoundTally
 from isthmus.ops.syncer.answer_work import rows_of, work_of
 
 
@@ -61,7 +61,7 @@ class _Regions(AnswerJudge):
     def __init__(self, regions: int) -> None:
         self._regions = regions
 
-    def share(self, tally: Tally) -> None:
+    def share(self, tally: RoundTally) -> None:
         slots = [str(vote["slot"]) for vote in tally.answers]
         # Not said in the record: it is so in every merge.
         shares, whole, _ = capped(tally.shares, slots, self._parts(tally.round, tally.answers))

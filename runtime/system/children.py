@@ -1,8 +1,8 @@
 """Children: the processes of ours that a process has beside it, which serve it and end with it.
 
-A `Child` is one from its start to its end: a module of ours with arguments, descriptors that it inherits, and a `Line`.
-It is known by a pidfd, never by its number alone. A `KeptChild` is one that is always there: where it has died, it is
-started again, at once the first time.
+A `Child` is one from its start to its end: a module of ours with arguments, descriptors that it inherits, and a
+`ProcessLine`. It is known by a pidfd, never by its number alone. A `KeptChild` is one that is always there: where it
+has died, it is started again, at once the first time.
 
 What is a host of a run is no child in this sense: its lives are counted and told (`runtime.supervision`).
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, final
 
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import die_with_parent, end_child, follow_daemon, name_process
 from isthmus.runtime.system.waiting import readable
@@ -48,7 +48,7 @@ class Child:
         leads: bool = False,
     ) -> None:
         """Start it; OSError if there is no room for it."""
-        self.line, its = Line.pair()
+        self.line, its = ProcessLine.pair()
         with its:
             command = [sys.executable, "-m", module, *map(str, arguments), str(its.fileno())]
             try:
@@ -111,13 +111,13 @@ class Child:
         os.close(self.watch)
 
 
-def serve_line(title: str, number: int | str) -> Line:
+def serve_line(title: str, number: int | str) -> ProcessLine:
     """Be a child, with this title, from now on: the line to the process that has started this one, with which it ends.
     Signals of a terminal are that one's."""
     die_with_parent()
     name_process(f"isthmus {title}")
     follow_daemon()
-    return Line.inherited(number)
+    return ProcessLine.inherited(number)
 
 
 @final

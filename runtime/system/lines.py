@@ -23,7 +23,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 @final
-class Line:
+class ProcessLine:
     """One end. `pair` makes both; the other one is `inherited` by a process that is started with it."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -35,13 +35,13 @@ class Line:
         """Whether the other end says no more: it has gone, as a rule."""
 
     @classmethod
-    def pair(cls) -> tuple[Line, socket.socket]:
+    def pair(cls) -> tuple[ProcessLine, socket.socket]:
         """An end, and the socket of the other one."""
         ours, its = socket.socketpair()
         return cls(ours), its
 
     @classmethod
-    def inherited(cls, number: int | str) -> Line:
+    def inherited(cls, number: int | str) -> ProcessLine:
         """The end that this process was started with, by the number of its descriptor."""
         return cls(socket.socket(fileno=int(number)))
 

@@ -29,7 +29,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.runtime.system.addresses import is_literal
 from isthmus.runtime.system.children import serve_line
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
     FORBIDDEN,
@@ -70,7 +70,7 @@ class PendingGreeting(NamedTuple):
 class PorterProcess:
     """Serves `listener`; the daemon listens at `port` on loopback, and has the other end of `line`."""
 
-    def __init__(self, listener: socket.socket, line: Line, port: int) -> None:
+    def __init__(self, listener: socket.socket, line: ProcessLine, port: int) -> None:
         self._listener, self._line, self._port = listener, line, port
         self._selector = selectors.DefaultSelector()
         self._open: set[tuple[str, int]] = set()

@@ -20,7 +20,7 @@ from isthmus.programs.loop_task import INVITE, LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.results.event_lines import incidents_in
@@ -332,10 +332,10 @@ class Loop:
 
 
 def test_a_loop_whose_life_the_home_ends_hears_of_it_and_is_not_killed(tmp_path: Path) -> None:
-    ours, its = Line.pair()
+    ours, its = ProcessLine.pair()
     process = subprocess.Popen(["sleep", "1000"])
     try:
-        guest, loop = LoopGuest(process.pid, Line(its)), Loop()
+        guest, loop = LoopGuest(process.pid, ProcessLine(its)), Loop()
         machine = Machine(loop)
         guest.start(machine)  # type: ignore[arg-type]
         started: list[int] = []

@@ -33,7 +33,7 @@ from typing import Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.names import admitted_path, living, machines_folder
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -394,10 +394,10 @@ def changing(machine: str, doing: str) -> Iterator[Register]:
 
 
 @final
-class Admissions(Service):
+class Admissions(DaemonService):
     """Lets the keyring of a daemon with keys follow its machine's file, and answers the holders of invitations."""
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Follow the file from now on."""
         assert machine.keys is not None
         self._machine, self._name, self._ring = machine, machine.name, machine.keys

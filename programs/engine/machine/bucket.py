@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.children import Child, KeptChild
 from isthmus.runtime.system.files import put_bytes, read_text
@@ -53,7 +53,7 @@ def _plain(pairs: Iterable[KeyPair]) -> list[list[str]]:
 
 
 @final
-class Bucket(Service):
+class Bucket(DaemonService):
     """The process for one end of the way through a store, at a `place`: of a machine whose daemon listens to it at
     `listener`, and whose home knows it by one of `pairs`; or of a home, which has neither, and keys of its own."""
 
@@ -78,7 +78,7 @@ class Bucket(Service):
         """Of the process; None while there is none."""
         return self._child.pid
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Start the process."""
         self._machine = machine
         self._child.start(machine.loop, machine.tell)

@@ -38,7 +38,7 @@ from isthmus.programs.engine.machine.bucket_road import Road, RoadPlace
 from isthmus.programs.engine.snapshots.stored import words
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.system.children import serve_line
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.wire.bucket_keys import HELLO_BYTES_MAX, BoxSeal, HelloContents, hello_of, read_hello
 from isthmus.runtime.wire.bucket_passage import (
     HELLO,
@@ -680,7 +680,7 @@ def _prepare(writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-async def _serve(line: Line, listener: socket.socket | None) -> None:
+async def _serve(line: ProcessLine, listener: socket.socket | None) -> None:
     loop, has_come = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(line.fileno(), has_come.set)
 

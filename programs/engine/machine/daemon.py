@@ -45,7 +45,7 @@ from isthmus.programs.engine.machine.run import (
     told_of,
     unable,
 )
-from isthmus.programs.engine.machine.services import Handler, Service, Services
+from isthmus.programs.engine.machine.services import DaemonService, Handler, Services
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
@@ -152,7 +152,7 @@ class MachineDaemon:
         keys: Keyring | None,
         folder: Path,
         owner: DaemonOwner,
-        services: Iterable[Service] = (),
+        services: Iterable[DaemonService] = (),
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken."""
         self.neighbours: Neighbours

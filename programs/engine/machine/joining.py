@@ -24,7 +24,7 @@ from isthmus.programs.engine.machine.invitations import InvitationClaim, Invitat
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.settings import collecting
@@ -189,7 +189,7 @@ def _own_pair(name: str) -> KeyPair:
 
 
 @final
-class _Joining(Service):
+class _Joining(DaemonService):
     """From the claim of an invitation to the link, and what is told about both. `own` is this machine's public key."""
 
     def __init__(
@@ -211,7 +211,7 @@ class _Joining(Service):
         self._last = self._last_unreadable = ""
         self._since = time.monotonic()
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Dial, and go on until the daemon ends."""
         self._machine = machine
         if self._invitation is None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from isthmus.programs.engine.cluster.cluster_file import checked_address
 from isthmus.programs.engine.machine.links import HomeAddress
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.request.spec import is_one_port
 from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Instant, milliseconds
@@ -232,7 +232,7 @@ def _port(endpoint: str) -> int:
 
 
 @final
-class LinkTrials(Service):
+class LinkTrials(DaemonService):
     """The trials of a daemon, one at a time."""
 
     messages = MappingProxyType({OPEN_TRIAL: "open", MEASURE: "measure"})
@@ -245,7 +245,7 @@ class LinkTrials(Service):
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancel: Callable[[], object] = lambda: None
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         self._machine, self._name, self._keys, self._loop = machine, machine.name, machine.keys, machine.loop
 
     def listening(self) -> list[str]:

@@ -22,7 +22,7 @@ from isthmus.programs.engine.machine.names import NameTakenError, living
 from isthmus.programs.loop_task import LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import started_at, unblock
 from isthmus.runtime.wire.daemon_notes import DaemonNote
 
@@ -34,7 +34,7 @@ LOOK_SECONDS: Final = 0.2
 
 def main(arguments: list[str]) -> int:
     """Be the daemon of the process with the pid, and the line to it, that the arguments name; returns the status."""
-    pid, line = int(arguments[0]), Line.inherited(arguments[1])
+    pid, line = int(arguments[0]), ProcessLine.inherited(arguments[1])
     first = line.next()
     if first is None:
         return 0  # Its loop has ended already.

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.loop_task import LoopLife
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
@@ -29,7 +29,7 @@ from isthmus.runtime.errors import Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.idleness import IdleWatch, used_in
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import is_stopped
 
@@ -41,13 +41,13 @@ _LOST: Final = "the home has given its slot up: it was taken for stuck, did noth
 
 
 @final
-class LoopGuest(Service):
+class LoopGuest(DaemonService):
     """The process `pid` of a loop, at the other end of a line (`Processes`)."""
 
     def __init__(
         self,
         pid: int,
-        line: Line,
+        line: ProcessLine,
         *,
         leaves: Sequence[Any] = (),
         evaluates: bool = False,
@@ -61,7 +61,7 @@ class LoopGuest(Service):
         self._member: Member | None = None
         self._is_first = self._is_through = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._machine: Machine | None = None
+        self._machine: ServedMachine | None = None
         self._watched: tuple[Member, OnEnd] | None = None
         self._pidfd = pidfd_open(pid)
         # This process, which it has started, is none of the user's.
@@ -71,7 +71,7 @@ class LoopGuest(Service):
         """The process itself."""
         return self
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Serve the user's loop from now on."""
         self._machine, self._loop = machine, machine.loop
         loop = machine.loop

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import final
 
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.metrics.exporter import Exporter, MetricsAddress, on_loop
 from isthmus.programs.engine.metrics.run_status import RunStatus
 
 
 @final
-class Metrics(Service):
+class Metrics(DaemonService):
     """Serves the metrics of a daemon's runs at an address."""
 
     def __init__(self, at: MetricsAddress) -> None:
         self._at = at
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Listen; ConfigError if prometheus-client is missing, or the port is taken."""
 
         def statuses() -> list[RunStatus]:

@@ -22,7 +22,7 @@ from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, Machi
 from isthmus.programs.engine.machine.outposts import NOTE
 from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources, reach
 from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.run.resume import aside
 from isthmus.programs.engine.run.standstill import FOR_EVER
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term
@@ -49,12 +49,12 @@ HEARD_TRIES: Final = 3
 
 
 @final
-class NextHome(Service):
+class NextHome(DaemonService):
     """Makes a machine the next home of runs."""
 
     messages = MappingProxyType({"resume": "resume", "restore": "restore"})
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         self._machine, self._name, self._root = machine, machine.name, machine.root
         self._doing = f"Making {machine.name!r} the home of a run"
 

@@ -27,7 +27,7 @@ from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
 from isthmus.programs.engine.machine.run import UNABLE, unable
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import check_files
@@ -46,7 +46,7 @@ HAND_OVER_SECONDS_MAX: Final = 300.0
 
 
 @final
-class OwnRun(Service):
+class OwnRun(DaemonService):
     """The run that the cluster file `file` describes, in the folder `run_dir` below the daemon's root.
 
     If it `goes_on`, one that is there is continued where it was cut off, set aside, stopped, or failed.
@@ -60,7 +60,7 @@ class OwnRun(Service):
         self._wanted: RunSettings | None = None
         """The settings of a run that waits for the first loop."""
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Begin the run as soon as the daemon serves."""
         self._machine = machine
         self._folder = machine.root.folder / (self._run_dir or new_folder.RUNS / self._file.stem)

@@ -32,7 +32,7 @@ from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, admitted_path, machines_folder
 from isthmus.programs.engine.machine.service_manager import ServiceManager
-from isthmus.programs.engine.machine.services import Service
+from isthmus.programs.engine.machine.services import DaemonService
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
@@ -99,7 +99,7 @@ def serve(
     if faults:
         raise ConfigError.of(faults)
 
-    services: list[Service] = []
+    services: list[DaemonService] = []
     if place is not None:
         from isthmus.programs.engine.machine.bucket import Bucket
 
@@ -128,7 +128,7 @@ def run(
     name: str,
     endpoint: str,
     permitted: MachineConfig,
-    services: Sequence[Service],
+    services: Sequence[DaemonService],
     metrics: MetricsAddress | None = None,
 ) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
@@ -191,9 +191,9 @@ def parts_folder(name: str) -> Path:
     return machines_folder().parent.parent / "runs" / name
 
 
-def _usual(permitted: MachineConfig, metrics: MetricsAddress | None) -> list[Service]:
+def _usual(permitted: MachineConfig, metrics: MetricsAddress | None) -> list[DaemonService]:
     """The services that a daemon with keys has, and one whose metrics are asked for."""
-    found: list[Service] = []
+    found: list[DaemonService] = []
     if permitted.pair is not None:
         from isthmus.programs.engine.machine.admissions import Admissions
 
@@ -232,7 +232,7 @@ class _Foreground:
 
 
 def _open(
-    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, services: Sequence[Service]
+    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, services: Sequence[DaemonService]
 ) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
     keys, owner = _keyring(name, permitted), _Foreground(claim, loop)

@@ -2,7 +2,8 @@
 
 A daemon knows a service by its line in `SERVICES`: the messages that it answers, and who may send them. Its code is
 loaded with the first of these messages. Services that a daemon is started with, as its command asks (`serve`), are in
-no table. A service is told of its daemon once, when it is started (`Machine`), and nothing is put into either later.
+no table. A service is told of its daemon once, when it is started (`ServedMachine`), and nothing is put into either
+later.
 
 No service may be named in the daemon, and none may know another one.
 """
@@ -31,7 +32,7 @@ Handler = Callable[[Message], "Message | Awaitable[Message]"]
 """Answers a message; ConfigError, or one of `links.MALFORMED`, for one that cannot be fulfilled."""
 
 
-class Machine(Protocol):
+class ServedMachine(Protocol):
     """The daemon that a service serves."""
 
     name: str
@@ -85,7 +86,7 @@ class Machine(Protocol):
         """Know a run that was over before."""
 
 
-class Service:
+class DaemonService:
     """A service of one daemon: made, started once with its daemon, and closed. What it has no use for, it inherits."""
 
     messages: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -93,7 +94,7 @@ class Service:
     home_messages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Likewise those of homes that its machine is linked to."""
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         """Serve this daemon from now on."""
 
     def listening(self) -> Iterable[str]:
@@ -118,7 +119,7 @@ class Service:
         """Free what it has."""
 
 
-class ServiceLine(NamedTuple):
+class ServiceRow(NamedTuple):
     """A service that is loaded when it is asked: its class, as module and name; each of its messages, with its meaning
     in words where an operator alone may send it, else none; and the messages of homes."""
 
@@ -128,14 +129,14 @@ class ServiceLine(NamedTuple):
 
 
 SERVICES: Final = (
-    ServiceLine(
+    ServiceRow(
         "isthmus.programs.engine.machine.next_home:NextHome",
         {"resume": "to be the home of a run", "restore": "to be the home of a run from its store"},
     ),
-    ServiceLine(
+    ServiceRow(
         "isthmus.programs.engine.machine.trial_ports:TrialPorts", {"open-port": "", "dial-port": "to dial a port"}
     ),
-    ServiceLine(
+    ServiceRow(
         "isthmus.programs.engine.machine.link_trials:LinkTrials",
         {"open-link-trial": "", "measure-link": "to measure a link"},
         ("measure-link",),
@@ -151,9 +152,9 @@ OPERATORS: Final[Mapping[str, str]] = {
 class Services:
     """The services of the daemon `machine`: those that it was `started` with, and those that were asked for so far."""
 
-    def __init__(self, machine: Machine, started: Iterable[Service]) -> None:
+    def __init__(self, machine: ServedMachine, started: Iterable[DaemonService]) -> None:
         self._machine, self._started = machine, tuple(started)
-        self._asked: dict[str, Service] = {}
+        self._asked: dict[str, DaemonService] = {}
 
     def guest(self) -> Guest | None:
         """The guest of the daemon, if it has one."""
@@ -207,7 +208,7 @@ class Services:
         for each in (*self._asked.values(), *reversed(self._started)):
             each.close()
 
-    def _service(self, line: ServiceLine) -> Service:
+    def _service(self, line: ServiceRow) -> DaemonService:
         if line.made_by not in self._asked:
             module, _, name = line.made_by.partition(":")
             service = self._asked[line.made_by] = getattr(import_module(module), name)()

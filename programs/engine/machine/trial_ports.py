@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import checked_address
-from isthmus.programs.engine.machine.services import Machine, Service
+from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.refusals import remedy
@@ -29,7 +29,7 @@ DIAL_SECONDS_MAX: Final = 3.0
 
 
 @final
-class TrialPorts(Service):
+class TrialPorts(DaemonService):
     """The open ports of a daemon.
 
     A port is a listening socket at which nothing is accepted: the kernel completes a caller's connection by itself.
@@ -40,7 +40,7 @@ class TrialPorts(Service):
     def __init__(self) -> None:
         self._open: list[socket.socket] = []
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: ServedMachine) -> None:
         self._machine, self._name = machine, machine.name
 
     def open(self, message: Message) -> Message:

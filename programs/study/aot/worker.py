@@ -51,7 +51,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import die_with_parent, unblock
 
 FINENESS: Final = 8
@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> int:
     """Answer one request."""
     unblock()
     die_with_parent()
-    line = Line.inherited(arguments[0])
+    line = ProcessLine.inherited(arguments[0])
     request = line.next()
     if request is None:
         return 0

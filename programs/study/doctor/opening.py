@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import unblock
 
 
@@ -24,7 +24,7 @@ def opened() -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Open them, and say so."""
     unblock()
-    Line.inherited(arguments[0]).send(opened())
+    ProcessLine.inherited(arguments[0]).send(opened())
 
 
 if __name__ == "__main__":

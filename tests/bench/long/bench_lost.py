@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from isthmus.ops.syncer.answer_rules import Tally
+from isthmus.ops.syncer.answer_rules import RoundTally
 from isthmus.ops.syncer.merge import Merge
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.request import Program
@@ -34,7 +34,7 @@ def run(worlds: Worlds, seed: int, steps: int, push: str, share: float) -> tuple
     rng, counts = random.Random(seed), [0, 0]
 
     def losing(merge: Any) -> Any:
-        def merged(self: Merge, tally: Tally, early: Any) -> Any:
+        def merged(self: Merge, tally: RoundTally, early: Any) -> Any:
             def is_lost(vote: Any) -> bool:
                 lost = tally.round["kind"] == "merge" and rng.random() < share
                 counts[lost] += 1

@@ -17,7 +17,7 @@ from isthmus.ops.syncer.answer_rules import (
     InfluenceCap,
     JudgePlace,
     LengthBounds,
-    Tally,
+    RoundTally,
     usual_rules,
 )
 from isthmus.ops.syncer.merge import Merge
@@ -49,15 +49,15 @@ class Asked(AnswerJudge):
     def begun(self, fragment: int, past: Sequence[float]) -> None:
         self._asked.append((self._name, "begun", fragment))
 
-    def judge(self, tally: Tally) -> None:
+    def judge(self, tally: RoundTally) -> None:
         self._asked.append((self._name, "judge", [vote["slot"] for vote in tally.answers]))
         tally.refuse(f"by {self._name}", lambda vote: vote["slot"] == self._out)
 
-    def share(self, tally: Tally) -> None:
+    def share(self, tally: RoundTally) -> None:
         self._asked.append((self._name, "share", len(tally.shares)))
         tally.divide([share / 2 for share in tally.shares], 0.5, is_weighed=True)
 
-    def merged(self, tally: Tally) -> None:
+    def merged(self, tally: RoundTally) -> None:
         self._asked.append((self._name, "merged", [vote["slot"] for vote in tally.voters()]))
 
     def kept(self, fragment: int) -> list[float]:
@@ -108,7 +108,7 @@ def test_what_a_life_has_kept_of_a_fragment_begins_the_next() -> None:
 
 
 def test_shares_are_of_all_answers() -> None:
-    tally = Tally(pull(0, 1), {"refused": []}, [answer(0, 1.0)], (1, 0))  # type: ignore[typeddict-item]
+    tally = RoundTally(pull(0, 1), {"refused": []}, [answer(0, 1.0)], (1, 0))  # type: ignore[typeddict-item]
     with pytest.raises(AssertionError):
         tally.divide([0.5, 0.5], 1.0, is_weighed=True)
 

@@ -24,8 +24,8 @@ REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, ref
 STAND_IN = """
 import json, os, sys
 from pathlib import Path
-from isthmus.runtime.system.lines import Line
-line = Line.inherited(sys.argv[1])
+from isthmus.runtime.system.lines import ProcessLine
+line = ProcessLine.inherited(sys.argv[1])
 request = line.next()
 with Path(os.environ["ASKED"]).open("a") as file:
     file.write(json.dumps({**request, "environment": {n: os.environ.get(n) for n in ("JAX_PLATFORMS",)}}) + "\\n")

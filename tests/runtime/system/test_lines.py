@@ -9,21 +9,21 @@ from collections.abc import Iterator
 import pytest
 
 from isthmus.runtime.system import lines
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.waiting import readable
 from tests.patience import PATIENCE
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Line, Line]]:
-    ours, its = Line.pair()
-    other = Line(its)
+def pair() -> Iterator[tuple[ProcessLine, ProcessLine]]:
+    ours, its = ProcessLine.pair()
+    other = ProcessLine(its)
     yield ours, other
     ours.close()
     other.close()
 
 
-def heard(line: Line, count: int) -> list[dict[str, object]]:
+def heard(line: ProcessLine, count: int) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     while len(found) < count:
         assert readable([line], PATIENCE)
@@ -31,7 +31,7 @@ def heard(line: Line, count: int) -> list[dict[str, object]]:
     return found
 
 
-def test_messages_come_whole_and_in_order_both_ways(pair: tuple[Line, Line]) -> None:
+def test_messages_come_whole_and_in_order_both_ways(pair: tuple[ProcessLine, ProcessLine]) -> None:
     one, other = pair
     assert one.hear() == []
     for number in range(3):
@@ -44,7 +44,7 @@ def test_messages_come_whole_and_in_order_both_ways(pair: tuple[Line, Line]) -> 
 def test_a_message_that_comes_in_pieces_is_one() -> None:
     raw, its = socket.socketpair()
     with raw:
-        line = Line(its)
+        line = ProcessLine(its)
         raw.sendall(b'{"a": 1}\n{"b"')
         assert line.hear() == [{"a": 1}]
         raw.sendall(b": 2}")
@@ -54,7 +54,9 @@ def test_a_message_that_comes_in_pieces_is_one() -> None:
         line.close()
 
 
-def test_an_end_that_does_not_read_is_offered_nothing_more_until_it_has_read(pair: tuple[Line, Line]) -> None:
+def test_an_end_that_does_not_read_is_offered_nothing_more_until_it_has_read(
+    pair: tuple[ProcessLine, ProcessLine],
+) -> None:
     one, other = pair
     large = {"data": "x" * (8 << 20)}
     assert one.offer(large)  # Some of it waits here.
@@ -67,7 +69,7 @@ def test_an_end_that_does_not_read_is_offered_nothing_more_until_it_has_read(pai
     assert {"lost": True} not in found
 
 
-def test_what_is_sent_to_an_end_that_reads_late_arrives(pair: tuple[Line, Line]) -> None:
+def test_what_is_sent_to_an_end_that_reads_late_arrives(pair: tuple[ProcessLine, ProcessLine]) -> None:
     one, other = pair
     large = {"data": "x" * (8 << 20)}
     sending = threading.Thread(target=lambda: [one.send(large), one.send({"last": 1})])
@@ -76,7 +78,7 @@ def test_what_is_sent_to_an_end_that_reads_late_arrives(pair: tuple[Line, Line])
     sending.join(PATIENCE)
 
 
-def test_what_was_said_before_the_end_is_heard_and_then_the_end(pair: tuple[Line, Line]) -> None:
+def test_what_was_said_before_the_end_is_heard_and_then_the_end(pair: tuple[ProcessLine, ProcessLine]) -> None:
     one, other = pair
     other.offer({"unread": 1})  # So that the other end's close is one with an error.
     one.offer({"last": 1})
@@ -89,7 +91,7 @@ def test_what_was_said_before_the_end_is_heard_and_then_the_end(pair: tuple[Line
         other.send({"more": 3})
 
 
-def test_an_end_that_says_no_more_still_hears(pair: tuple[Line, Line]) -> None:
+def test_an_end_that_says_no_more_still_hears(pair: tuple[ProcessLine, ProcessLine]) -> None:
     one, other = pair
     one.end()
     assert other.hear() == []
@@ -103,14 +105,16 @@ def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 1000)
     raw, its = socket.socketpair()
     with raw:
-        line = Line(its)
+        line = ProcessLine(its)
         raw.sendall(b"x" * 2000)
         with pytest.raises(ValueError, match="1000 bytes"):
             line.hear()
         line.close()
 
 
-def test_one_message_after_the_other_is_waited_for_and_those_behind_it_stay(pair: tuple[Line, Line]) -> None:
+def test_one_message_after_the_other_is_waited_for_and_those_behind_it_stay(
+    pair: tuple[ProcessLine, ProcessLine],
+) -> None:
     one, other = pair
     for number in range(3):
         one.send({"number": number})

@@ -19,7 +19,7 @@ import pytest
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import seconds
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.wire import porter_process, porter_relay
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -106,9 +106,9 @@ class Served:
     def __init__(self) -> None:
         self.daemon = socket.create_server(("127.0.0.1", 0))
         listener = socket.create_server(("127.0.0.1", 0))
-        self.line, far = Line.pair()
+        self.line, far = ProcessLine.pair()
         self.address = listener.getsockname()
-        self.porter = PorterProcess(listener, Line(far), self.daemon.getsockname()[1])
+        self.porter = PorterProcess(listener, ProcessLine(far), self.daemon.getsockname()[1])
         self._sockets = [self.daemon, listener, far]
         self._thread = threading.Thread(target=self.porter.serve)
         self._thread.start()

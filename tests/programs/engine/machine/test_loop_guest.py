@@ -12,7 +12,7 @@ import pytest
 from isthmus.programs.engine.machine.loop_guest import OVER_SECONDS, LoopGuest
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.system.lines import Line
+from isthmus.runtime.system.lines import ProcessLine
 
 FIRST, SECOND = (Member(Replica("learner", 3), number) for number in (1, 2))
 
@@ -52,8 +52,8 @@ class Visit:
     """A guest of this process, attached, with the loop's end of its socket and the ends of its life."""
 
     def __init__(self) -> None:
-        self.loops, its = Line.pair()
-        self.guest, self.loop = LoopGuest(os.getpid(), Line(its)), Loop()
+        self.loops, its = ProcessLine.pair()
+        self.guest, self.loop = LoopGuest(os.getpid(), ProcessLine(its)), Loop()
         self.machine = Machine(self.loop)
         self.guest.start(self.machine)  # type: ignore[arg-type]
         self.ends: list[tuple[Member, Exited]] = []

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from isthmus.programs.engine.machine import services
-from isthmus.programs.engine.machine.services import SERVICES, Service, ServiceLine, Services
+from isthmus.programs.engine.machine.services import SERVICES, DaemonService, ServiceRow, Services
 
 OPTIONAL = (
     "admissions", "bucket", "failover", "handing_over", "invitations", "joining", "link_trials", "loop_guest",
@@ -34,17 +34,17 @@ def test_a_daemon_loads_no_service_that_it_was_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("line", SERVICES, ids=lambda line: line.made_by.rpartition(":")[2])
-def test_a_line_of_the_table_is_what_the_service_answers(line: ServiceLine) -> None:
+def test_a_line_of_the_table_is_what_the_service_answers(line: ServiceRow) -> None:
     module, _, name = line.made_by.partition(":")
     kind = getattr(import_module(module), name)
-    assert issubclass(kind, Service)
+    assert issubclass(kind, DaemonService)
     assert set(kind.messages) == set(line.messages)
     assert set(kind.home_messages) == set(line.home_messages)
     for method in {*kind.messages.values(), *kind.home_messages.values()}:
         assert callable(getattr(kind, method))
 
 
-class Echo(Service):
+class Echo(DaemonService):
     """Answers, and notes what it is told."""
 
     def __init__(self, answer: dict[str, Any] | None = None) -> None:
@@ -85,9 +85,9 @@ def test_all_are_told_and_the_first_that_knows_a_claim_answers() -> None:
 
 
 def test_a_service_is_made_once_with_its_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Service] = []
+    made: list[DaemonService] = []
 
-    class Counted(Service):
+    class Counted(DaemonService):
         messages = MappingProxyType({"ask": "asked"})
         home_messages = MappingProxyType({"tell": "told"})
 
@@ -100,7 +100,7 @@ def test_a_service_is_made_once_with_its_first_message(monkeypatch: pytest.Monke
         async def told(self, home: Any, message: Any) -> Any:
             return message
 
-    monkeypatch.setattr(services, "SERVICES", (ServiceLine(f"{__name__}:Counted", {"ask": ""}, ("tell",)),))
+    monkeypatch.setattr(services, "SERVICES", (ServiceRow(f"{__name__}:Counted", {"ask": ""}, ("tell",)),))
     monkeypatch.setattr(sys.modules[__name__], "Counted", Counted, raising=False)
     of_daemon = Services(cast(Any, "machine"), ())
     assert of_daemon.handler("other") is None
