@@ -183,8 +183,10 @@ class KeptChild:
             self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _say(self) -> None:
+        if self._child is None or not self._child.line.flush():
+            return
         state = self._state()
-        if self._child is not None and state != self._told and self._child.line.offer(state):
+        if state != self._told and self._child.line.offer(state):
             self._told = state
 
     def _hear_or_leave(self) -> None:

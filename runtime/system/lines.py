@@ -50,11 +50,23 @@ class ProcessLine:
         return self._socket.fileno()
 
     def offer(self, message: Mapping[str, Any]) -> bool:
-        """Send a message without waiting; False, and nothing is sent, where the other end is behind, or gone."""
-        if not self._flush():
+        """Send a message without waiting; False, and nothing is sent, where the other end is behind, or gone.
+
+        What of a message has no room yet goes with the next one, or with `flush`.
+        """
+        if not self.flush():
             return False
         self._unsent = memoryview(json.dumps(message).encode() + b"\n")
-        self._flush()
+        self.flush()
+        return True
+
+    def flush(self) -> bool:
+        """Hand over, without waiting, what there is room for of what was offered; whether nothing is left."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except OSError:  # No room now, or nobody any more.
+            return False
         return True
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -101,15 +113,6 @@ class ProcessLine:
     def close(self) -> None:
         """Free the descriptor. Idempotent."""
         self._socket.close()
-
-    def _flush(self) -> bool:
-        """Hand over what there is room for; whether nothing is left."""
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        except OSError:  # No room now, or nobody any more.
-            return False
-        return True
 
     def _hand_over(self) -> None:
         """Hand over what is left; OSError if the other end has gone."""

@@ -252,6 +252,7 @@ class PorterProcess:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _look_at_time(self) -> None:
+        self._line.flush()
         now = time.monotonic()
         while self._greeting and self._greeting[oldest := next(iter(self._greeting))].until <= now:
             self._hang_up(oldest)

@@ -155,3 +155,9 @@ def test_a_line_that_is_full_gets_the_newest_state_later(kept: Kept) -> None:
     os.kill(pid, signal.SIGCONT)
     kept.until(lambda: kept.heard()[-1]["number"] == 39)
     assert len(kept.heard()) < 40
+
+
+def test_a_state_of_more_than_a_line_has_room_for_arrives_though_it_changes_no_more(kept: Kept) -> None:
+    kept.until(kept.heard)
+    kept.state = {"fill": "x" * (4 << 20)}
+    kept.until(lambda: kept.heard()[-1] == kept.state)
