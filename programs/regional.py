@@ -28,7 +28,7 @@ from isthmus.ops.exchange.token_accounts import AtMost
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.syncer.answer_rules import InfluenceCap, usual_rules
+from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
@@ -182,8 +182,7 @@ def build(
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
-    of_learners = usual_rules(bounded=bounded)
-    of_regions = *(rule for rule in of_learners if not isinstance(rule, InfluenceCap)), RegionShares(regions)
+    of_regions = *judging_rules(bounded=bounded), RegionShares(regions)
     sizes = [part.size for part in parts]
     paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
     paces["sizes"] = sizes
@@ -206,7 +205,7 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     region_merge = region.node(
         "region-merge",
-        partial(Merge, parts, lr=lr, momentum=momentum, rules=of_learners, **merges),
+        partial(Merge, parts, lr=lr, momentum=momentum, rules=usual_rules(bounded=bounded), **merges),
         fires=votes,
     )
     regional = region.node(

@@ -49,36 +49,41 @@ def length(norms: Float32) -> float:
 class RoundTally:
     """The `answers` to a round that count so far, whose fragment has this `newest` version.
 
-    `shares`, once all that count are known, are those of the merge, by answer: their weights, until a rule divides the
-    merge. The sum of what it gives is `whole`; the rest counts as a gradient of zero. `is_weighed`: whether these are
-    other shares than those that the weights give.
+    Once all that count are known they have `weights`, by answer. Where a rule divides the merge otherwise, it gives
+    `shares`, whose sum is `whole`; the rest counts as a gradient of zero.
     """
 
     round: Round
     record: Merging
     answers: list[Answer]
     newest: tuple[int, int]
+    weights: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     whole: float = 1.0
-    is_weighed: bool = False
-    is_divided: bool = False
+
+    @property
+    def parts(self) -> list[float]:
+        """How much each answer counts: its share, or, where no rule has divided the merge, its weight."""
+        return self.shares or self.weights
 
     def refuse(self, reason: str, is_refused: Callable[[Answer], bool]) -> None:
         """Leave the answers out of which that holds, and record the reason."""
-        refused = [vote for vote in self.answers if is_refused(vote)]
-        self.record["refused"] += [[vote["slot"], reason] for vote in refused]
-        self.answers = [vote for vote in self.answers if not any(vote is each for each in refused)]
+        left: list[Answer] = []
+        for vote in self.answers:
+            if is_refused(vote):
+                self.record["refused"].append([vote["slot"], reason])
+            else:
+                left.append(vote)
+        self.answers = left
 
-    def divide(self, shares: list[float], whole: float, *, is_weighed: bool) -> None:
+    def divide(self, shares: list[float], whole: float) -> None:
         """Give each answer its share."""
         assert len(shares) == len(self.answers)
         self.shares, self.whole = shares, whole
-        self.is_weighed |= is_weighed
-        self.is_divided = True
 
     def voters(self) -> list[Answer]:
-        """The answers that have a share."""
-        return [vote for vote, share in zip(self.answers, self.shares, strict=True) if share > 0]
+        """The answers that count for more than nothing."""
+        return [vote for vote, part in zip(self.answers, self.parts, strict=True) if part > 0]
 
 
 class JudgePlace(NamedTuple):
@@ -103,13 +108,13 @@ class AnswerJudge:
         """Refuse answers, or change them."""
 
     def share(self, tally: RoundTally) -> None:
-        """Divide the merge (`RoundTally.divide`)."""
+        """Divide the merge (`RoundTally.divide`), or leave it as its answers weigh."""
 
     def merged(self, tally: RoundTally) -> None:
         """The answers have been merged so."""
 
     def kept(self, fragment: int) -> list[float]:
-        """What a life of this shard to come begins with."""
+        """What a life of this shard to come begins with. Of the rules of a merge one may have something."""
         return []
 
 
@@ -274,9 +279,10 @@ class _Owners(AnswerJudge):
 
     def share(self, tally: RoundTally) -> None:
         owners = [self._owner(vote["slot"]) for vote in tally.answers]
-        shares, whole, reduced = capped(tally.shares, [name for name, _ in owners], dict(owners))
-        tally.record["capped"] = [list(each) for each in reduced]
-        tally.divide(shares, whole, is_weighed=bool(reduced))
+        shares, whole, reduced = capped(tally.parts, [name for name, _ in owners], dict(owners))
+        if reduced:  # Else the weights remain, as they are known when an answer arrives.
+            tally.record["capped"] = [list(each) for each in reduced]
+            tally.divide(shares, whole)
 
     def _owner(self, slot: int) -> tuple[str, float]:
         """Whose a learner's share is, that of its machine's owner, or its own; and the most that it may be."""
@@ -284,9 +290,14 @@ class _Owners(AnswerJudge):
         return name or f"{LEARNER} {slot}", most or self._share_max
 
 
+def judging_rules(*, bounded: bool = True, opposed: Literal["tell", "refuse"] = "tell") -> tuple[AnswerRule, ...]:
+    """The rules by which any merge refuses and shortens answers, by the settings of a program."""
+    bounds: tuple[AnswerRule, ...] = (LengthBounds(),) if bounded else ()
+    return (*bounds, Dissent(opposed))
+
+
 def usual_rules(
     *, bounded: bool = True, opposed: Literal["tell", "refuse"] = "tell", share_max: float = 1.0
 ) -> tuple[AnswerRule, ...]:
     """The rules of a merge of learners, by the settings of a program."""
-    bounds: tuple[AnswerRule, ...] = (LengthBounds(),) if bounded else ()
-    return (*bounds, Dissent(opposed), InfluenceCap(share_max))
+    return (*judging_rules(bounded=bounded, opposed=opposed), InfluenceCap(share_max))

@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 
 
 LEARNERS: Final = LearnerAnswers()
+"""Whose the answers of a merge are where its graph does not say."""
 USUAL: Final = usual_rules()
+"""The rules of a merge whose graph has none of its own: those of the settings' defaults."""
 TINY: Final = 1e-30
 """A norm this small is lost in float32."""
 NOT_FINITE: Final = "the outer step would not be finite"
@@ -376,15 +378,13 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         account = self._accounts[round["fragment"]]  # Or all would have been refused.
-        tally.shares = weights
+        tally.weights = weights
         for judge in self._judges:
             judge.share(tally)
-        if not tally.is_divided:
-            tally.shares = [each / sum(weights) for each in weights]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
-            tally.shares if tally.is_weighed else weights,  # Else as they are known when an answer arrives.
+            tally.parts,
             [vote["norms"] for vote in accepted],
             self._fragments[round["fragment"]],
             self._method,
@@ -402,7 +402,8 @@ class Merge:
         self._extents[round["fragment"]].stepped([vote["norms"] for vote in tally.voters()])
         for judge in self._judges:
             judge.merged(tally)
-        voted = [(vote["slot"], share) for vote, share in zip(accepted, tally.shares, strict=True) if share > 0]
+        shares = tally.shares or [each / sum(weights) for each in weights]
+        voted = [(vote["slot"], share) for vote, share in zip(accepted, shares, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
         if round["kind"] == "merge":  # The record has the counts with this merge.
@@ -506,9 +507,15 @@ class Merge:
             totals=round["totals"],
             lives=[],
             work=work or [],
-            lengths=[each for judge in self._judges for each in judge.kept(p)],
+            lengths=self._kept(p),
             merging=record,
         )
+
+    def _kept(self, fragment: int) -> list[float]:
+        """What a life to come begins with. It is one list: two rules that keep would read each other's."""
+        kept = [of_rule for judge in self._judges if (of_rule := judge.kept(fragment))]
+        assert len(kept) <= 1, "only one rule of a merge may keep something for a life to come"
+        return kept[0] if kept else []
 
     def _record(self, round: Round, decision: Mapping[str, Any]) -> Merging:
         record = Merging(

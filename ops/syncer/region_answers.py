@@ -64,8 +64,8 @@ class _Regions(AnswerJudge):
     def share(self, tally: RoundTally) -> None:
         slots = [str(vote["slot"]) for vote in tally.answers]
         # Not said in the record: it is so in every merge.
-        shares, whole, _ = capped(tally.shares, slots, self._parts(tally.round, tally.answers))
-        tally.divide(shares, whole, is_weighed=True)
+        shares, whole, _ = capped(tally.parts, slots, self._parts(tally.round, tally.answers))
+        tally.divide(shares, whole)
 
     def _parts(self, round: Round, answers: Sequence[Answer]) -> dict[str, float]:
         """The share of the run's tokens that each region has which answers, of those that were asked."""

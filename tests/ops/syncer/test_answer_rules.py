@@ -41,7 +41,9 @@ def fired(merge: Merge, *votes: Any) -> Any:
 
 
 class Asked(AnswerJudge):
-    """Notes when it is asked, and leaves one slot out."""
+    """Notes when it is asked, leaves one slot out, and gives half of what there is to nobody."""
+
+    keepers = ("a",)
 
     def __init__(self, name: str, out: int, asked: list[Any]) -> None:
         self._name, self._out, self._asked = name, out, asked
@@ -54,14 +56,15 @@ class Asked(AnswerJudge):
         tally.refuse(f"by {self._name}", lambda vote: vote["slot"] == self._out)
 
     def share(self, tally: RoundTally) -> None:
-        self._asked.append((self._name, "share", len(tally.shares)))
-        tally.divide([share / 2 for share in tally.shares], 0.5, is_weighed=True)
+        self._asked.append((self._name, "share", tally.parts))
+        total, half = sum(tally.parts), tally.whole / 2
+        tally.divide([part / total * half for part in tally.parts], half)
 
     def merged(self, tally: RoundTally) -> None:
         self._asked.append((self._name, "merged", [vote["slot"] for vote in tally.voters()]))
 
     def kept(self, fragment: int) -> list[float]:
-        return [float(len(self._name))]
+        return [7.0] if self._name in self.keepers else []
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,20 @@ def test_judges_are_asked_in_the_order_of_the_list_and_what_they_leave_goes_on()
     told = fired(opened([Own("a", 0, asked), Own("bb", 2, asked)]), *(answer(slot, 1.0) for slot in range(4)))
     assert told["merging"]["refused"] == [[0, "by a"], [2, "by bb"]]
     assert told["merging"]["voters"] == [1, 3]
-    assert told["lengths"] == [1.0, 2.0]
+    assert told["merging"]["weights"] == [0.125, 0.125]
+    assert told["lengths"] == [7.0]
     assert asked == [
         ("a", "begun", 0), ("bb", "begun", 0),
         ("a", "judge", [0, 1, 2, 3]), ("bb", "judge", [1, 2, 3]),
-        ("a", "share", 2), ("bb", "share", 2),
+        ("a", "share", [640.0, 640.0]), ("bb", "share", [0.25, 0.25]),
         ("a", "merged", [1, 3]), ("bb", "merged", [1, 3]),
     ]  # fmt: skip
+
+
+def test_two_rules_that_keep_something_for_a_next_life_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asked, "keepers", ("a", "bb"))
+    with pytest.raises(AssertionError, match="only one rule"):
+        opened([Own("a", 0, []), Own("bb", 2, [])])
 
 
 def test_a_merge_without_rules_weighs_by_tokens_and_steps_and_still_books_and_checks() -> None:
@@ -110,7 +120,7 @@ def test_what_a_life_has_kept_of_a_fragment_begins_the_next() -> None:
 def test_shares_are_of_all_answers() -> None:
     tally = RoundTally(pull(0, 1), {"refused": []}, [answer(0, 1.0)], (1, 0))  # type: ignore[typeddict-item]
     with pytest.raises(AssertionError):
-        tally.divide([0.5, 0.5], 1.0, is_weighed=True)
+        tally.divide([0.5, 0.5], 1.0)
 
 
 def test_the_usual_rules_are_those_of_the_settings_in_one_order() -> None:
