@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from isthmus.runtime.system.lines import ProcessLine
-from isthmus.runtime.system.processes import unblock
+from isthmus.runtime.system.processes import die_with_parent, unblock
 
 
 def opened() -> dict[str, Any]:
@@ -24,6 +24,7 @@ def opened() -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Open them, and say so."""
     unblock()
+    die_with_parent()
     ProcessLine.inherited(arguments[0]).send(opened())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -190,12 +189,3 @@ class EchoServer:
         with made, suppress(OSError):
             while data := made.recv(1 << 16):
                 made.sendall(data)
-
-
-def wait_for(what: Callable[[], Any], seconds_max: float = PATIENCE) -> Any:
-    """The first true result of `what`."""
-    pause, until = threading.Event(), time.monotonic() + seconds_max
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come about"
-        pause.wait(0.02)
-    return found

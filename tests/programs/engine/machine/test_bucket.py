@@ -22,8 +22,8 @@ from isthmus.runtime.wire.bucket_keys import hello_of
 from isthmus.runtime.wire.bucket_passage import SEALED_BYTES_MAX
 from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import KeyPair
-from tests.patience import PATIENCE
-from tests.programs.engine.machine.bucket_place import EchoServer, Ways, wait_for
+from tests.patience import PATIENCE, wait_for
+from tests.programs.engine.machine.bucket_place import EchoServer, Ways
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from typer.testing import Result
 from isthmus.programs.engine.machine.invitations import InvitationFile
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.study.doctor import others, this_machine
-from isthmus.runtime.system.processes import signal_masks
+from isthmus.runtime.system.processes import signal_masks, started_at
 from isthmus.runtime.wire.security_keys import KeyPair
+from tests.patience import wait_for
 from tests.programs.engine.machine.daemon_place import Place
 
 CLUSTER = """
@@ -89,6 +92,37 @@ def test_a_control_group_bounds_what_the_machine_has(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     own.write_text("0::/outer/inner\n")
     assert list(this_machine.groups(tmp_path / "sys", own)) == [inner, inner.parent, tmp_path / "sys"]
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the number of a process that opens devices, which never opens."""
+    number = tmp_path / "number"
+    text = f"import os, time\nopen({str(number)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    tmp_path.joinpath("jax.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return number
+
+
+@pytest.mark.process
+def test_devices_that_do_not_open_are_given_up(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "JAX_SECONDS_MAX", 0.1)
+    opening = this_machine.OpeningDevices()
+    wait_for(lambda: stuck.exists() and bool(stuck.read_text()))
+    assert opening.facts().refusal == "no device within 0 s"
+    assert started_at(int(stuck.read_text())) is None
+
+
+@pytest.mark.process
+def test_a_doctor_that_is_killed_leaves_no_process_that_opens_devices(stuck: Path) -> None:
+    of = "isthmus.programs.study.doctor.this_machine"
+    doctor = subprocess.Popen([sys.executable, "-c", f"import {of} as it, time; it.OpeningDevices(); time.sleep(1000)"])
+    try:
+        wait_for(lambda: stuck.exists() and bool(stuck.read_text()))
+    finally:
+        doctor.kill()
+        doctor.wait()
+    wait_for(lambda: started_at(int(stuck.read_text())) is None)
 
 
 @pytest.mark.process
