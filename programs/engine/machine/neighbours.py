@@ -49,8 +49,7 @@ class Neighbours:
     returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
     `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
     this machine, and the runs that it is taken away from, `on_loop` with the name of a machine that is the daemon of a
-    loop, at each of its announcements. `home_handler` returns what answers a message of a home that
-    is about no run.
+    loop, at each of its announcements. `home_handler` returns what answers a message of a home that is about no run.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
 
-The machines report whether the home is lost, and `failover` decides the consequences. Nothing is
-changed before, and from there on nothing is waited for, so no other message comes between.
+The machines report whether the home is lost, and `failover` decides the consequences. Nothing is changed before, and
+from there on nothing is waited for, so no other message comes between.
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ class NextHome(DaemonService):
         requests = [LinkRequest(site, here, check) for site in failover.to_ask(name, takeover, sites)]
         own = name, lambda: self._machine.neighbours.outposts.standing(run, name)
         views, missing = await standings(self._machine.neighbours.links, requests, self._machine.keys, own)
-        failover.check_nowhere(
-            run, {name: self._machine.run_names()}, self._doing
-        )  # Another request may have taken it meanwhile.
+        # Another request may have taken it meanwhile.
+        failover.check_nowhere(run, {name: self._machine.run_names()}, self._doing)
         # What cannot be reached may live, as long as it does without its home.
         elsewhere_ns = round(LATE * lonely_seconds(takeover.run_spec) * 1e9) if missing else 0
         is_held = any(view.home for view in views.values())

@@ -1,8 +1,7 @@
 """The porter of a daemon: the process beside it that accepts connections at its port (`runtime.wire.porter_process`).
 
-It starts it, starts it again when it has died, and tells it at which endpoints the
-hosts of this machine listen. The daemon holds the listening socket, so that no connection is refused in between; it
-never waits for its porter.
+It tells it at which endpoints the hosts of this machine listen. The daemon holds the listening socket, so that no
+connection is refused while the porter starts again; it never waits for its porter.
 """
 
 from __future__ import annotations

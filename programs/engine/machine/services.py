@@ -1,6 +1,6 @@
 """The services of a machine's daemon: what it answers, and keeps, beside the runs that it has.
 
-A daemon knows a service by its line in `SERVICES`: the messages that it answers, and who may send them. Its code is
+A daemon knows a service by its row in `SERVICES`: the messages that it answers, and who may send them. Its code is
 loaded with the first of these messages. Services that a daemon is started with, as its command asks (`serve`), are in
 no table. A service is told of its daemon once, when it is started (`ServedMachine`), and nothing is put into either
 later.
@@ -142,9 +142,7 @@ SERVICES: Final = (
         ("measure-link",),
     ),
 )
-OPERATORS: Final[Mapping[str, str]] = {
-    kind: words for line in SERVICES for kind, words in line.messages.items() if words
-}
+OPERATORS: Final[Mapping[str, str]] = {kind: words for row in SERVICES for kind, words in row.messages.items() if words}
 """Messages to services that need an operator's key, with their meaning in words."""
 
 
@@ -167,21 +165,13 @@ class Services:
 
     def handler(self, kind: str) -> Handler | None:
         """What answers a message; None where no service does."""
-        line = next((line for line in SERVICES if kind in line.messages), None)
-        if line is None:
-            return None
-        service = self._service(line)
-        found: Handler = getattr(service, service.messages[kind])
-        return found
+        service = self._service(lambda row: kind in row.messages)
+        return None if service is None else getattr(service, service.messages[kind])
 
     def home_handler(self, kind: str) -> HomeHandler | None:
         """What answers a message of a home; None where no service does."""
-        line = next((line for line in SERVICES if kind in line.home_messages), None)
-        if line is None:
-            return None
-        service = self._service(line)
-        found: HomeHandler = getattr(service, service.home_messages[kind])
-        return found
+        service = self._service(lambda row: kind in row.home_messages)
+        return None if service is None else getattr(service, service.home_messages[kind])
 
     def claim(self, invitation: str, message: Message, away_seconds: float) -> Message | None:
         """The answer to the holder of an invitation; None where no service has one."""
@@ -208,9 +198,12 @@ class Services:
         for each in (*self._asked.values(), *reversed(self._started)):
             each.close()
 
-    def _service(self, line: ServiceRow) -> DaemonService:
-        if line.made_by not in self._asked:
-            module, _, name = line.made_by.partition(":")
-            service = self._asked[line.made_by] = getattr(import_module(module), name)()
-            service.start(self._machine)
-        return self._asked[line.made_by]
+    def _service(self, has: Callable[[ServiceRow], bool]) -> DaemonService | None:
+        """The service whose row that holds of, which is loaded if it was not yet; None where there is none."""
+        for row in filter(has, SERVICES):
+            if row.made_by not in self._asked:
+                module, _, name = row.made_by.partition(":")
+                service = self._asked[row.made_by] = getattr(import_module(module), name)()
+                service.start(self._machine)
+            return self._asked[row.made_by]
+        return None

@@ -33,13 +33,13 @@ def test_a_daemon_loads_no_service_that_it_was_not_asked_for() -> None:
     assert not unwanted & loaded
 
 
-@pytest.mark.parametrize("line", SERVICES, ids=lambda line: line.made_by.rpartition(":")[2])
-def test_a_line_of_the_table_is_what_the_service_answers(line: ServiceRow) -> None:
-    module, _, name = line.made_by.partition(":")
+@pytest.mark.parametrize("row", SERVICES, ids=lambda row: row.made_by.rpartition(":")[2])
+def test_a_row_of_the_table_is_what_the_service_answers(row: ServiceRow) -> None:
+    module, _, name = row.made_by.partition(":")
     kind = getattr(import_module(module), name)
     assert issubclass(kind, DaemonService)
-    assert set(kind.messages) == set(line.messages)
-    assert set(kind.home_messages) == set(line.home_messages)
+    assert set(kind.messages) == set(row.messages)
+    assert set(kind.home_messages) == set(row.home_messages)
     for method in {*kind.messages.values(), *kind.home_messages.values()}:
         assert callable(getattr(kind, method))
 
