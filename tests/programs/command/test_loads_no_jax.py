@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 COMMAND = """
 import contextlib, io
-from isthmus.programs.command.main import app
+from tests.command_line import app
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     app({arguments!r}, prog_name="isthmus", standalone_mode=False)
 """

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_timeline import choose_window, longest_pause, visible_rounds
 from isthmus.programs.engine.report.page import load, timeline_svg, write_report
 from isthmus.programs.engine.report.sections import data_parallel_bytes, header
 from isthmus.programs.engine.results.words import decimal, whole
+from tests.command_line import app
 from tests.programs.engine.results.made_up_run import SHAPES, build, write_json, write_lines
 
 SECTIONS = (

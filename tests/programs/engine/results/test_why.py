@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from isthmus import Program
 from isthmus.ops.syncer.terms import Conditions, Terms
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.results import why as words
 from isthmus.programs.engine.results.lines import MergeRecord
@@ -24,6 +23,7 @@ from isthmus.programs.engine.results.why_merge_facts import Came, Closing, Merge
 from isthmus.programs.engine.results.words import dotted
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Kill
+from tests.command_line import app
 from tests.programs.engine.results import made_up_run, whole_files
 from tests.programs.study.lab.taped_run import TOKENS, taped_run
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
 from isthmus.programs.study.lab.goodput import (
     DATA_PARALLEL,
     DECOUPLED,
@@ -28,6 +27,7 @@ from isthmus.programs.study.lab.goodput import (
     unmerged,
     uptime,
 )
+from tests.command_line import app
 
 QUICK = FailureTerms(step_seconds=1.0, stall_seconds=10.0, upscale_seconds=5.0, calm_seconds=20.0, repair_seconds=30.0)
 

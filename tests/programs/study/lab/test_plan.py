@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.formats import FORMATS, MEASURED
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.reference import resolve
@@ -37,6 +36,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
 from isthmus.runtime.supervision.flows import RunFlows
+from tests.command_line import app
 
 SMALL = PlanRequest(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""

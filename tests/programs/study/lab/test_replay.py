@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.study.lab.replay import again
@@ -29,6 +28,7 @@ from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBeat, StationBegan
 from isthmus.runtime.tape.reading import Reading, Segment, read
 from isthmus.runtime.tape.writing import MARK, Opening, framed, frames, joined
+from tests.command_line import app
 from tests.programs.study.lab.taped_run import taped_run
 
 
@@ -361,9 +361,9 @@ def test_neither_command_imports_jax(finished: Path) -> None:
     script = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from isthmus.programs.command.main import app\n"
+        "from isthmus.programs.command.main import whole\n"
         "for command in ('replay', 'why'):\n"
-        f"    assert CliRunner().invoke(app, [command, {str(finished)!r}]).exit_code == 0\n"
+        f"    assert CliRunner().invoke(whole(), [command, {str(finished)!r}]).exit_code == 0\n"
         "assert 'jax' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -20,9 +20,9 @@ from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.launch import launching
-from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import LaunchFile, LaunchRequest, modules_of
+from isthmus.programs.wings.launch import launching
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchRequest, modules_of
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, printable
 
 

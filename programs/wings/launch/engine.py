@@ -9,15 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol, final
 
-from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import HOME, LaunchRequest
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import HOME, LaunchRequest
 from isthmus.runtime.errors import Fault
 
 ENGINES: Final = MappingProxyType(
     {
-        "slurm": "isthmus.programs.launch.slurm",
-        "ray": "isthmus.programs.launch.ray",
-        "kubernetes": "isthmus.programs.launch.kubernetes",
+        "slurm": "isthmus.programs.wings.launch.slurm",
+        "ray": "isthmus.programs.wings.launch.ray",
+        "kubernetes": "isthmus.programs.wings.launch.kubernetes",
     }
 )
 """The module of each engine; its `ENGINE` is one."""

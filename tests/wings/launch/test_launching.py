@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.launch import launching
-from isthmus.programs.launch.engine import LaunchedMachine, LaunchState
-from isthmus.programs.launch.slurm import ENGINE
+from isthmus.programs.wings.launch import launching
+from isthmus.programs.wings.launch.engine import LaunchedMachine, LaunchState
+from isthmus.programs.wings.launch.slurm import ENGINE
 from isthmus.runtime.errors import ConfigError
-from tests.programs.launch.launch_request import launched, request
+from tests.wings.launch.launch_request import launched, request
 
 There = Callable[[LaunchState], None]
 HOME = LaunchedMachine("home", "5", "RUNNING", "n0")

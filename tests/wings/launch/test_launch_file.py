@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.command import launch_commands
-from isthmus.programs.launch import engine, launching, user_files
-from isthmus.programs.launch.engine import ENGINES, LaunchedMachine, LaunchState, PrintedFile, engine_of
-from isthmus.programs.launch.folder import LOCK, Launch, find, folder_for
-from isthmus.programs.launch.launch_file import LaunchFile, LaunchTable, modules_of, name_of
-from isthmus.programs.launch.launching import _check_same, _write
+from isthmus.programs.wings.launch import engine, launch_commands, launching, user_files
+from isthmus.programs.wings.launch.engine import ENGINES, LaunchedMachine, LaunchState, PrintedFile, engine_of
+from isthmus.programs.wings.launch.folder import LOCK, Launch, find, folder_for
+from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchTable, modules_of, name_of
+from isthmus.programs.wings.launch.launching import _check_same, _write
 from isthmus.runtime.errors import ConfigError
-from tests.programs.launch.launch_request import request
+from tests.wings.launch.launch_request import request
 
 
 def written(folder: Path, text: str, name: str = "demo.toml") -> Path:

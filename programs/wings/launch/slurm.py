@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from isthmus.programs.engine.run.resume import outcome_of
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
-from isthmus.programs.launch.folder import NOTE, RUN, Launch
-from isthmus.programs.launch.launch_file import (
+from isthmus.programs.loop_task import INVITE
+from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
+from isthmus.programs.wings.launch.folder import NOTE, RUN, Launch
+from isthmus.programs.wings.launch.launch_file import (
     AFTER_GRACE_SECONDS,
     HOME,
     ISLAND,
@@ -38,7 +39,6 @@ from isthmus.programs.launch.launch_file import (
     LaunchTable,
     home_table,
 )
-from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
 from isthmus.runtime.system.refusals import remedy
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command.commands import Commands
+from isthmus.programs.command.machine_commands import PANEL
 from isthmus.programs.command.options import WHERE, AsJson, Grace
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
@@ -53,7 +54,7 @@ ENGINES: Final = {
     "ray": "Launch a run on Ray: an actor for the home, and for each node of an island.",
     "kubernetes": "Launch a run on Kubernetes: a Job for the home, and for each machine of an island.",
 }
-"""The engines of `programs/launch/engine.py`, with the help of each one's command."""
+"""The engines of `programs/wings/launch/engine.py`, with the help of each one's command."""
 
 
 def _add(engine: str, about: str) -> None:
@@ -69,7 +70,7 @@ def _add(engine: str, about: str) -> None:
         grace: Grace = GRACE_SECONDS,
         invite_by: InviteBy = None,
     ) -> None:
-        from isthmus.programs.command.launch_options import LaunchOptions, launch
+        from isthmus.programs.wings.launch.launch_options import LaunchOptions, launch
 
         launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to, invite_by))
 
@@ -85,7 +86,7 @@ def scale(
     to: To = None,
 ) -> None:
     """Bring a launch to N islands, while it trains."""
-    from isthmus.programs.launch import folder, launching
+    from isthmus.programs.wings.launch import folder, launching
 
     typer.echo(launching.scale(folder.find(file, to), islands))
 
@@ -93,8 +94,8 @@ def scale(
 @commands.command()
 def status(file: Of = None, to: To = None, as_json: AsJson = False) -> None:
     """Show what the engine has of a launch."""
-    from isthmus.programs.command.launch_options import shown
-    from isthmus.programs.launch import folder
+    from isthmus.programs.wings.launch import folder
+    from isthmus.programs.wings.launch.launch_options import shown
 
     typer.echo(shown(folder.find(file, to), as_json=as_json))
 
@@ -102,6 +103,12 @@ def status(file: Of = None, to: To = None, as_json: AsJson = False) -> None:
 @commands.command()
 def down(file: Of = None, to: To = None) -> None:
     """End a launch, and free all that it has; what it trained goes on with the next launch of its file."""
-    from isthmus.programs.launch import folder, launching
+    from isthmus.programs.wings.launch import folder, launching
 
     typer.echo(launching.down(folder.find(file, to)))
+
+
+def offer(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    about = "Launch a run on Slurm, Ray or Kubernetes; scale it, end it."
+    app.add_typer(commands, name="launch", rich_help_panel=PANEL, help=about)

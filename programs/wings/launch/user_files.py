@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs.launch.engine import PrintedFile
-from isthmus.programs.launch.folder import LOCK, NOTE, RUN
-from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest
+from isthmus.programs.wings.launch.engine import PrintedFile
+from isthmus.programs.wings.launch.folder import LOCK, NOTE, RUN
+from isthmus.programs.wings.launch.launch_file import HOME, ISLAND, LaunchRequest
 from isthmus.runtime.errors import Fault
 
 _NAME: Final = re.compile(r"[-._a-zA-Z0-9]+")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import LaunchRequest, LaunchTable
+from isthmus.programs.wings.launch.folder import RUN, Launch
+from isthmus.programs.wings.launch.launch_file import LaunchRequest, LaunchTable
 
 
 def request(**changes: object) -> LaunchRequest:

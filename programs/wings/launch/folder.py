@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Self, final
 
 import msgspec
 
-from isthmus.programs.launch.launch_file import LaunchRequest, LaunchTable, name_of
+from isthmus.programs.wings.launch.launch_file import LaunchRequest, LaunchTable, name_of
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import read_text, write_json

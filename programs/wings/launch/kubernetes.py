@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
-from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
-from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.programs.settings import collecting
+from isthmus.programs.wings.launch import user_files
+from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
+from isthmus.programs.wings.launch.folder import RUN, Launch
+from isthmus.programs.wings.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.system.refusals import remedy

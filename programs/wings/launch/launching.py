@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.launch import engine
-from isthmus.programs.launch.engine import LaunchState, PrintedFile
-from isthmus.programs.launch.folder import LOCK, NOTE, RUN, Launch, folder_for
-from isthmus.programs.launch.launch_file import LaunchRequest
+from isthmus.programs.wings.launch import engine
+from isthmus.programs.wings.launch.engine import LaunchState, PrintedFile
+from isthmus.programs.wings.launch.folder import LOCK, NOTE, RUN, Launch, folder_for
+from isthmus.programs.wings.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import put_bytes, write_bytes
 from isthmus.runtime.system.refusals import remedy

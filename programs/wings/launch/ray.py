@@ -14,10 +14,10 @@ from subprocess import TimeoutExpired, run
 from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import size_bytes
-from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
-from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest, home_table
+from isthmus.programs.wings.launch import user_files
+from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
+from isthmus.programs.wings.launch.folder import RUN, Launch
+from isthmus.programs.wings.launch.launch_file import HOME, ISLAND, LaunchRequest, home_table
 from isthmus.runtime.errors import ConfigError, Fault
 
 SECONDS_MAX: Final = 120.0  # For Ray to answer, beside the grace.
@@ -30,7 +30,7 @@ _FILE: Final = '''\
 import sys
 from types import SimpleNamespace
 
-from isthmus.programs.launch.ray_actors import main
+from isthmus.programs.wings.launch.ray_actors import main
 
 PLAN = SimpleNamespace(
 {plan}    options=dict(  # Of each actor, in Ray's words.

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from isthmus.programs.launch import slurm
-from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import LaunchTable
+from isthmus.programs.wings.launch import slurm
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import LaunchTable
 from isthmus.runtime.errors import ConfigError
-from tests.programs.launch.launch_request import launched, request
+from tests.wings.launch.launch_request import launched, request
 
 Answers = dict[str, tuple[int, str, str]]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.launch import kubernetes
-from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import LaunchTable
+from isthmus.programs.wings.launch import kubernetes
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import LaunchTable
 from isthmus.runtime.errors import ConfigError, RunError
-from tests.programs.launch.launch_request import request
+from tests.wings.launch.launch_request import request
 
 IMAGE = "registry.example/isthmus:1"
 Answer = Callable[[tuple[str, ...]], tuple[int, str, str]]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.launch import ray
-from isthmus.programs.launch.engine import LaunchState
-from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import LaunchTable, home_table
+from isthmus.programs.wings.launch import ray
+from isthmus.programs.wings.launch.engine import LaunchState
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import LaunchTable, home_table
 from isthmus.runtime.errors import ConfigError, Fault
-from tests.programs.launch.launch_request import request
+from tests.wings.launch.launch_request import request
 
 LINES_MAX = 80
 Say = Callable[..., list[tuple[str, ...]]]
