@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -24,14 +25,27 @@ class Wing(NamedTuple):
     Attributes:
         needs: the wings that it stands on: without one of these there is none of it.
         commands: its commands, by name, and the module of the folder that offers them: it has `offer(app)`.
+        last_writer: the function, MODULE:NAME, that writes a file of it into the folder of a run that is over.
     """
 
     name: str
     needs: tuple[str, ...] = ()
     commands: Mapping[str, str] = MappingProxyType({})
+    last_writer: str = ""
 
 
-WINGS: Final = (Wing("launch", commands={"launch": "launch_commands"}),)
+WINGS: Final = (
+    Wing("borders", commands={"borders": "borders_commands"}),
+    Wing("chaos", needs=("report",), commands={"chaos": "chaos_commands"}),
+    Wing("compare", needs=("report", "simulation"), commands={"compare": "compare_commands"}),
+    Wing("dashboard", needs=("report",), commands={"dashboard": "dashboard_commands"}),
+    Wing("doctor", commands={"doctor": "doctor_commands"}),
+    Wing("launch", commands={"launch": "launch_commands"}),
+    Wing("plan", needs=("report", "simulation"), commands={"plan": "plan_commands"}),
+    Wing("report", commands={"report": "report_commands"}, last_writer="page:write_report"),
+    Wing("simulation", needs=("report",), commands={"simulate": "simulate_commands"}),
+    Wing("why", commands={"why": "past_commands", "replay": "past_commands"}),
+)
 
 
 def loaded(wing: Wing, module: str) -> Any:
@@ -44,3 +58,11 @@ def commands_of(name: str | None) -> Iterator[Any]:
     for wing in WINGS:
         modules = dict.fromkeys(module for each, module in wing.commands.items() if name in (None, each))
         yield from (loaded(wing, module) for module in modules)
+
+
+def write_last(folder: Path) -> None:
+    """Have each wing write its file into the folder of a run that is over. OSError where the disk does not take one."""
+    for wing in WINGS:
+        if wing.last_writer:
+            module, _, name = wing.last_writer.partition(":")
+            getattr(loaded(wing, module), name)(folder)

@@ -21,7 +21,7 @@ from isthmus.programs.engine.cluster.prediction import paced, predict, shares
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task as language_model
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Topology
