@@ -35,16 +35,16 @@ class Wing(NamedTuple):
 
 
 WINGS: Final = (
+    Wing("why", commands={"why": "past_commands", "replay": "past_commands"}),
+    Wing("report", commands={"report": "report_commands"}, last_writer="page:write_report"),
     Wing("borders", commands={"borders": "borders_commands"}),
-    Wing("chaos", needs=("report",), commands={"chaos": "chaos_commands"}),
-    Wing("compare", needs=("report", "simulation"), commands={"compare": "compare_commands"}),
     Wing("dashboard", needs=("report",), commands={"dashboard": "dashboard_commands"}),
     Wing("doctor", commands={"doctor": "doctor_commands"}),
     Wing("launch", commands={"launch": "launch_commands"}),
-    Wing("plan", needs=("report", "simulation"), commands={"plan": "plan_commands"}),
-    Wing("report", commands={"report": "report_commands"}, last_writer="page:write_report"),
     Wing("simulation", needs=("report",), commands={"simulate": "simulate_commands"}),
-    Wing("why", commands={"why": "past_commands", "replay": "past_commands"}),
+    Wing("compare", needs=("report", "simulation"), commands={"compare": "compare_commands"}),
+    Wing("chaos", needs=("report",), commands={"chaos": "chaos_commands"}),
+    Wing("plan", needs=("report", "simulation"), commands={"plan": "plan_commands"}),
 )
 
 

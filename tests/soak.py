@@ -163,10 +163,10 @@ def _tests(kind: str, python: str, marks: str, files: Sequence[str], *, workers:
 
 
 def _mutants(python: str) -> list[Part]:
-    from tests.wings.simulation.mutants import MUTANTS
+    from tests.programs.wings.simulation.mutants import MUTANTS
 
     names = [broken.__name__ for broken, _ in MUTANTS]
-    command = (python, "-m", "tests.wings.simulation.mutants")
+    command = (python, "-m", "tests.programs.wings.simulation.mutants")
     return [
         Part(f"mutants-{names[at]}", "mutants", (*command, *names[at : at + MUTANTS_MAX]))
         for at in range(0, len(names), MUTANTS_MAX)

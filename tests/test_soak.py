@@ -58,7 +58,7 @@ def test_seeds_of_a_search_are_tried_once_each_and_names_are_of_one_part(is_long
 
 
 def test_every_test_of_the_soak_and_every_mutant_is_in_one_part() -> None:
-    from tests.wings.simulation.mutants import MUTANTS
+    from tests.programs.wings.simulation.mutants import MUTANTS
 
     every = soak.parts()
     named = [word for part in every if part.kind == "mutants" for word in part.command[3:]]

@@ -9,12 +9,12 @@ import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.commands import FAILED, Commands
-from isthmus.programs.command.run_commands import PANEL
+from isthmus.programs.command.options import EXPERIMENTS
 
 commands = typer.Typer(cls=Commands)
 
 
-@commands.command(rich_help_panel=PANEL)
+@commands.command(rich_help_panel=EXPERIMENTS)
 def chaos(
     what: Annotated[
         list[str] | None,

@@ -9,14 +9,14 @@ import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.commands import FAILED, Commands
+from isthmus.programs.command.options import EXPERIMENTS
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.command.request_options import Options
-from isthmus.programs.command.run_commands import PANEL
 
 commands = typer.Typer(cls=Commands)
 
 
-@commands.command(rich_help_panel=PANEL)
+@commands.command(rich_help_panel=EXPERIMENTS)
 @takes_options("program", "run_dir", "transport", "cluster")
 def compare(
     requested: Options,

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.programs.command.commands import Commands
-from isthmus.programs.command.options import AsJson, Page
-from isthmus.programs.command.run_commands import PANEL
+from isthmus.programs.command.options import EXPERIMENTS, AsJson, Page
 
 commands = typer.Typer(cls=Commands)
 
@@ -16,7 +15,7 @@ commands = typer.Typer(cls=Commands)
 _FORMATS = "a format of `program.push`"
 
 
-@commands.command(rich_help_panel=PANEL)
+@commands.command(rich_help_panel=EXPERIMENTS)
 def plan(
     parameters: Annotated[float, typer.Option("--parameters", metavar="N", help="Of the model, as in 12e9.")],
     step_seconds: Annotated[float, typer.Option("--step-seconds", metavar="S", help="What an inner step takes.")],

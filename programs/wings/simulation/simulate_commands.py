@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.programs.command.commands import FAILED, Commands
-from isthmus.programs.command.options import AsJson, Page, whole_numbers
-from isthmus.programs.command.run_commands import PANEL
+from isthmus.programs.command.options import EXPERIMENTS, AsJson, Page, whole_numbers
 
 commands = typer.Typer(cls=Commands, help="Simulate runs, or their goodput, without any machine.")
 
@@ -93,4 +92,4 @@ def goodput(
 def offer(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     about = "Simulate runs, or their goodput, without any machine."
-    app.add_typer(commands, name="simulate", rich_help_panel=PANEL, help=about)
+    app.add_typer(commands, name="simulate", rich_help_panel=EXPERIMENTS, help=about)

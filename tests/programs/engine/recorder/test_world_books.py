@@ -14,7 +14,7 @@ from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.wings.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.sim.faults import Blackout, Cut, Kill
-from tests.wings.simulation.test_world import LINEAR
+from tests.programs.wings.simulation.test_world import LINEAR
 
 PROGRAM = Program("decoupled-diloco", fragments=2, interval=8)
 
