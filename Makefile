@@ -17,7 +17,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench bench-keep soak soak-long scale engines test-torch readme mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench bench-keep soak soak-long scale engines test-torch readme wings mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -130,6 +130,10 @@ test-torch: .venv-torch/installed
 # By the Python that makes the environment of the clone: nothing of this one is there for a reader of the README.
 readme:
 	$(PYTHON) -m tests.readme
+
+# Whether each wing can be deleted: some minutes each. WING=NAME is one alone.
+wings: .venv/installed-test
+	$(BIN)/python -m tests.wings $(WING)
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from isthmus.programs import wing_table
+
 SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "decoupled-diloco": "isthmus.programs.decoupled:build",
-        "regional-diloco": "isthmus.programs.regional:build",
         "dipaco": "isthmus.programs.dipaco:build",
         "streaming-diloco": "isthmus.programs.streaming_diloco:build",
         "diloco": "isthmus.programs.diloco:build",
-        "data-parallel": "isthmus.programs.data_parallel:build",
-        "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
+        **wing_table.programs(),
     }
 )
 """The programs of the package: name -> reference of the builder. A new one is a file, and a line here."""

@@ -8,7 +8,7 @@ unset PYTHONDONTWRITEBYTECODE  # Else every process of a run compiles what it im
 
 # Of what depends on Python or jax, what is quick: how deep C code recurses and which types there are on the wire, the
 # flags of XLA, compiled steps on one device and on several, and which exceptions say that a process is gone.
-readonly TESTS=(tests/runtime/items tests/ops/island tests/ops/gang tests/ops/elastic tests/programs/test_language_model.py)
+readonly TESTS=(tests/runtime/items tests/ops/island tests/ops/gang tests/programs/wings/elastic tests/programs/test_language_model.py)
 readonly INSTALL_SECONDS_MAX=1200 TRAIN_SECONDS_MAX=600
 
 # Prints the path of an interpreter of version $1 that can make environments; fails where there is none.

@@ -286,16 +286,6 @@ def prepare_learner(task: Any, fragments: Sequence[Fragment], alpha: float) -> N
     functions_of(task, tuple(fragments), alpha).trace(first_batch(task, 0))
 
 
-def prepare_gradient_learner(task: Any) -> None:
-    """As `prepare_learner`, for learners that average gradients."""
-    if isinstance(task, LearnerSource):
-        task.prepare()
-        return
-    from isthmus.ops.island.jax_gradients import trace
-
-    trace(task, first_batch(task, 0))
-
-
 def prepare_evaluation(task: Any) -> None:
     """As `prepare_learner`, for the evaluation of a task."""
     if isinstance(task, LearnerSource):
@@ -328,18 +318,6 @@ def sole_learner_of(
     from isthmus.ops.island.jax_learner import Learner
 
     return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes, carries=carries)
-
-
-def gradient_learner_of(task: Any, seed: int, batch: Any, island: LearnerDevices | None) -> GradientLearning:
-    """The gradient learner of a task, created in the thread that will call it, for batches of the shape of `batch`."""
-    if isinstance(task, GradientSource):
-        return task.gradient_learner(seed)
-    from isthmus.ops.island.life import lower_priority
-
-    lower_priority()  # Before jax makes its threads, which inherit it.
-    from isthmus.ops.island.jax_gradients import GradientLearner
-
-    return GradientLearner(task, seed, batch, island)
 
 
 def evaluation_of(task: Any, seed: int) -> Evaluating:

@@ -1,8 +1,8 @@
 """The kinds of islands: how the processes of a learner's island make that learner.
 
-An island is of one process, of several that live and end together (`ops.gang`), or of several of which it goes on
-without some (`ops.elastic`). Inner-step asks the kind of its island for the learner, and knows no more of it. Which
-kind it is, the island says that a host was given; the kind of one process is here.
+An island is of one process, of several that live and end together (`gang_kind`), or of a kind that a wing adds.
+Inner-step asks the kind of its island for the learner, and knows no more of it. Which kind it is, the island says that
+a host was given; the kind of one process is here.
 
 No kind may be named in inner-step, and none may know another one.
 """

@@ -119,39 +119,6 @@ def _metering(metrics: MetricsAddress | None, *, quiet: bool) -> AbstractContext
 
 
 @commands.command(rich_help_panel=PANEL)
-def resume(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|URL", help="Its folder on the machine that is to be its home, or where its snapshots are."
-        ),
-    ],
-    cluster: options.Cluster = None,
-    home: Annotated[
-        str | None,
-        typer.Option(
-            "--home",
-            metavar="MACHINE",
-            help="The next home. Default: the first in the file whose daemon is there.",
-            rich_help_panel=options.WHERE,
-            show_default=False,
-        ),
-    ] = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """Move a run whose home machine was lost to another home.
-
-    It goes on from its last snapshot, of a URL in a new run folder there, and from what hosts on other machines hold,
-    which go on as they are.
-
-    A run whose home is there is refused.
-    """
-    from isthmus.programs.command.start_there import resume_elsewhere
-
-    resume_elsewhere(run, options.cluster_of(cluster), home, run_dir)
-
-
-@commands.command(rich_help_panel=PANEL)
 @takes_options()
 def graph(
     requested: Options,

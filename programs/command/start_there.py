@@ -1,13 +1,13 @@
-"""`isthmus train --cluster` and `isthmus resume`: runs whose home is another machine.
+"""`isthmus train --cluster`: a run whose home is another machine.
 
-A home is called before anything is prepared, and asks all other machines whether they take the request before anything
-is written, so that a wrong request leaves nothing behind: the request is placed, and checked with each of them.
+The home is called before anything is prepared, and asks all other machines whether they take the request before
+anything is written, so that a wrong request leaves nothing behind: the request is placed, and checked with each of
+them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -54,21 +54,6 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
         typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
         return
     start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
-
-
-def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_dir: Path | None) -> None:
-    """Make another machine the home of a run whose home was lost: of its folder there, or of the snapshots at a URL."""
-    if cluster is None:
-        do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
-        raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
-    daemon = DaemonClient.next_of(cluster, home)
-    answer = handing_over.resume_there(daemon, cluster, run, run_dir)
-    lines = [
-        f"{daemon.name} is the home of {answer['name']}, in term {answer['term']}; its folder there is {answer['run']}"
-    ]
-    lines += [f"{machine} does not take part yet: {why}" for machine, why in answer["missing"].items()]
-    lines.append(f"watch it   isthmus status --watch {answer['run']}        (on {daemon.name})")
-    typer.echo("\n".join(lines))
 
 
 def handover(request: Request, cluster: Cluster, folder: str) -> Handover:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, final
 
+from isthmus.programs import wing_table
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import (
     Islands,
@@ -23,7 +24,7 @@ from isthmus.programs.engine.islands.environment import (
     platform_of,
     process_environment,
 )
-from isthmus.programs.engine.islands.gang import ElasticHost, GangOfProcesses
+from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
@@ -146,7 +147,8 @@ def _processes(member: Member, run_spec: Spec) -> IslandProcesses:
     slot = leader(member.replica).slot
     size, address = run_spec.processes_of(slot), run_spec.here.address
     if run_spec.is_elastic(slot):
-        return ElasticHost(member, size, address)
+        made: IslandProcesses = wing_table.island_kind("elastic")(member, size, address)
+        return made
     return GangOfProcesses(member, size, address) if size > 1 else ONE_PROCESS
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.wing_table import answer_seconds
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, home_of
 from isthmus.runtime.wire.control_client import ask
@@ -15,7 +16,7 @@ from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
-LONG_SECONDS: Final = {"measure-link": 20.0, "check": 90.0, "resume": 90.0, "restore": 600.0}
+LONG_SECONDS: Final = {"check": 90.0, **answer_seconds()}
 """Time limits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 
 

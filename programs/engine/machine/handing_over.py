@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.cluster import cluster_file
-from isthmus.programs.engine.cluster.cluster_file import Cluster
-from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
+from isthmus.programs.engine.cluster.handover import Handover, RunRoot
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.run.in_processes import Submitted
@@ -50,28 +47,6 @@ def hand_over(daemon: DaemonClient, handed: Handover, *, is_watched: bool) -> Su
     if (folder / new_folder.CONFIG).exists():
         new_folder.point_latest_to(folder)
     return Submitted(handed.name, spec.read(handed.spec).job, folder)
-
-
-def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path | None) -> Message:
-    """Make the machine of a daemon the home of a run; returns the daemon's answer.
-
-    `run` is a folder there, or a URL of snapshots, which go into a new folder there (`run_dir`, if given). ConfigError
-    if it is refused, for example because a machine with an address has the run.
-    """
-    is_store = "://" in run
-    if run_dir is not None and not is_store:
-        do = "Leave it out: the run goes on in its folder."
-        raise ConfigError("Reading --run-dir", "a URL as RUN beside it", f"the folder {run}", do)
-    others = [machine for machine in cluster.machines if machine.address is not None and machine.name != daemon.name]
-    going_on: dict[str, list[str]] = {}
-    for machine in others:
-        if cluster_file.is_listening(str(machine.address)):
-            there = DaemonClient(machine.name, str(machine.address), daemon.keys, machine.public_key or "")
-            going_on[machine.name] = [str(each["name"]) for each in there.find()["runs"]]
-    name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
-    sites = [asdict(MachineSite.of(machine, cluster.topology.region_of(machine))) for machine in cluster.machines]
-    message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
-    return daemon.say({**message, "run": name, "sites": sites, "going_on": going_on})
 
 
 def hand_over_detached(daemon: DaemonClient, handed: Handover) -> Submitted:

@@ -24,6 +24,7 @@ from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import Guest
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.wing_table import WINGS
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
@@ -128,19 +129,10 @@ class ServiceRow(NamedTuple):
     home_messages: tuple[str, ...] = ()
 
 
-SERVICES: Final = (
-    ServiceRow(
-        "isthmus.programs.engine.machine.next_home:NextHome",
-        {"resume": "to be the home of a run", "restore": "to be the home of a run from its store"},
-    ),
-    ServiceRow(
-        "isthmus.programs.engine.machine.trial_ports:TrialPorts", {"open-port": "", "dial-port": "to dial a port"}
-    ),
-    ServiceRow(
-        "isthmus.programs.engine.machine.link_trials:LinkTrials",
-        {"open-link-trial": "", "measure-link": "to measure a link"},
-        ("measure-link",),
-    ),
+SERVICES: Final = tuple(
+    ServiceRow(wing.reference(each.made_by), each.messages, each.home_messages)
+    for wing in WINGS
+    for each in wing.services
 )
 OPERATORS: Final[Mapping[str, str]] = {kind: words for row in SERVICES for kind, words in row.messages.items() if words}
 """Messages to services that need an operator's key, with their meaning in words."""

@@ -38,7 +38,7 @@ import msgspec
 import numpy as np
 
 from isthmus import ops
-from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED, SHIPPED_TASK
+from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED, SHIPPED_TASK, wing_table
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
@@ -98,18 +98,21 @@ def fingerprint(graph: Template, job: Job, builder: Callable[..., Any]) -> str:
 
 
 def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
-    """SHA-256 of each file that a function is defined in, by module; of all operators, if one is among them."""
+    """SHA-256 of each file that a function is defined in, by module; of all operators, if one is among them, and of all
+    of a wing, if one of it is."""
     files: dict[str, Path] = {}
     for function in functions:
         function = inspect.unwrap(function)
         path = _source(function)
         if path is not None:
             files[function.__module__] = path
-    folder = Path(ops.__path__[0])
-    if any(path.is_relative_to(folder) for path in files.values()):
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            files[".".join((ops.__name__, *parts))] = path
+    folders, wings = {Path(ops.__path__[0]): ops.__name__}, Path(wing_table.__file__).parent / "wings"
+    folders |= {Path(wings, wing.name): f"{wing_table.ROOM}.{wing.name}" for wing in wing_table.WINGS}
+    for folder, package in folders.items():
+        if any(path.is_relative_to(folder) for path in files.values()):
+            for path in folder.rglob("*.py"):
+                parts = path.relative_to(folder).with_suffix("").parts
+                files[".".join((package, *parts))] = path
     return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name, path in sorted(files.items())}
 
 

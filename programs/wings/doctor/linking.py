@@ -13,10 +13,10 @@ import typer
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs.engine.cluster.cluster_file import Cluster, checked_address, read
 from isthmus.programs.engine.machine.client import DaemonClient
-from isthmus.programs.engine.machine.link_trials import MEASURE, TRIAL_SECONDS
 from isthmus.programs.engine.request.graph_view import table
 from isthmus.programs.engine.results import words
 from isthmus.programs.study.terminal.figures import ProgressLine
+from isthmus.programs.wings.doctor.link_trials import MEASURE, TRIAL_SECONDS
 from isthmus.runtime.errors import ConfigError, Fault, nearest, printable
 
 PARAMETERS_MAX: Final = 10**14

@@ -61,8 +61,8 @@ from isthmus.programs.wings.report.charts_timeline import (
     windows,
 )
 from isthmus.programs.wings.why import why as words
+from isthmus.programs.wings.why.merge_facts import MergeFacts
 from isthmus.programs.wings.why.why import facts_of_many
-from isthmus.programs.wings.why.why_merge_facts import MergeFacts
 
 _OUTCOMES: Final = ("done", "stopped", "failed")
 _BYTES_A_VALUE: Final = 4

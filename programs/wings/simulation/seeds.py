@@ -102,7 +102,7 @@ RUN_SECONDS_MIN: Final = 2.0
 """A shorter run is over before the storm is."""
 
 
-def fork(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
+def fork_faults(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
     """A shard loses its last versions.
 
     One learner alone gets them (neither other learners nor evaluator nor recorder), and is away while the shard comes
@@ -212,7 +212,7 @@ def _storms(
     """Faults that belong together, and machines that join, each in one run of four; and now and then a stop."""
     storms, faults = list[Storm](), list[Fault]()
     if rng.random() < 0.25:
-        storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
+        storms.append(Storm("fork", fork_faults(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.2:
         storms.append(Storm("wipe", wipe(rng, hosts, moment_of(rng, steps, step_ms))))
     if rng.random() < 0.25:
@@ -237,7 +237,7 @@ def _later_faults(
         replica, moment = rng.choice(hosts), moment_of(rng, steps, step_ms)
         faults += [SlowStarts(machine_of(replica), rng.choice((1.0, 3.0)), **moment), Kill(str(replica), **moment)]
     if rng.random() < 0.1 and step_ms > STEP_MS_QUICK:
-        storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
+        storms.append(Storm("fork", fork_faults(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.08:
         machine = machine_of(rng.choice(hosts))
         faults.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **moment_of(rng, steps, step_ms)))

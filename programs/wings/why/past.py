@@ -20,9 +20,9 @@ from isthmus.programs.study.terminal.live import facts
 from isthmus.programs.study.terminal.sheet import Column
 from isthmus.programs.wings.why import replay as replay_words
 from isthmus.programs.wings.why import why as why_words
+from isthmus.programs.wings.why.merge_facts import NOT_RECORDED, MergeFacts, Why
 from isthmus.programs.wings.why.replay import replay
 from isthmus.programs.wings.why.why import MergeQuery, why
-from isthmus.programs.wings.why.why_merge_facts import NOT_RECORDED, MergeFacts, Why
 
 
 def show_replay(folder: Path, *, as_json: bool) -> bool:
@@ -48,7 +48,7 @@ def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     for merge in (answer.merge, *answer.recoveries):
         _print(console, merge)
     for away in answer.away:
-        console.print(why_words.absent(away), markup=False)
+        console.print(why_words.absence_of(away), markup=False)
     for note in why_words.notes(answer):
         console.print(note, markup=False, style="dim")
 

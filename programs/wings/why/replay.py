@@ -133,7 +133,7 @@ class ReplayedCore(Protocol):
         """Load the state of another core; ValueError for bytes that are no state of such a core."""
 
 
-class Again(NamedTuple):
+class ReplayedTape(NamedTuple):
     """The extent of a replay: up to the tape's end, or up to and including the record of the first difference."""
 
     records: int
@@ -144,7 +144,7 @@ class Again(NamedTuple):
 
 def again(
     make: Callable[[], ReplayedCore], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0
-) -> Again:
+) -> ReplayedTape:
     """Feed a core with the events of a tape, and compare its commands.
 
     Arguments:
@@ -159,7 +159,7 @@ def again(
     continues, and must have come to that state by itself; where records are missing before it, it starts from that
     state. A core that raises has decided otherwise, too: an event at which it raises is never on a tape.
     """
-    done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
+    done, core, end, at = ReplayedTape(0, 0, 0, None), make(), -1, Instant(zero_ns)
     for segment in segments:
         opening = segment.opening
         if opening.before != end or not opening.before:
@@ -175,7 +175,9 @@ def again(
     return done
 
 
-def _segment_again(done: Again, core: ReplayedCore, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
+def _segment_again(
+    done: ReplayedTape, core: ReplayedCore, segment: Segment, plan: Plan | None, zero_ns: int
+) -> ReplayedTape:
     """Feed a core with the events of a segment; `done` is the extent replayed before."""
     count, commands, merges, _ = done
     mergers = NOBODY if plan is None else _mergers(plan)
@@ -190,10 +192,10 @@ def _segment_again(done: Again, core: ReplayedCore, segment: Segment, plan: Plan
             commands_now = core.handle(record.event, record.at)
         except Exception as error:  # The core that wrote the tape did not raise any error.
             difference = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
-            return Again(count, commands, merges, difference)
+            return ReplayedTape(count, commands, merges, difference)
         if commands_now != record.commands:
-            return Again(count, commands, merges, _difference(number, record, commands_now, zero_ns, plan))
-    return Again(count, commands, merges, None)
+            return ReplayedTape(count, commands, merges, _difference(number, record, commands_now, zero_ns, plan))
+    return ReplayedTape(count, commands, merges, None)
 
 
 class StateTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):

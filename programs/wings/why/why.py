@@ -19,7 +19,7 @@ from isthmus.programs.engine.results.lines import MergeRecord, read
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
-from isthmus.programs.wings.why.why_merge_facts import (
+from isthmus.programs.wings.why.merge_facts import (
     NOT_RECORDED,
     AbsentHost,
     Fate,
@@ -348,7 +348,7 @@ def fate(answer: RoundAnswer) -> str:
     return "no steps" if answer.fate == "without steps" else answer.fate
 
 
-def absent(away: AbsentHost) -> str:
+def absence_of(away: AbsentHost) -> str:
     """A host's absence while a round was open, in words."""
     return say("{story} ({begun:seconds}[ to {ended:seconds}])", away)
 

@@ -16,13 +16,13 @@ import numpy as np
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, partition
-from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import norms
+from isthmus.programs.wings.data_parallel.jax_gradients import GradientLearner
 from isthmus.runtime.host.contract import IslandDevices
 from tests.ops.bodies import Spec
 

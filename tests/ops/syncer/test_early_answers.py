@@ -19,7 +19,7 @@ from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.syncer import merge as merge_node
 from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import EARLY_SIZE_MIN, Merge
-from isthmus.ops.syncer.region_answers import RegionShares
+from isthmus.programs.wings.regions.region_answers import RegionShares
 from isthmus.runtime.ids import MachineOwner, Replica
 from tests.effort import examples
 from tests.ops.bodies import Context, pull

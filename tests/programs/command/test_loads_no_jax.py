@@ -35,7 +35,8 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib"
         "import isthmus.ops.data.batches_node, isthmus.ops.island.evaluate, isthmus.ops.learner.inner_step, "
         "isthmus.ops.learner.fragment_send, isthmus.ops.syncer.merge, isthmus.ops.syncer.outer_step, "
         "isthmus.ops.syncer.pacer",
-        "import isthmus.programs.decoupled, isthmus.programs.streaming_diloco, isthmus.programs.elastic_data_parallel",
+        "import isthmus.programs.decoupled, isthmus.programs.streaming_diloco, "
+        "isthmus.programs.wings.data_parallel.elastic_data_parallel",
     ],
     ids=["face", "help", "help of train", "status", "bodies", "programs"],
 )

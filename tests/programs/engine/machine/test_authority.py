@@ -23,8 +23,8 @@ from isthmus.programs.engine.cluster.handover import HOSTS_MAX, RunRoot
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
-from isthmus.programs.engine.machine.trial_ports import OPEN_MAX
 from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.wings.doctor.trial_ports import OPEN_MAX
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

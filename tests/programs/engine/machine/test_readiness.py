@@ -8,13 +8,14 @@ from typing import Any, cast
 import pytest
 
 from isthmus.programs.engine.cluster.handover import MachineSite
-from isthmus.programs.engine.machine import next_home, readiness
+from isthmus.programs.engine.machine import readiness
 from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.daemon import ANSWERED_SHARE
 from isthmus.programs.engine.machine.links import HomeAddress, answered
-from isthmus.programs.engine.machine.next_home import standings
 from isthmus.programs.engine.machine.readiness import LinkRequest, check_machines
+from isthmus.programs.wings.failover import next_home
+from isthmus.programs.wings.failover.next_home import standings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 

@@ -20,8 +20,8 @@ from isthmus.programs.engine.results.words import dotted
 from isthmus.programs.wings.report.page import write_report
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.programs.wings.why import why as words
+from isthmus.programs.wings.why.merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
 from isthmus.programs.wings.why.why import MergeQuery, why
-from isthmus.programs.wings.why.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
 from isthmus.runtime.sim.faults import Kill
 from tests.command_line import app
 from tests.programs.engine.results import made_up_run, whole_files

@@ -13,8 +13,8 @@ from isthmus.ops.exchange.token_accounts import ANSWERS_OPEN_MAX, FragmentAccoun
 from isthmus.ops.syncer.answer_rules import Dissent
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.ops.syncer.region_answers import RegionAnswers, RegionShares
-from isthmus.ops.syncer.regional_step import RegionalStep
+from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 

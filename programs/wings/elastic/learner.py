@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Any, Final, final
 
 from isthmus.ops.data.batches import Step
-from isthmus.ops.elastic.copies import WorkerSpec
 from isthmus.ops.gang.mesh_island import ElasticGang, IslandForm
 from isthmus.ops.gang.orders import RemoteLearner
+from isthmus.programs.wings.elastic.copies import WorkerSpec
 
 LOOK_SECONDS: Final = 0.02
 """Interval of checks for a new form while an answer is awaited."""

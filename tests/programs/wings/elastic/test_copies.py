@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import Stored
+from isthmus.programs.wings.elastic import copies
+from isthmus.programs.wings.elastic.copies import Stored
 
 LEAVES = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7], np.uint32), np.ones(5, np.float16)]
 SIZE = sum(leaf.nbytes for leaf in LEAVES)

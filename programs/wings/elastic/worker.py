@@ -21,12 +21,12 @@ from typing import Any, Final, NoReturn, final
 import numpy as np
 
 from isthmus.ops.data.batches import Step, first_batch
-from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import CALLS, TAKES, Following, Leader, LeaderOrders, call, follow
 from isthmus.ops.island.kind import Computed
 from isthmus.ops.island.life import LearnerLife, lower_priority
+from isthmus.programs.wings.elastic import copies
+from isthmus.programs.wings.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
 
 ORDER_SECONDS: Final = 60.0
 STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN"})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.learner.gradient_step import ElasticStep
-from isthmus.ops.syncer.elastic_rounds import Average, Caller
 from isthmus.ops.syncer.pacer import START_WAIT
+from isthmus.programs.wings.data_parallel.elastic_rounds import Average, Caller
+from isthmus.programs.wings.data_parallel.gradient_step import ElasticStep
 from tests.ops.bodies import Context, SmallTask, fragments_of
 
 TASK = SmallTask()

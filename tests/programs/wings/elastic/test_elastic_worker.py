@@ -13,9 +13,9 @@ from typing import Any, cast
 import jax
 import pytest
 
-from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import NOTHING, Stored
-from isthmus.ops.elastic.worker import _Worker, is_of_execution
+from isthmus.programs.wings.elastic import copies
+from isthmus.programs.wings.elastic.copies import NOTHING, Stored
+from isthmus.programs.wings.elastic.worker import _Worker, is_of_execution
 
 GLOO = "Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error: Connection reset by peer"
 

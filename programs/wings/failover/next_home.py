@@ -1,6 +1,6 @@
 """Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
 
-The machines report whether the home is lost, and `failover` decides the consequences. Nothing is changed before, and
+The machines report whether the home is lost, and `takeover` decides the consequences. Nothing is changed before, and
 from there on nothing is waited for, so no other message comes between.
 """
 
@@ -14,9 +14,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
 from isthmus.programs.engine.cluster.handover import MachineSite
-from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.machine.absent_homes import LATE, HomeView, lonely_seconds
-from isthmus.programs.engine.machine.failover import TakeoverState
 from isthmus.programs.engine.machine.inherited import inherit
 from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
 from isthmus.programs.engine.machine.outposts import NOTE
@@ -27,6 +25,9 @@ from isthmus.programs.engine.run.resume import aside
 from isthmus.programs.engine.run.standstill import FOR_EVER
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term
 from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.wings.failover import takeover as failover
+from isthmus.programs.wings.failover import takeover as rules
+from isthmus.programs.wings.failover.takeover import TakeoverState
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.wire.control_messages import Message
@@ -60,23 +61,23 @@ class NextHome(DaemonService):
 
     async def resume(self, message: Message) -> Message:
         """Resume from a folder on this machine; ConfigError if that is impossible."""
-        takeover = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
+        takeover = rules.read(self._root.existing(str(message["run"]), self._doing), self._doing)
         standing = await self._next_term(takeover, message)
-        return self._succeed(failover.read(takeover.folder, self._doing), message, standing)
+        return self._succeed(rules.read(takeover.folder, self._doing), message, standing)
 
     async def restore(self, message: Message) -> Message:
         """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
-        store = failover.place(str(message["url"]), self._doing)
+        store = rules.place(str(message["url"]), self._doing)
         with aside(self._root.folder, self._doing) as fresh:
             snapshot = await fetched_into(store, fresh, self._doing)
-            standing = await self._next_term(failover.read(fresh, self._doing), message)
+            standing = await self._next_term(rules.read(fresh, self._doing), message)
             name, run = str(message["run"]), snapshot.head.run
             home = self._root.folder / name
             await asyncio.to_thread(begin_term, store, snapshot, fresh, home, DISK, self._doing)
-            failover.check_nowhere(run, {self._name: self._machine.run_names()}, self._doing)  # As in `_next_term`.
-            folder = failover.settled(snapshot, fresh, self._root, name)
+            rules.check_nowhere(run, {self._name: self._machine.run_names()}, self._doing)  # As in `_next_term`.
+            folder = rules.settled(snapshot, fresh, self._root, name)
         try:
-            return self._succeed(failover.read(folder, self._doing), message, standing)
+            return self._succeed(rules.read(folder, self._doing), message, standing)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -89,21 +90,21 @@ class NextHome(DaemonService):
         run, job, name = takeover.run_spec.run, takeover.run_spec.job, self._name
         self._machine.permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
-        failover.check_nowhere(run, {**going_on, name: self._machine.run_names()}, self._doing)
+        rules.check_nowhere(run, {**going_on, name: self._machine.run_names()}, self._doing)
         sites = _sites(message)
-        me = failover.next_home(name, takeover, sites, self._doing)
+        me = rules.next_home(name, takeover, sites, self._doing)
         await check_sources(job, takeover.sites.digest, self._doing)
         here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        requests = [LinkRequest(site, here, check) for site in failover.to_ask(name, takeover, sites)]
+        requests = [LinkRequest(site, here, check) for site in rules.to_ask(name, takeover, sites)]
         own = name, lambda: self._machine.neighbours.outposts.standing(run, name)
         views, missing = await standings(self._machine.neighbours.links, requests, self._machine.keys, own)
         # Another request may have taken it meanwhile.
-        failover.check_nowhere(run, {name: self._machine.run_names()}, self._doing)
+        rules.check_nowhere(run, {name: self._machine.run_names()}, self._doing)
         # What cannot be reached may live, as long as it does without its home.
         elsewhere_ns = round(LATE * lonely_seconds(takeover.run_spec) * 1e9) if missing else 0
         is_held = any(view.home for view in views.values())
-        term = failover.next_term(takeover, views, self._doing)
+        term = rules.next_term(takeover, views, self._doing)
         return _Standing(term, missing, FOR_EVER if is_held else elsewhere_ns)
 
     def _succeed(self, takeover: TakeoverState, message: Message, standing: _Standing) -> Message:
@@ -113,7 +114,7 @@ class NextHome(DaemonService):
         former = outposts.release(run)
         moved = takeover.sites.moved(self._name, _sites(message), term)
         try:
-            failover.write(takeover, moved, self._machine.config.secret, former, elsewhere_ns=standing.elsewhere_ns)
+            rules.write(takeover, moved, self._machine.config.secret, former, elsewhere_ns=standing.elsewhere_ns)
             if former is not None:
                 inherit(folder, former)
             self._machine.hold_next(folder, told_of(folder, self._doing), moved)

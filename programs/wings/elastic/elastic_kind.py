@@ -11,10 +11,10 @@ from typing import Any, final
 
 from isthmus.ops.data.batches import Step
 from isthmus.ops.data.batches_node import InOrder
-from isthmus.ops.elastic.learner import ElasticLearner, HostWorker
 from isthmus.ops.gang.mesh_island import ElasticGang
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.island.kind import LearnerParts
+from isthmus.programs.wings.elastic.learner import ElasticLearner, HostWorker
 
 
 @final

@@ -25,11 +25,11 @@ from isthmus.ops.exchange.messages import (
     newest,
 )
 from isthmus.ops.exchange.ring import START, Mean, parts
-from isthmus.ops.island.contract import gradient_learner_of, prepare_gradient_learner
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.answers import Feed
 from isthmus.ops.learner.inner_step import REPORT_NS
 from isthmus.ops.learner.step_times import StepTimes
+from isthmus.programs.wings.data_parallel.gradient_learners import gradient_learner_of, prepare_gradient_learner
 
 Phase = Literal["ready", "stepping", "final"]
 
@@ -153,7 +153,7 @@ class ElasticStep:
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
-        from isthmus.ops.island.jax_gradients import calls
+        from isthmus.programs.wings.data_parallel.jax_gradients import calls
 
         return calls(self._task, first_batch(self._task, seed, slot), devices)
 
@@ -299,7 +299,7 @@ class GradientStep:
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
-        from isthmus.ops.island.jax_gradients import calls
+        from isthmus.programs.wings.data_parallel.jax_gradients import calls
 
         return calls(self._task, first_batch(self._task, seed, slot), devices)
 

@@ -13,11 +13,11 @@ import pytest
 
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import RunRoot
-from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.machine.absent_homes import LATE, alone_ns
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
 from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
+from isthmus.programs.wings.failover import takeover as failover
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.machine.absent_homes import HomeView
-from isthmus.programs.engine.machine.failover import (
+from isthmus.programs.wings.failover.takeover import (
     TakeoverState,
     check_nowhere,
     next_home,

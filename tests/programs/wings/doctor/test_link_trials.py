@@ -14,11 +14,10 @@ import uvloop
 from typer.testing import CliRunner
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import link_trials
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.link_trials import rate
 from isthmus.programs.engine.machine.links import HomeAddress
-from isthmus.programs.wings.doctor import linking
+from isthmus.programs.wings.doctor import link_trials, linking
+from isthmus.programs.wings.doctor.link_trials import rate
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

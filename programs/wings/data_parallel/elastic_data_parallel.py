@@ -18,11 +18,11 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.island.evaluate import EvaluateModel
-from isthmus.ops.learner.gradient_step import ElasticStep
-from isthmus.ops.syncer.elastic_rounds import Average, Caller
 from isthmus.programs.job import Job
 from isthmus.programs.settings import checked
 from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, step_tokens_most, subject
+from isthmus.programs.wings.data_parallel.elastic_rounds import Average, Caller
+from isthmus.programs.wings.data_parallel.gradient_step import ElasticStep
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20

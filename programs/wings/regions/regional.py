@@ -8,7 +8,7 @@
     between:       pacer ==pull==> regional-step        regional-step ==answer==> merge
                    outer-step ==update==> regional-step, evaluator        regional-step ==progress==> pacer
 
-Learner s is in region s mod N of N. The bodies are those of `decoupled`, twice; `ops.syncer.regional_step` is a
+Learner s is in region s mod N of N. The bodies are those of `decoupled`, twice; `regional_step` is a
 region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is Latest,
 and inner-step requires only its own data: `verify` proves that it is free-running.
 """
@@ -33,8 +33,6 @@ from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
-from isthmus.ops.syncer.region_answers import RegionAnswers, RegionShares
-from isthmus.ops.syncer.regional_step import RegionalStep
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
@@ -58,6 +56,8 @@ from isthmus.programs.update_settings import (
     to_learner,
     updates_in,
 )
+from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
 from isthmus.runtime.ids import REGION

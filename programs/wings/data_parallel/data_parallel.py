@@ -17,10 +17,10 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.exchange.ring import START, Ring
 from isthmus.ops.island.evaluate import EvaluateModel
-from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.programs.job import Job
 from isthmus.programs.settings import checked
 from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, step_tokens_most, subject
+from isthmus.programs.wings.data_parallel.gradient_step import NO_MEAN, GradientStep
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 
 EVALUATIONS: Final = 20

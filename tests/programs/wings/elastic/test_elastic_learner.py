@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from isthmus.ops.data.batches import Step
-from isthmus.ops.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner, HostWorker
+from isthmus.programs.wings.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner, HostWorker
 
 
 class Form(NamedTuple):

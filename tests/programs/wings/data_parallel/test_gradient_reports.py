@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from isthmus.ops.learner.gradient_step import Reporter
+from isthmus.programs.wings.data_parallel.gradient_step import Reporter
 from tests.ops.bodies import Context
 
 
