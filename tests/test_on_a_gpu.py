@@ -317,7 +317,9 @@ def test_no_page_says_more_of_gpus_than_the_common_sentence() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
         if page.parent.name != "decisions":
             text = " ".join(page.read_text().split())
-            assert not re.search(r"(?i)\b(no|none|nothing) [\w ]*\b(has|was|were) [\w ]*\b(run )?(on|of) a GPU", text), page
+            assert not re.search(
+                r"(?i)\b(no|none|nothing) [\w ]*\b(has|was|were) [\w ]*\b(run )?(on|of) a GPU", text
+            ), page
 
 
 def test_figures_of_a_cpu_or_none_are_in_no_document(tmp_path: Path) -> None:

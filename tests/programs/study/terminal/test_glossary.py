@@ -1,0 +1,94 @@
+"""The glossary has every word of the live table and of the report."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from isthmus.programs.engine.report.page import write_report
+from isthmus.programs.study.terminal import figures
+from isthmus.runtime.cores.membership_messages import SILENT
+from tests.programs.engine.results.made_up_run import build
+
+GLOSSARY: Final = Path(__file__).parents[4] / "docs" / "reference" / "glossary.md"
+PLAIN: Final = frozenset(
+    "at and it for waits then bytes device disk edge edges firings from happened items life loss last number policy process replica "
+    "setting share state step steps the time to tokens trained transfer trace traced what why".split()
+)
+"""Words of table heads that mean what they mean everywhere."""
+OTHER_WORDS: Final = {
+    "trained": "merged",
+    "epochs": "epoch",
+    "outer steps": "outer step",
+    "snapshots": "snapshot",
+    "evaluation loss": "eval loss",
+}
+"""As a page inflects a word -> as the glossary has it."""
+FULL: Final[dict[str, Any]] = {
+    "outer_steps": 3,
+    "contributors_mean": 2.0,
+    "merged_share": 0.5,
+    "goodput": 0.5,
+    "losses_not_finite": 1,
+    "epochs": {"0": 2},
+    "eval_loss": 2.0,
+    "eval_loss_initial": 5.0,
+    "paths": 2,
+    "snapshots": {"store": {"number": 1, "url": "s3://b", "error": ""}},
+    "hosts": [{"name": "learner/0", "phase": "stepping", "state": "away", "incarnation": 1, "relayed": ["syncer/0"]}],
+    "learners": {0: {"phase": "stepping", "incarnation": 1, "step": 1, "away": 5_000_000_000}},
+}
+
+
+def words() -> set[str]:
+    """The first column of the glossary, one by one."""
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
+    return {word.strip() for row in rows for word in row.split(",")} - {"word", "---"}
+
+
+def unknown(names: set[str]) -> set[str]:
+    """The names that are neither in the glossary nor plain words."""
+    known = words()
+    named = {OTHER_WORDS.get(name, name) for name in names}
+    return {name for name in named if name not in known and not set(name.split()) <= PLAIN}
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (?!meaning|---)", GLOSSARY.read_text(), re.MULTILINE)
+    assert rows == sorted(rows, key=str.lower)
+    assert len(rows) == len(set(rows))
+
+
+def test_every_name_of_the_live_table_is_in_the_glossary() -> None:
+    columns = {str(column.header) for column in figures.learners_table(FULL, 200).columns}
+    assert {"path", "away", *figures.COLUMNS} <= columns
+    names = {name for name, _ in figures.shown(FULL, 1)}
+    assert {"contributors", "relayed", "epoch", "not finite"} <= names
+    assert (
+        unknown({*columns, *names, "interval", "overlap", "slow", *SILENT, *figures.RETIRED, *figures.MEANINGS})
+        == set()
+    )
+
+
+def test_every_name_of_the_report_is_in_the_glossary(tmp_path: Path) -> None:
+    page = write_report(build(tmp_path / "run", away=2)).read_text()
+    found = re.findall(r"<(?:dt|th)\b[^>]*>(.*?)</(?:dt|th)>", page, re.DOTALL)
+    texts = {" ".join(unescape(re.sub(r"<[^>]+>", "", each)).lower().split()) for each in found}
+    names = {name.strip() for text in texts for name in text.split(",")}
+    names = {name for name in names if name and not name.isdigit()}
+    assert {"quorum", "round", "goodput", "stalled", "overlapped", "sweep", "uptime"} <= names
+    assert unknown(names) == set()
+
+
+@pytest.mark.parametrize("width", [20, 60, 118, 300])
+def test_a_legend_has_whole_meanings_in_one_line(width: int) -> None:
+    line = figures.legend(figures.MEANINGS, width).plain
+    parts = dict(part.split(": ") for part in line.split("; ") if part)
+    assert len(line) <= width
+    assert all(figures.MEANINGS[name] == meaning for name, meaning in parts.items())
+    assert (len(parts) == len(figures.MEANINGS)) == (width == 300)
+    assert figures.legend((), width).plain == ""
