@@ -16,12 +16,14 @@ from tests.programs.engine.results.made_up_run import build
 
 GLOSSARY: Final = Path(__file__).parents[4] / "docs" / "reference" / "glossary.md"
 PLAIN: Final = frozenset(
-    "at and it for waits then bytes device disk edge edges firings from happened items life loss last number policy process replica "
-    "setting share state step steps the time to tokens trained transfer trace traced what why".split()
+    re.findall(
+        r"\w+",
+        """and at bytes device disk edge edges firings for from happened it items last life loss number policy process
+        replica setting share state step steps the then time to tokens trained transfer waits what why""",
+    )
 )
 """Words of table heads that mean what they mean everywhere."""
 OTHER_WORDS: Final = {
-    "trained": "merged",
     "epochs": "epoch",
     "outer steps": "outer step",
     "snapshots": "snapshot",
