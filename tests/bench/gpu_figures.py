@@ -283,6 +283,7 @@ PLACES: Final[Mapping[str, str]] = {
     "README.md": SENTENCE,
     "docs/how-to/gpu.md": SENTENCE,
     "docs/how-to/islands.md": SENTENCE,
+    "docs/how-to/own-loop-on-several-gpus.md": SENTENCE,
     "docs/how-to/pytorch.md": SENTENCE,
     "docs/reference/compare.md": SENTENCE,
     "docs/explanation/islands.md": TABLE,
