@@ -560,9 +560,9 @@ COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "recei
 DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life", "path")
 """Columns that a narrow terminal omits, in this order."""
 MEANINGS: Final = {
-    "goodput": "learner time whose tokens were kept",
+    "goodput": "time whose tokens were kept",
     "merged": "tokens in the global model",
-    "stale": "most steps since a fragment was adopted",
+    "stale": "most steps since an adoption",
     "contributors": "learners in a merge",
 }
 """A legend of the names that say least by themselves, the most asked for first; docs/reference/glossary.md has all."""

@@ -14,7 +14,8 @@ from isthmus.programs.study.terminal import figures
 from isthmus.runtime.cores.membership_messages import SILENT
 from tests.programs.engine.results.made_up_run import build
 
-GLOSSARY: Final = Path(__file__).parents[4] / "docs" / "reference" / "glossary.md"
+ROOT: Final = Path(__file__).parents[4]
+GLOSSARY: Final = ROOT / "docs" / "reference" / "glossary.md"
 PLAIN: Final = frozenset(
     re.findall(
         r"\w+",
@@ -84,6 +85,14 @@ def test_every_name_of_the_report_is_in_the_glossary(tmp_path: Path) -> None:
     names = {name for name in names if name and not name.isdigit()}
     assert {"quorum", "round", "goodput", "stalled", "overlapped", "sweep", "uptime"} <= names
     assert unknown(names) == set()
+
+
+def test_the_table_that_the_readme_shows_looks_like_the_present_one() -> None:
+    (shown,) = re.findall(r"^```\ndecoupled-diloco  training .*?^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = shown.splitlines()
+    (head,) = (line for line in lines if line.startswith("learner "))
+    assert re.split(r" {2,}", head) == ["learner", "state", "life", *figures.COLUMNS]
+    assert figures.legend(figures.MEANINGS, max(map(len, lines))).plain == lines[-2]
 
 
 @pytest.mark.parametrize("width", [20, 60, 118, 300])
