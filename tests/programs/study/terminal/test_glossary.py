@@ -1,36 +1,16 @@
-"""The glossary has every word of the live table and of the report."""
+"""The glossary has every word of the live table, and README shows the table as it is."""
 
 from __future__ import annotations
 
 import re
-from html import unescape
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.study.terminal import figures
 from isthmus.runtime.cores.membership_messages import SILENT
-from tests.programs.engine.results.made_up_run import build
+from tests.programs.glossary import GLOSSARY, ROOT, unknown
 
-ROOT: Final = Path(__file__).parents[4]
-GLOSSARY: Final = ROOT / "docs" / "reference" / "glossary.md"
-PLAIN: Final = frozenset(
-    re.findall(
-        r"\w+",
-        """and at bytes device disk edge edges firings for from happened it items last life loss number policy process
-        replica setting share state step steps the then time to tokens trained transfer waits what why""",
-    )
-)
-"""Words of table heads that mean what they mean everywhere."""
-OTHER_WORDS: Final = {
-    "epochs": "epoch",
-    "outer steps": "outer step",
-    "snapshots": "snapshot",
-    "evaluation loss": "eval loss",
-}
-"""As a page inflects a word -> as the glossary has it."""
 FULL: Final[dict[str, Any]] = {
     "outer_steps": 3,
     "contributors_mean": 2.0,
@@ -45,19 +25,6 @@ FULL: Final[dict[str, Any]] = {
     "hosts": [{"name": "learner/0", "phase": "stepping", "state": "away", "incarnation": 1, "relayed": ["syncer/0"]}],
     "learners": {0: {"phase": "stepping", "incarnation": 1, "step": 1, "away": 5_000_000_000}},
 }
-
-
-def words() -> set[str]:
-    """The first column of the glossary, one by one."""
-    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
-    return {word.strip() for row in rows for word in row.split(",")} - {"word", "---"}
-
-
-def unknown(names: set[str]) -> set[str]:
-    """The names that are neither in the glossary nor plain words."""
-    known = words()
-    named = {OTHER_WORDS.get(name, name) for name in names}
-    return {name for name in named if name not in known and not set(name.split()) <= PLAIN}
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
@@ -75,16 +42,6 @@ def test_every_name_of_the_live_table_is_in_the_glossary() -> None:
         unknown({*columns, *names, "interval", "overlap", "slow", *SILENT, *figures.RETIRED, *figures.MEANINGS})
         == set()
     )
-
-
-def test_every_name_of_the_report_is_in_the_glossary(tmp_path: Path) -> None:
-    page = write_report(build(tmp_path / "run", away=2)).read_text()
-    found = re.findall(r"<(?:dt|th)\b[^>]*>(.*?)</(?:dt|th)>", page, re.DOTALL)
-    texts = {" ".join(unescape(re.sub(r"<[^>]+>", "", each)).lower().split()) for each in found}
-    names = {name.strip() for text in texts for name in text.split(",")}
-    names = {name for name in names if name and not name.isdigit()}
-    assert {"quorum", "round", "goodput", "stalled", "overlapped", "sweep", "uptime"} <= names
-    assert unknown(names) == set()
 
 
 def test_the_table_that_the_readme_shows_looks_like_the_present_one() -> None:
