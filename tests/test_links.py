@@ -42,6 +42,13 @@ def test_everything_that_a_page_leads_to_is_there(page: Path) -> None:
     assert list(broken(page)) == []
 
 
+def test_the_index_leads_to_every_page_but_the_decisions() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"}
+    assert pages - linked == {index}
+
+
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(

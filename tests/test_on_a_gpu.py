@@ -296,7 +296,7 @@ def test_one_command_writes_the_figures_into_the_documents(tmp_path: Path) -> No
 def test_a_sentence_names_what_was_measured_and_what_was_not() -> None:
     told = figures.figures(LINES)
     sentence = figures.text_of(told, figures.SENTENCE)
-    measured, left = sentence.split("Not measured there: ")
+    measured, left = sentence.removesuffix(f" {figures.BY_HAND}").split("Not measured in that call: ")
     names = {step: (text in measured, text in left) for step, text in figures.IN_WORDS.items()}
     assert set(names) == set(figures.STEPS)
     assert {step for step, (is_measured, _) in names.items() if is_measured} == {"learner", "exchange", "line"}
@@ -304,6 +304,22 @@ def test_a_sentence_names_what_was_measured_and_what_was_not() -> None:
     for each in told["steps"].values():
         each["figures"] = {"ratio": figures.spread([1.0])}
     assert "Not measured" not in figures.text_of(told, figures.SENTENCE)
+
+
+def test_all_pages_say_the_same_of_gpus() -> None:
+    told = {name: figures.told_in((ROOT / name).read_text(), name) for name in figures.PLACES}
+    readme = told["README.md"]
+    assert figures.BY_HAND in readme
+    assert {name: text for name, text in told.items() if text != readme} == {}
+
+
+def test_no_page_says_more_of_gpus_than_the_common_sentence() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
+        if page.parent.name != "decisions":
+            text = " ".join(page.read_text().split())
+            assert not re.search(
+                r"(?i)\b(no|none|nothing) [\w ]*\b(has|was|were) [\w ]*\b(run )?(on|of) a GPU", text
+            ), page
 
 
 def test_figures_of_a_cpu_or_none_are_in_no_document(tmp_path: Path) -> None:

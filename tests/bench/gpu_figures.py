@@ -281,10 +281,19 @@ NOTHING: Final = "**Nothing of this has run on a GPU yet**: none was at hand."
 TABLE, SENTENCE = "table", "sentence"
 PLACES: Final[Mapping[str, str]] = {
     "README.md": SENTENCE,
+    "docs/how-to/gpu.md": SENTENCE,
     "docs/how-to/islands.md": SENTENCE,
+    "docs/how-to/own-loop-on-several-gpus.md": SENTENCE,
+    "docs/how-to/pytorch.md": SENTENCE,
+    "docs/reference/compare.md": SENTENCE,
     "docs/explanation/islands.md": TABLE,
 }
-"""Where the documents say it, each between a mark and its end."""
+"""Where the documents say it, each between a mark and its end. No page says anything else of what ran on a GPU."""
+BY_HAND: Final = (
+    "Measured by hand, in later calls: a killed learner, and a learner in PyTorch beside its bare loop. "
+    "No run has used several GPUs so far."
+)
+"""What no gpu.json has; docs/explanation/islands.md has the figures."""
 _MARK: Final = re.compile(r"(<!-- by gpu_figures\.py -->\n)(.*?)(^ *<!-- end -->)", re.DOTALL | re.MULTILINE)
 
 
@@ -295,7 +304,8 @@ def text_of(told: Mapping[str, Any] | None, kind: str) -> str:
     measured = [step for step in STEPS if _has_figure(told["steps"][step]["figures"])]
     left = [step for step in STEPS if step not in measured]
     ran = f"**Measured on {words_of_machine(told)}**: {_listed(measured)}."
-    ran += f" Not measured there: {_listed(left)}." if left else ""
+    ran += f" Not measured in that call: {_listed(left)}." if left else ""
+    ran += f" {BY_HAND}"
     return ran if kind == SENTENCE else f"{ran}\n\n{table(told)}"
 
 
@@ -321,6 +331,14 @@ def rewritten(page: str, text: str, name: str = "the page") -> str:
     assert indent is not None
     lines = [indent.group() + line if line else "" for line in _wrapped(text)]
     return _MARK.sub(lambda found: found.group(1) + "\n".join(lines) + "\n" + found.group(3), page)
+
+
+def told_in(page: str, name: str = "the page") -> str:
+    """The sentence that a page has in its marked place, unwrapped; RefusedError if there is not one such place."""
+    places = _MARK.findall(page)
+    if len(places) != 1:
+        raise RefusedError(f"Reading {name}", "one marked place", str(len(places)), "Mark it as README.md does.")
+    return " ".join(places[0][1].partition("\n\n|")[0].split())
 
 
 def _wrapped(text: str) -> list[str]:

@@ -38,6 +38,8 @@ APART = {
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/wings/dashboard",
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
     "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
+    "docs/how-to/own-loop-on-several-gpus.md": "an extra: tests/torch_tasks",
+    "docs/how-to/own-loop-rules.md": "an extra: tests/torch_tasks",
     "docs/how-to/join-with-a-loop.md": "a second machine: tests/torch_tasks/test_joining_loops.py",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
     "docs/how-to/tune-a-model.md": "an extra: tests/torch_tasks/test_tune_a_model.py",

@@ -559,6 +559,13 @@ COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "recei
 """The figures of a learner. stale: the most inner steps since it adopted a fragment."""
 DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life", "path")
 """Columns that a narrow terminal omits, in this order."""
+MEANINGS: Final = {
+    "goodput": "time whose tokens were kept",
+    "merged": "tokens in the global model",
+    "stale": "most steps since an adoption",
+    "contributors": "learners in a merge",
+}
+"""A legend of the names that say least by themselves, the most asked for first; docs/reference/glossary.md has all."""
 _USUAL: Final = {"state": 10, "pid": 7, "cpu": 6, "memory": 7, "step": 6, "tokens": 6, "loss": 7, "sent": 7}
 """Letters that figures take, as a rule; names that are longer are not listed."""
 
@@ -648,6 +655,15 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
     away = ("away",) if any(row["away"] for row in rows) else ()
     names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:], *away)
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
+
+
+def legend(names: Iterable[str], width: int) -> Text:
+    """One line of what names on the screen mean: of as many as there is room for, each whole; empty without any."""
+    shown, line = frozenset(names), ""
+    for name in (name for name in MEANINGS if name in shown):
+        longer = f"{line}; {name}: {MEANINGS[name]}" if line else f"{name}: {MEANINGS[name]}"
+        line = longer if cell_len(longer) <= width else line
+    return Text(line, style="dim")
 
 
 def away_for(host: Mapping[str, Any] | None, report: Mapping[str, Any]) -> str:

@@ -61,6 +61,7 @@ from isthmus.programs.study.terminal.figures import (
     in_lines,
     is_starting,
     learners_table,
+    legend,
     no_room,
     resumption_words,
 )
@@ -486,7 +487,11 @@ class LiveTable(View):
         learners = learners_table(status, width)
         shown = [run_table(figures, status, width)] if any(figures.shown(status)) else []
         parts: list[RenderableType] = [head, self._progress(width), *shown, Text(""), learners]
-        room = height - learners.row_count - 10
+        names = [*dict(figures.shown(status)), *(str(column.header) for column in learners.columns)]
+        # Before the first merge there is nothing that it could explain.
+        meanings = legend(names if status.get("outer_steps") else (), width)
+        parts += [meanings] if meanings else []
+        room = height - learners.row_count - 10 - bool(meanings)
         notices = newest(self._news.notices, min(NOTICES_SHOWN, room))
         if notices:
             parts += [Text(""), notices_table(notices)]

@@ -17,7 +17,7 @@ stall        the process that trains a replica is killed (SIGKILL): the longest 
 return       seconds from the kill until the replica's next life has ended a step; who restarts it is this bench, at
              once, and in a run the run's daemon
 
-Medians and ranges. GradientMail needs Python 3.12 and is not measured; Ray has no program of this kind.
+Medians and ranges. GradientMail needs Python 3.12 and is left out; Ray has no program of this kind.
 """
 
 from __future__ import annotations

@@ -353,6 +353,19 @@ def test_the_table_has_a_row_for_each_learner(watched: Request) -> None:
     assert "eval loss  5.545 -> 1.625" in shown
 
 
+@pytest.mark.parametrize("width", [60, 118])
+def test_a_line_below_the_table_says_what_its_names_mean(watched: Request, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
+    with live.watching(watched, quiet=False, console=console) as view:
+        view.update(dict(EARLY))
+        assert figures.legend(["goodput"], width).plain not in text_of(console)
+        view.update(dict(STATUS))
+    shown = text_of(console)[text_of(console).rindex("ring  training") :]
+    names = ("goodput", "merged", "stale") if width > 80 else ("goodput",)
+    assert figures.legend(names, width).plain in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
 def test_the_terminal_is_given_back_when_a_run_fails(watched: Request) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
 
