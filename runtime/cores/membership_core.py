@@ -31,6 +31,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, assert_never, cast
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
@@ -67,7 +68,7 @@ from isthmus.runtime.cores.membership_messages import (
     Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import Rhythm, StepProgress, phi, quantile
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.errors import CoreSubject, LocalProtocolError, RemoteProtocolError, demand
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.state import Kind
 
@@ -508,22 +509,36 @@ class MembershipCore:
     def check(self) -> None:
         """Raise InvariantError unless every member has a slot, a deadline and the newest incarnation of its replica."""
         for replica in self._newest:
-            _demand(self._has_slot(replica), "{} is known and has no slot", replica)
+            _demand(self._has_slot(replica), (CoreSubject("replica", replica),), "{} is known and has no slot", replica)
         for replica, host in self._hosts.items():
+            about = (CoreSubject("replica", replica),)
             newest, rhythm = self._newest.get(replica), host.rhythm
-            _demand(host.member.replica == replica, "{} is kept as {}", host.member, replica)
-            _demand(host.member.incarnation == newest, "{} is live, the newest incarnation is {}", host.member, newest)
-            _demand(host.phase != "gone", "{} is live in phase gone", host.member)
+            _demand(host.member.replica == replica, about, "{} is kept as {}", host.member, replica)
             _demand(
-                host.heard_at <= self._now, "{} was heard at {} ns, after {} ns", host.member, host.heard_at, self._now
+                host.member.incarnation == newest,
+                about,
+                "{} is live, the newest incarnation is {}",
+                host.member,
+                newest,
+            )
+            _demand(host.phase != "gone", about, "{} is live in phase gone", host.member)
+            _demand(
+                host.heard_at <= self._now,
+                about,
+                "{} was heard at {} ns, after {} ns",
+                host.member,
+                host.heard_at,
+                self._now,
             )
             is_rhythm = rhythm.mean >= 0 and rhythm.variance >= 0
-            _demand(is_rhythm, "{} has {} ns, {} ns^2", host.member, rhythm.mean, rhythm.variance)
+            _demand(is_rhythm, about, "{} has {} ns, {} ns^2", host.member, rhythm.mean, rhythm.variance)
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
-            _demand(is_armed, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
+            _demand(is_armed, about, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
         live = len(self._hosts) + self._counts["members removed"]
-        _demand(live == self._counts["members admitted"], "{} members live or removed, not as many as admitted", live)
+        _demand(
+            live == self._counts["members admitted"], (), "{} members live or removed, not as many as admitted", live
+        )
 
 
 def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
@@ -542,6 +557,4 @@ def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtoc
     return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
-def _demand(holds: bool, broken: str, *of: object) -> None:
-    if not holds:
-        raise InvariantError(f"membership: {broken.format(*of)}")
+_demand: Final = partial(demand, "membership")

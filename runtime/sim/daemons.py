@@ -295,6 +295,8 @@ class SimulatedDaemon(Ground):
         self._shared, self._machine = shared, machine
         self._mount = Mount(machine.disk)
         self._stations: list[Station] = []
+        self._drivers: dict[str, Driver] = {}
+        """Those of its present cores, by name."""
         self._roster: tuple[Row, ...] = ()
         """The hosts of the run, as its station has learned last."""
         self._heard: set[str] = set()
@@ -362,6 +364,11 @@ class SimulatedDaemon(Ground):
     def refused(self) -> Counter[str]:
         return sum((station.refused for station in self._stations), Counter[str]())
 
+    def check(self) -> None:
+        """Raise InvariantError, with its last events, unless its cores are sound."""
+        for driver in self._drivers.values():
+            driver.check()
+
     def leave(self, seconds_max: float) -> None:
         """Leave within so many seconds, as after a signal; then this daemon ends."""
         self.is_leaving = True
@@ -388,6 +395,7 @@ class SimulatedDaemon(Ground):
 
         driver = Driver(core, performing, self.clock.now, segment_bytes=SEGMENT_BYTES)
         self.tapes[name].append(driver.tape)
+        self._drivers[name] = driver
         if isinstance(core, Station):
             self._stations.append(core)
         return driver

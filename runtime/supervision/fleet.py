@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import LEARNER, REGION, Member, Party, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
@@ -448,15 +449,13 @@ class Fleet:
         """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
         machine_of: dict[Replica, str] = {}
         for name, machine in self.machines.items():
-            demand(machine.condemned <= set(machine.tracked), "{}: condemned, and not tracked", name)
-            demand(machine.fresh <= set(machine.tracked), "{}: fresh, and not tracked", name)
-            demand(not machine.is_away or not machine.tracked, "{} takes no part, and has lives", name)
+            about = (CoreSubject("machine", name),)
+            _demand(machine.condemned <= set(machine.tracked), about, "{}: condemned, and not tracked", name)
+            _demand(machine.fresh <= set(machine.tracked), about, "{}: fresh, and not tracked", name)
+            _demand(not machine.is_away or not machine.tracked, about, "{} takes no part, and has lives", name)
             for replica in machine.tracked:
-                demand(replica not in machine_of, "{} is on {} and on {}", replica, name, machine_of.get(replica))
-                machine_of[replica] = name
+                about, there = (CoreSubject("replica", replica),), machine_of.setdefault(replica, name)
+                _demand(there == name, about, "{} is on {} and on {}", replica, name, there)
 
 
-def demand(holds: bool, broken: str, *of: object) -> None:
-    """Raise InvariantError with `broken`, a format of `of`, unless `holds`. Made only then: most hold."""
-    if not holds:
-        raise InvariantError(f"supervision: {broken.format(*of)}")
+_demand: Final = partial(demand, "supervision")
