@@ -122,6 +122,11 @@ class FragmentSend:
             whole = values if anchor is None else outer_gradient(anchor, values, fragment)
             lengths = norms(whole, fragment)
             gradient = self._gradient_fields(capture, whole)
+        # As the merge demands of it at the other end: a norm for each unit, and no tokens without steps.
+        tokens, steps = capture["end"] - capture["begin"], capture["steps"]
+        assert len(lengths) == len(fragment.units)
+        assert min(tokens, steps) >= 0, (tokens, steps)
+        assert steps > 0 or tokens == 0, (tokens, steps)
         answer: Answer = passed_on(Answer, capture, norms=lengths, **gradient)
         return answer
 

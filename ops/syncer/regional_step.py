@@ -38,6 +38,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import RegionWork, Totals
+from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase
 
@@ -275,6 +276,8 @@ class RegionalStep:
             norms=fields["norms"],
         )
         answer.update(fields)
+        # As `RegionAnswers.checked` demands at the other end: the work of a region is that of its learners.
+        assert work_of(answer) == (answer["end"] - answer["begin"], answer["steps"]), answer["work"]
         return [("answer", answer)]
 
     def _push_of(self, request: Round) -> str:

@@ -170,12 +170,14 @@ class KeptChild:
     def _begin(self) -> None:
         if self._is_closed:
             return
+        assert self._child is None  # One at a time: the one before has been ended, with its descriptors.
         self.begun_at = self._loop.time()
         child = self._child = self._start()
         self._loop.add_reader(child.line.fileno(), self._hear_or_leave)
         self._loop.add_reader(child.watch, self._died)
         self._told = None
         self._say()
+        assert self._told is not None  # A line that is new takes a message: the state is the first that a child hears.
 
     def _look(self) -> None:
         if not self._is_closed:

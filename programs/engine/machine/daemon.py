@@ -221,6 +221,9 @@ class MachineDaemon:
             "expel": self._expel,
             SET_ASIDE: self._release,
         }
+        # A message has one answer: `_hear` asks neighbours first, then these, and then the services.
+        assert not self._handlers.keys() & self.neighbours.handlers.keys()
+        assert not self._services.kinds & {*self._handlers, *self.neighbours.handlers}
         loop.call_later(TICK_SECONDS, self._tick)
         if self._porter is not None:
             self._porter.start(self._server.endpoint)
