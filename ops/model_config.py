@@ -130,16 +130,7 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 class ModelConfig:
     """The shape of a model; ValueError if `heads` does not divide `width` into heads of even size.
 
-    The defaults are the model called nano: 131,904 parameters. `hidden` is the width of the feed-forward half; None
-    is 8/3 of `width`, which gives SwiGLU's three matrices the size of two of 4 x width, rounded up to a multiple of 4.
-    `tied` reads the logits off the token embedding; `dtype` is "float32" or "bfloat16". `routing` makes the
-    feed-forward halves of experts, each of that width. `stacked` keeps all layers in tensors with an axis more, in
-    front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again. The
-    training loss of a stacked model takes a batch through the layers in `microbatches` parts (`mesh_stages`).
-
-    Forms of other models: fewer heads of keys and values than of queries (`shared_heads`), heads of a width of their
-    own, norms of each head's queries and keys (`head_norms`), `biases` of matrices, attention to the last `window`
-    positions only.
+    The defaults are the model called nano: 131,904 parameters. Fields from `shared_heads` on are forms of other models.
     """
 
     vocabulary: int = 256
@@ -148,17 +139,30 @@ class ModelConfig:
     heads: int = 4
     context: int = 64
     hidden: int | None = None
+    """The width of the feed-forward half; None is 8/3 of `width`, which gives SwiGLU's three matrices the size of two
+    of 4 x width, rounded up to a multiple of 4."""
     tied: bool = False
+    """The logits are read off the token embedding."""
     dtype: str = "float32"
+    """"float32" or "bfloat16"."""
     routing: Routing | None = None
+    """Makes the feed-forward halves of experts, each of that width."""
     stacked: bool = False
+    """Keeps all layers in tensors with an axis more, in front."""
     checkpoint: bool = False
+    """Keeps of a layer its input alone for the backward pass, which computes the rest again."""
     microbatches: int | None = None
+    """The training loss of a stacked model takes a batch through the layers in so many parts (`mesh_stages`)."""
     shared_heads: int | None = None
+    """Fewer heads of keys and values than of queries; None is as many."""
     head_width: int | None = None
+    """The width of a head, where it does not follow from `width`."""
     head_norms: bool = False
+    """Norms of each head's queries and keys."""
     biases: tuple[str, ...] = ()
+    """The matrices of a layer that have one."""
     window: int | None = None
+    """Attention to the last so many positions only."""
     epsilon: float = NORM_EPSILON
     rotary: Rotary = Rotary()
 
