@@ -167,10 +167,17 @@ class FirstVersion(NamedTuple):
 class Merge:
     """A round and its answers in, Gradient out.
 
-    `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
-    by slot where they differ. `rules` say which answers count, and how much, in this order (`answer_rules`); `answers`
-    whose they are. Fragments may begin as `begun` says, without an answer; one that no learner has any more begins
-    again from the `copy` of a host that holds it.
+    Fragments may begin as `begun` says, without an answer; one that no learner has any more begins again from the
+    `copy` of a host that holds it.
+
+    Arguments:
+        fragments: those of the model.
+        method: 'rda' or 'average'.
+        lr: that of the outer step.
+        momentum: likewise.
+        step_tokens: the tokens of a step, by slot where they differ.
+        rules: which answers count, and how much, in this order (`answer_rules`).
+        answers: whose they are.
     """
 
     outputs = ("gradient", "reached")

@@ -396,17 +396,35 @@ class HostIsland(Protocol):
 
 
 class HostProcess:
-    """Runs one plan as one member of the run named `run`, until the daemon orders it to exit.
+    """Runs one plan as one member of a run, until the daemon orders it to exit.
 
-    `listens` is the endpoint at which others dial it, as `bind` takes it, None if none do, and `porter` that of this
-    machine's porter, '' if it has none; `reaches` as in Meetings. Rosters keep `machines` (the machine of each
-    member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
-    lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
-    called with every roster, `elastic` is queried for the state of an elastic island. `lent` is a node whose thread
-    other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave. The
-    process goes on with what is not ours once this host has left or failed: it says that it is gone, and not silent.
-    `niceness` is the nice level at which bodies compute for which no other host waits, once they are open; 0 of all
-    others, of which learners lower theirs once they step.
+    Arguments:
+        plan: what its role runs.
+        member: the life that it is.
+        folder: that of the run.
+        run: the run's name.
+        daemon: the endpoint of its daemon.
+        zero_ns: the instant of the machine's clock from which the run's times count.
+        seed: the run's.
+        listens: the endpoint at which others dial it, as `bind` takes it; None if none do.
+        porter: the endpoint of this machine's porter, '' if it has none.
+        reaches: as in `Meetings`.
+        only_porters: likewise.
+        machines: the machine of each replica, which rosters keep up to date.
+        keys: the admitted ones, which rosters keep up to date; None without keys.
+        meets: how this host and another one meet.
+        resolve: returns what a reference names.
+        open_channel: makes its channel.
+        island: the devices that this host may use.
+        door: where it awaits the others of its island.
+        on_roster: called with every roster.
+        elastic: queried for the state of an elastic island.
+        tape_bytes: the most that the tapes of all lives of its replica have.
+        lent: a node whose thread other code of this process lends: then `run` is called in a thread beside that, and
+            that code may ask to leave. The process goes on with what is not ours once this host has left or failed: it
+            says that it is gone, and not silent.
+        niceness: the nice level at which bodies compute for which no other host waits, once they are open; 0 of all
+            others, of which learners lower theirs once they step.
     """
 
     def __init__(

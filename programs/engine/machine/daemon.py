@@ -133,14 +133,21 @@ class DaemonOwner(Protocol):
 
 @final
 class MachineDaemon:
-    """The daemon of the machine `name`; commands and other daemons reach it at `listen`.
-
-    It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
-    root that `config` names. It has its `services` beside those that are loaded when they are asked.
+    """The daemon of a machine.
 
     Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
     run is running, then finishing (its processes have ended, and summary and report are written), then over:
     `over.json` is there. A message names runs by the folders that this daemon has announced, and no other.
+
+    Arguments:
+        loop: its event loop.
+        name: the machine's.
+        listen: where commands and other daemons reach it.
+        config: what the machine permits, and the root of its own runs.
+        keys: its own and the admitted ones; without, it listens on loopback only.
+        folder: has its parts of other homes' runs.
+        owner: gets what it tells.
+        services: those it has beside the ones that are loaded when they are asked.
     """
 
     def __init__(
