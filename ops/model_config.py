@@ -74,18 +74,22 @@ class BandScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): pairs that turn fewer than `slow` times in the `original` context are `factor` times
-    slower, those that turn more than `fast` times are kept, in between by a ramp over the pairs.
-
-    `is_whole`: the ends of the ramp are whole pairs. `amplitude` multiplies sines and cosines.
+    """YaRN (arXiv 2309.00071): pairs of frequencies that turn seldom are slower, those that turn often are kept, in
+    between by a ramp over the pairs.
     """
 
     factor: float
+    """How many times slower."""
     original: int
+    """The context in which turns are counted."""
     amplitude: float
+    """Multiplies sines and cosines."""
     fast: float = 32.0
+    """Pairs that turn more often are kept."""
     slow: float = 1.0
+    """Pairs that turn fewer times are slower by all of `factor`."""
     is_whole: bool = True
+    """The ends of the ramp are whole pairs."""
 
     def scaled(self, frequencies: Frequencies, base: float) -> tuple[Frequencies, float]:
         """As of LinearScaling."""

@@ -58,19 +58,20 @@ class SentAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class RegionFragment:
-    """A region's state of one fragment toward the global syncer: `version` None before there is a global one.
-
-    `clock` and `positions` are those of that version, `reached` the positions in Theta; `sent` are the open answers, by
-    their number in `work`.
-    """
+    """A region's state of one fragment toward the global syncer."""
 
     anchor: Vector
     version: list[int] | None
+    """None before there is a global one."""
     clock: list[list[int]]
+    """That of the version."""
     positions: list[list[int]]
+    """Likewise."""
     reached: list[list[int]]
+    """The positions in Theta."""
     work: RegionWork = field(default_factory=RegionWork)
     sent: dict[int, SentAnswer] = field(default_factory=dict)
+    """The open answers, by their number in `work`."""
     round_last: int = 0
     has_ended: bool = False
 

@@ -92,22 +92,24 @@ PROGRESS_DEVIATION_FIRST: Final = seconds(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipOptions:
-    """`slots_max`: role -> number of its slots. LocalProtocolError for values out of range.
-
-    `phi_suspect`: 3 is one wrong suspicion in 1,000 intervals, which costs a line in the status. `phi_gone`: a wrong
-    removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is customary, 12 is
-    recommended for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: the assumed
-    rhythm of a new member.
+    """What the verdicts of a membership core depend on. LocalProtocolError for values out of range.
 
     No option needs to be set: deadlines are learned from arrivals, and these options set the confidence.
     """
 
     slots_max: Mapping[str, int]
+    """Role -> number of its slots."""
     phi_suspect: float = 3.0
+    """3 is one wrong suspicion in 1,000 intervals, which costs a line in the status."""
     phi_gone: float = 12.0
+    """A wrong removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is
+    customary, 12 is recommended for shared machines."""
     phi_stuck: float = 12.0
+    """The same for steps."""
     interval_first: Duration = INTERVAL_FIRST
+    """The assumed rhythm of a new member."""
     deviation_first: Duration = DEVIATION_FIRST
+    """Likewise."""
     deviation_min: Duration = DEVIATION_MIN
     silence_max: Duration = SILENCE_MAX
     excused_max: Duration = EXCUSED_MAX

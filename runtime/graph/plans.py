@@ -33,14 +33,12 @@ OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadl
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
-    what an item on it must be, as the body at its end declares (`schemas`). `is_kept`: the newest item of each key is
-    kept for consumers that join later; `groups`: the number of groups of an edge that leads to the sender's; `period`
-    and `classes`: those of a route to some (`template.Route`)."""
+    """An edge as a host sees it."""
 
     index: int
     name: str
     kind: Literal["queue", "latest"]
+    """The policy."""
     capacity: int
     initial: tuple[Any, ...]
     key: str | None
@@ -48,15 +46,22 @@ class EdgePlan:
     route_key: str | None
     source_role: str
     source: int
+    """The index of the node in the graph."""
     source_port: str
     target_role: str
     target: int
+    """Likewise."""
     target_port: str
     schema: Any = None
+    """What an item on it must be, as the body at its end declares (`schemas`)."""
     is_kept: bool = False
+    """The newest item of each key is kept for consumers that join later."""
     groups: int = 0
+    """The number of groups of an edge that leads to the sender's."""
     period: int = 0
+    """That of a route to some (`template.Route`)."""
     classes: tuple[tuple[int, ...], ...] = ()
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)

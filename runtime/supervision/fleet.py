@@ -31,25 +31,29 @@ SILENT_BEATS: Final = 2
 class MachineLives:
     """The lives on one machine, by replica, and its beats of silence.
 
-    A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
-    `fresh` ones were numbered by this daemon. No life begins on a machine that `is_leaving`. After LOST_BEATS beats of
-    silence the machine is lost: its lives count as ended, even if they still run there, and are no longer wanted if it
-    comes back. `is_away`: the machine no longer takes part. Orders for it are of `epoch`, if that is later than the
-    home's: a home whose journal was lost learns it there. `refused_at` is when a refused report of it was recorded
-    last. It `is_far` if its last report says so.
+    After LOST_BEATS beats of silence the machine is lost: its lives count as ended, even if they still run there, and
+    are no longer wanted if it comes back.
     """
 
     name: str
     tracked: dict[Replica, int] = field(default_factory=dict)
+    """Lives, from when they are wanted until their ends are known."""
     condemned: set[Replica] = field(default_factory=set)
+    """Those of them that are to be killed."""
     fresh: set[Replica] = field(default_factory=set)
+    """Those that were numbered by this daemon."""
     silent_beats: int = 0
     is_lost: bool = False
     is_away: bool = False
+    """The machine no longer takes part."""
     is_leaving: bool = False
+    """No life begins on it."""
     epoch: int = 0
+    """Orders for it are of this one, if it is later than the home's: a home whose journal was lost learns it there."""
     refused_at: Instant | None = None
+    """When a refused report of it was recorded last."""
     is_far: bool = False
+    """Its last report says so."""
 
     @property
     def is_silent(self) -> bool:

@@ -235,11 +235,17 @@ HomeHandler = Callable[[HomeAddress, Message], Awaitable[Message]]
 
 @final
 class HomeLink:
-    """The link to `home`.
+    """The link to a home.
 
-    `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
-    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS. It `is_far` where
-    the way leads through a bucket.
+    Arguments:
+        loop: that of the daemon.
+        home: where it is.
+        keys: this machine's and the admitted ones; None without.
+        describe: gives this machine's announcement.
+        orders: receives every message but requests.
+        answer: awaited for the answer to a request.
+        on_refused: called for each failed connection, with a key of WORDS.
+        is_far: the way leads through a bucket.
     """
 
     def __init__(

@@ -530,22 +530,24 @@ PERIOD_SECONDS: Final = 0.1
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """The result of a planned fault.
-
-    `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in words; an empty `proof`: it did not
-    happen, and `why`. `hosts` are those that a machine took along. `back` is when the next fork server was ready, which
-    no file records. `is_late`: the run was over before the fault happened.
-    """
+    """The result of a planned fault."""
 
     fault: Planned
     begun: float = 0.0
+    """In seconds of the monotonic clock."""
     ended: float = 0.0
+    """Likewise."""
     pid: int = 0
     proof: str = ""
+    """In words; empty: it did not happen."""
     why: str = ""
+    """Why it did not."""
     hosts: tuple[str, ...] = ()
+    """Those that a machine took along."""
     back: float | None = None
+    """When the next fork server was ready, which no file records."""
     is_late: bool = False
+    """The run was over before the fault happened."""
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""
