@@ -186,22 +186,22 @@ class Closing:
 
 @dataclass(slots=True)
 class TapedRound:
-    """One round on a tape.
-
-    `openings`: one for each attempt; `came`: the answers that were sent for it; its closing and publication, None if
-    the tape ends before; `counted_in`: the round in which a late answer counts; `dropped`: why an answer counts in
-    none; `usual_ns`: the times from opening to quorum of the last rounds before it that the shard learnt from;
-    `answers_of`: the number of answers of each learner on the whole tape.
-    """
+    """One round on a tape. Its closing and publication are None if the tape ends before."""
 
     openings: list[Mapping[str, Any]] = field(default_factory=list)
+    """One for each attempt."""
     came: list[Came] = field(default_factory=list)
+    """The answers that were sent for it."""
     closing: Closing | None = None
     published_at: int | None = None
     counted_in: dict[Came, int] = field(default_factory=dict)
+    """The round in which a late answer counts."""
     dropped: dict[Came, str] = field(default_factory=dict)
+    """Why an answer counts in none."""
     usual_ns: list[int] = field(default_factory=list)
+    """The times from opening to quorum of the last rounds before it that the shard learnt from."""
     answers_of: dict[int, int] = field(default_factory=dict)
+    """The number of answers of each learner on the whole tape."""
 
 
 def taped_round(records: Sequence[HostRecord], number: int) -> TapedRound:

@@ -385,14 +385,19 @@ _MAIN: Final = (
 
 @final
 class Machines:
-    """The `count` machines of a run, named `machine-0` (the home) and so on; `learners` are spread over them.
-
-    They are started in `folder`, with their files in a folder there that is named after the `run`; `references` name
-    code that they may load; `environment` is added to theirs. RunError if one does not start to listen.
+    """The machines of a run, named `machine-0` (the home) and so on. RunError if one does not start to listen.
 
     Each has a daemon on loopback, which is started again when it has ended, as by a service manager. A machine is
     killed with everything that runs on it, at once: its processes are identified by the state folder in the environment
     of its daemon, and of all that the daemon has started.
+
+    Arguments:
+        folder: where they are started.
+        run: names a folder there, which has their files.
+        count: how many.
+        learners: spread over them.
+        references: name code that they may load.
+        environment: added to theirs.
     """
 
     def __init__(
