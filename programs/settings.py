@@ -5,6 +5,8 @@ key's type is the annotation and its default the keyword's. `Annotated[int, Sett
 range, and what depends on both; a builder of a user's needs none of it. Rules between settings, and defaults that
 depend on other settings, are functions beside the declaration; `checked` calls them.
 
+This is the form of settings, whole; no section, key or default is named here.
+
 Conversion is strict: 1 is a number, but "1" is none, and true is no integer. A value from the command line has no type
 yet and is `Text`: it is read as a TOML value first, so that `true`, `12` and `[1, 2]` mean what they mean in a file,
 and then as plain text.

@@ -3,7 +3,11 @@
 Three are about a request and are raised before anything starts, with every fault that was found (`GraphError`,
 `PlacementError`, `ConfigError`). Three are about a running host: `LocalProtocolError` is our own bug and stops the
 host, `RemoteProtocolError` is a peer's and costs that peer its connection, `InvariantError` means that this machine can
-no longer be trusted. `RunError`: a run that had started could not be finished.
+no longer be trusted; what cores raise (`CoreError`) says what it is about. `RunError`: a run that had started could not
+be finished.
+
+The errors that any room may raise, or tell apart, are here. Nothing here knows who raises one, or what becomes of it,
+and nothing of ours is imported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
 
+All of them are here, so that a body needs to know no other one; what bodies do with them does not come in.
+
 Decides their fields, when a learner of a program with a shared state emits that state (`Due`), and the order of turns
 in lock-step. Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times
 are integer nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.

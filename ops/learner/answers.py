@@ -1,6 +1,8 @@
 """A learner's answers to pulls, its progress in the batches of its slot, and the scalars of its steps.
 
-Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite.
+Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite. What
+an answer says of its work is made here, whole; its values are not looked at, and what becomes of it is in the ledger
+(`exchange.token_accounts`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Decides the format of the outer gradient that leaves. It waits for the device in its own thread, so that inner-step does
 not; where the learner has coded on its devices, it only waits for the codes. In NumPy, because a learner's process that
-loads no numba starts half a second sooner.
+loads no numba starts half a second sooner. Which round is answered, and with which work, was decided before
+(`answers`), and is not looked at here but for what the merge relies on.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A merge has a list of rules, in an order that matters and is in the fingerprint 
 graph carries; it *begins* a judge for each shard, which remembers what it needs. What every merge needs, whatever its
 rules are, is in `merge`: that work is booked once, that values are those of the norms, that the model stays finite.
 
-Nothing of one answer alone is decided here that may be decided when it arrives, and no rule knows another one.
+What every rule is, and those of any merge of learners, are here; nothing of one answer alone is decided that may be
+decided when it arrives, no rule knows another one, and none knows the merge.
 """
 
 from __future__ import annotations

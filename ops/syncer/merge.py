@@ -1,10 +1,11 @@
 """The merge node: one firing per closed round, from answers to one outer gradient.
 
 Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
-finite, whose norms do not match their values, or that would take the model beyond float32;
-by its `rules` it refuses and shortens others, and divides the merge among the rest, by tokens * (tokens / steps) where
-no rule says otherwise; it merges in slot order, and books the result. The quorum decided which answers came into the
-round; outer-step applies the merged gradient. What a rule says of answers is in `answer_rules`, and nothing of it here.
+finite, whose norms do not match their values, or that would take the model beyond float32; by its `rules` it refuses
+and shortens others, and divides the merge among the rest, by tokens * (tokens / steps) where no rule says otherwise; it
+merges in slot order, and books the result. The quorum decided which answers came into the round; outer-step applies the
+merged gradient. A merge's order of doing is here, whole: what a rule says of answers is in `answer_rules`, whose
+answers they are in `answer_kinds`, how values are added in `kernels.averaging`, and nothing of these comes in.
 
 What needs no other answer is done when an answer arrives: its values are checked, and summed with those that are there,
 as if it were to be merged as it is. After the last answer its own sweep is left. All else is decided when the round

@@ -2,7 +2,8 @@
 
 A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields* of
 an item that cores must read (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a core.
-Plans are the same for every replica of a role; the scheduler learns from events which replicas are live.
+No replica, machine or address comes in: plans are the same for every replica of a role; the scheduler learns from
+events which replicas are live.
 """
 
 from __future__ import annotations

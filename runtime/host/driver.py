@@ -7,7 +7,7 @@ core's commands.
 The thread that ends a firing feeds its event to the core: the node's own thread, where the executor has threads, which
 takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
 detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *deferred* to
-the end of the event, in order.
+the end of the event, in order. What an item means, and which program this is, does not come in.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It decides nothing. Performing a command may produce further events at once; they wait until all commands before them
 are performed. Every event and its commands are on the tape, from which a fresh core reproduces the commands. Daemons
-and the simulator use the same driver.
+and the simulator use the same driver; which core it drives, and what a command means, does not come in.
 """
 
 from __future__ import annotations

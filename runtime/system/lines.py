@@ -20,6 +20,7 @@ from isthmus.runtime.system.waiting import readable
 LINE_BYTES_MAX: Final = 64 << 20
 """Of a model with the most leaves that a home takes, and more."""
 _READ_BYTES: Final = 1 << 20
+"""At once: more than a socket's buffer has, as a rule."""
 
 
 @final

@@ -2,8 +2,9 @@
 
 Decides who may request what, which run is carried out here, and how a request is answered: every message of a command
 has one answer, and one that cannot be fulfilled, or that its sender may not send, is answered with the faults. Code is
-judged by name before anything starts; this process imports no user's code. The messages of other machines, and the
-parts that this one has in their runs, are in `neighbours`.
+judged by name before anything starts; this process imports no user's code. What belongs to no run is a service
+(`services`), of which none is named here. The messages of other machines, and the parts that this one has in their
+runs, are in `neighbours`.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.machine.porter import Porter
 
 LOGGED_MAX: Final = 256
+"""Refusals that are told, each once: more machines and types of requests than anybody reads of, and few bytes."""
 OPERATORS: Final = {
     "machine": "to tell of its runs",
     "call": "to take part in runs of another home",
@@ -232,9 +234,9 @@ class MachineDaemon:
         assert not self._handlers.keys() & self.neighbours.handlers.keys()
         assert not self._services.kinds & {*self._handlers, *self.neighbours.handlers}
         loop.call_later(TICK_SECONDS, self._tick)
-        if self._porter is not None:
+        if self._porter is not None:  # The server is bound by now: what the porter accepts has somewhere to go.
             self._porter.start(self._server.endpoint)
-        self._services.start()
+        self._services.start()  # Last: they may ask all of a `ServedMachine` at once.
 
     # -- from outside --------------------------------------------------------------------------------------------------
 

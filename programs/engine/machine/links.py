@@ -1,12 +1,12 @@
-"""This machine's own link to another, where runs have their home: it dials, announces itself, and receives orders.
+"""Links between the daemons of machines, at both ends. What their messages mean does not come in (`neighbours`).
 
-One link serves all runs of that home. It is kept for as long as a run needs it; while the other end is away it dials
-again and again, which costs a packet now and then.
+`HomeLink` is this machine's own link to another, where runs have their home: it dials, announces itself, and receives
+orders. One link serves all runs of that home. It is kept for as long as a run needs it; while the other end is away it
+dials again and again, which costs a packet now and then.
 
-The links that other machines have to this one: which machines are linked, and the messages to them.
-
-A machine links itself: it dials, and announces itself twice a second. Nothing is dialled from here, so that it may sit
-behind NAT. A message to a machine that is not linked is lost; its sender repeats it.
+`MachineLinks` are those that other machines have to this one: which machines are linked, and the messages to them. A
+machine links itself, and announces itself twice a second. Nothing is dialled by the home's end, so that a machine may
+sit behind NAT. Messages to machines that are not linked are dropped; their senders repeat them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ loaded with the first of these messages. Services that a daemon is started with,
 no table. A service is told of its daemon once, when it is started (`ServedMachine`), and nothing is put into either
 later.
 
-No service may be named in the daemon, and none may know another one.
+How services are found, asked and closed is here, whole; no service may be named in the daemon, and none may know
+another one.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
 in one process leaves it, too, for the replay of its tapes.
 
+Whatever a process of a run has to know before it has a connection is here, and nothing that changes while it goes on.
 A daemon and a command that looks at a run only read it, so what builds and describes graphs is imported where one is.
 """
 
