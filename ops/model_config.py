@@ -74,18 +74,22 @@ class BandScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): pairs that turn fewer than `slow` times in the `original` context are `factor` times
-    slower, those that turn more than `fast` times are kept, in between by a ramp over the pairs.
-
-    `is_whole`: the ends of the ramp are whole pairs. `amplitude` multiplies sines and cosines.
+    """YaRN (arXiv 2309.00071): pairs of frequencies that turn seldom are slower, those that turn often are kept, in
+    between by a ramp over the pairs.
     """
 
     factor: float
+    """How many times slower."""
     original: int
+    """The context in which turns are counted."""
     amplitude: float
+    """Multiplies sines and cosines."""
     fast: float = 32.0
+    """Pairs that turn more often are kept."""
     slow: float = 1.0
+    """Pairs that turn fewer times are slower by all of `factor`."""
     is_whole: bool = True
+    """The ends of the ramp are whole pairs."""
 
     def scaled(self, frequencies: Frequencies, base: float) -> tuple[Frequencies, float]:
         """As of LinearScaling."""
@@ -130,16 +134,7 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 class ModelConfig:
     """The shape of a model; ValueError if `heads` does not divide `width` into heads of even size.
 
-    The defaults are the model called nano: 131,904 parameters. `hidden` is the width of the feed-forward half; None
-    is 8/3 of `width`, which gives SwiGLU's three matrices the size of two of 4 x width, rounded up to a multiple of 4.
-    `tied` reads the logits off the token embedding; `dtype` is "float32" or "bfloat16". `routing` makes the
-    feed-forward halves of experts, each of that width. `stacked` keeps all layers in tensors with an axis more, in
-    front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again. The
-    training loss of a stacked model takes a batch through the layers in `microbatches` parts (`mesh_stages`).
-
-    Forms of other models: fewer heads of keys and values than of queries (`shared_heads`), heads of a width of their
-    own, norms of each head's queries and keys (`head_norms`), `biases` of matrices, attention to the last `window`
-    positions only.
+    The defaults are the model called nano: 131,904 parameters. Fields from `shared_heads` on are forms of other models.
     """
 
     vocabulary: int = 256
@@ -148,17 +143,30 @@ class ModelConfig:
     heads: int = 4
     context: int = 64
     hidden: int | None = None
+    """The width of the feed-forward half; None is 8/3 of `width`, which gives SwiGLU's three matrices the size of two
+    of 4 x width, rounded up to a multiple of 4."""
     tied: bool = False
+    """The logits are read off the token embedding."""
     dtype: str = "float32"
+    """"float32" or "bfloat16"."""
     routing: Routing | None = None
+    """Makes the feed-forward halves of experts, each of that width."""
     stacked: bool = False
+    """Keeps all layers in tensors with an axis more, in front."""
     checkpoint: bool = False
+    """Keeps of a layer its input alone for the backward pass, which computes the rest again."""
     microbatches: int | None = None
+    """The training loss of a stacked model takes a batch through the layers in so many parts (`mesh_stages`)."""
     shared_heads: int | None = None
+    """Fewer heads of keys and values than of queries; None is as many."""
     head_width: int | None = None
+    """The width of a head, where it does not follow from `width`."""
     head_norms: bool = False
+    """Norms of each head's queries and keys."""
     biases: tuple[str, ...] = ()
+    """The matrices of a layer that have one."""
     window: int | None = None
+    """Attention to the last so many positions only."""
     epsilon: float = NORM_EPSILON
     rotary: Rotary = Rotary()
 

@@ -68,19 +68,23 @@ def island(
 ) -> Island:
     """The learner of a run that is this process's loop, to be used in a `with`.
 
-    `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters, or a list of several; or
-    `model` is the state of a loop in jax, a tree of arrays with the optimizer's among them, and there is no
-    `optimizer`. `merge` are the rules by which its leaves are merged, as of a task: patterns on names with `/` for `.`,
-    and on the paths of a tree, of which each leaf needs a rule; a parameter that another pattern than `**` names takes
-    part while it needs no gradient, too. `tokens_most` is the most tokens that a step can have, by default eight times
-    those of the first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of
-    its own runs the script as far as the `with`, and calls it with the module, or the state, that has the values of the
-    whole run; of loops that start themselves one calls it between two steps. Without it nothing is evaluated.
-    ConfigError for anything else.
+    Arguments:
+        model: a `torch.nn.Module` on one device; or the state of a loop in jax, a tree of arrays with the optimizer's
+            among them.
+        optimizer: one of the module's parameters, or a list of several; none beside a state in jax.
+        merge: the rules by which its leaves are merged, as of a task: patterns on names with `/` for `.`, and on the
+            paths of a tree, of which each leaf needs a rule; a parameter that another pattern than `**` names takes
+            part while it needs no gradient, too.
+        tokens_most: the most tokens that a step can have, by default eight times those of the first one.
+        evaluate: called with a model, returns a loss, or numbers by name with a 'loss' among them: a process of its own
+            runs the script as far as the `with`, and calls it with the module, or the state, that has the values of the
+            whole run; of loops that start themselves one calls it between two steps. Without it nothing is evaluated.
+        invite: the file of an invitation (or the text of one in ISTHMUS_INVITE), by which a process joins that `isthmus
+            train --loop` has not started.
+        address: tcp://127.0.0.1:PORT of a home without keys, where such a process joins without an invitation.
+        name: what its machine is called there, by default what the invitation says, or the host's name.
 
-    A process that `isthmus train --loop` has not started joins by `invite`, the file of an invitation (or the text of
-    one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
-    is called there, by default what the invitation says, or the host's name.
+    ConfigError for anything else.
     """
     _check_alone()
     life = life_of(os.environ, invite=invite, address=address, name=name)

@@ -33,32 +33,33 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A complete run request: every host builds the same graph from it.
-
-    `settings` are the builder's keywords; `tokens_per_batch` is the mean over learners where `tokens_by_slot` gives
-    them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
-    none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
-    be averaged; `frozen`: (name, digest) of the leaves that are not trained; `modules`: of a model made of modules, how
-    many each of its levels has; `routed_by`: a fingerprint of what gives data to its paths; `evaluations`: how many are
-    made at most.
-    """
+    """A complete run request: every host builds the same graph from it."""
 
     program: str
     task: Reference
     layout: tuple[TensorSpec, ...]
     tokens_per_batch: int
+    """The mean over learners where `tokens_by_slot` gives them different batches, and over the first batches where each
+    is counted."""
     tokens: int
     learners: int = 4
     slots_max: int = 16
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """The builder's keywords."""
     tokens_by_slot: tuple[int, ...] = ()
     tokens_at_most: int = 0
+    """The most that a batch has whose tokens are counted; 0 where none is."""
     has_gradients: bool = True
+    """The task is a loss and all its parameters are merged, so that gradients can be averaged."""
     frozen: tuple[tuple[str, str], ...] = ()
+    """(name, digest) of the leaves that are not trained."""
     modules: tuple[int, ...] = ()
+    """Of a model made of modules, how many each of its levels has."""
     routed_by: str = ""
+    """A fingerprint of what gives data to its paths."""
     evaluations: int = TIMES_DEFAULT
+    """How many are made at most."""
 
     @property
     def steps(self) -> int:

@@ -89,19 +89,22 @@ class LoopLife(NamedTuple):
 
 
 class LoopAhead(NamedTuple):
-    """A process of a script that has no life yet: once it has made a step it tells of its model, as JSON into the
-    descriptor `asks`; then it writes a byte into the pipe `tells`, and waits for its life on the pipe `waits`; or it
-    ends, if there are none.
-
-    It will be the learner `replica`, 'learner/0', of a run with so many `slots` and that `seed`; empty if it ends.
+    """A process of a script that has no life yet: once it has made a step it tells of its model, and waits for its
+    life; or it ends, if there are no pipes.
     """
 
     asks: int
+    """The descriptor into which it tells, as JSON."""
     tells: int = -1
+    """The pipe into which it then writes a byte."""
     waits: int = -1
+    """The pipe on which it waits for its life."""
     replica: str = ""
+    """The learner that it will be, 'learner/0'; empty if it ends."""
     slots: int = 1
+    """How many the run has."""
     seed: int = 0
+    """The run's."""
 
     @property
     def is_only_asked(self) -> bool:

@@ -52,25 +52,25 @@ class ShardContents(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Routed:
-    """A router that was made.
-
-    - `out`: its file; `fingerprint`: 16 hex digits of the router.
-    - `documents`, `tokens`: of all the data; `is_cut`: documents were so few that they are pieces of at most 4,096
-      tokens.
-    - `shards`: what each has.
-    - `agreement`: the share of training documents that the router sends where the losses said; None without losses.
-    """
+    """A router that was made."""
 
     out: str
+    """Its file."""
     fingerprint: str
+    """16 hex digits of the router."""
     by: str
     seed: int
     unit: str
     documents: int
+    """Those of all the data."""
     tokens: int
+    """Those of all the data."""
     is_cut: bool
+    """Documents were so few that they are pieces of at most 4,096 tokens."""
     shards: tuple[ShardContents, ...]
+    """What each has."""
     agreement: float | None = None
+    """The share of training documents that the router sends where the losses said; None without losses."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""

@@ -5,6 +5,8 @@ key's type is the annotation and its default the keyword's. `Annotated[int, Sett
 range, and what depends on both; a builder of a user's needs none of it. Rules between settings, and defaults that
 depend on other settings, are functions beside the declaration; `checked` calls them.
 
+This is the form of settings, whole; no section, key or default is named here.
+
 Conversion is strict: 1 is a number, but "1" is none, and true is no integer. A value from the command line has no type
 yet and is `Text`: it is read as a TOML value first, so that `true`, `12` and `[1, 2]` mean what they mean in a file,
 and then as plain text.
@@ -131,12 +133,8 @@ class Text(str):
 @final
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is declared of a setting beside its type and default, within `Annotated`.
-
-    `ge`, `gt`, `le`, `lt`: its range, of finite numbers; `expected`: the range in words, where the bounds alone do not
-    say it; `remedy`: what to do about a value out of range; `option`: the option of the command line that stands for
-    it, as "--tokens N"; `resumes`: a resumed run may have another value; `sweeps`: why `isthmus compare` cannot sweep
-    it, and what to do instead; `is_place`: a path, which is absolute from the folder of the file that has it, or a URL.
+    """What is declared of a setting beside its type and default, within `Annotated`. `ge`, `gt`, `le` and `lt` are its
+    range, of finite numbers.
     """
 
     help: str
@@ -145,11 +143,17 @@ class Setting:
     le: float | None = None
     lt: float | None = None
     expected: str = ""
+    """The range in words, where the bounds alone do not say it."""
     remedy: str = ""
+    """What to do about a value out of range."""
     option: str = ""
+    """The option of the command line that stands for it, as "--tokens N"."""
     resumes: bool = False
+    """A resumed run may have another value."""
     sweeps: str = ""
+    """Why `isthmus compare` cannot sweep it, and what to do instead."""
     is_place: bool = False
+    """It is a path, which is absolute from the folder of the file that has it, or a URL."""
 
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range; what is no number, such as 'auto', is in every range."""

@@ -59,20 +59,25 @@ def train(
     on_metrics: OnMetrics | None = None,
     **run: Any,
 ) -> Result:
-    """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program`, as `isthmus train` does.
+    """Train a task by a program, as `isthmus train` does.
 
-    A list of references has the task of slot 0, which also evaluates, of slot 1, and so on, the last of all beyond.
+    Arguments:
+        program: by default `decoupled_diloco()`.
+        task: a Task, 'file.py:name', or None for the shipped one. A list of references has the task of slot 0, which
+            also evaluates, of slot 1, and so on, the last of all beyond.
+        resume: a run folder or a store of snapshots, of a run that was cut off: it goes on with its own program and
+            task. `run` may change what a resume may change.
+        run_dir: the run's folder; of a run that goes on from a store, its new one.
+        transport: the hosts are processes ("zmq", the default), which import the task from its file, or are in this one
+            ("inproc").
+        quiet: no progress is shown.
+        on_metrics: called here with each line that the run records in its folder, as a dictionary with its `file`; an
+            error that it raises ends the run.
+        run: keys of section `run.`: tokens, learners, seed, snapshots, and the others of reference/configuration.md,
+            with the defaults that they have there.
 
-    `run` are keys of section `run.`: tokens, learners, seed, snapshots, and the others of reference/configuration.md,
-    with the defaults that they have there. `program` is by default `decoupled_diloco()`. With `resume`, a run folder or
-    a store of snapshots, a run that was cut off goes on with its own program and task; `run` may change what a resume
-    may change, and `run_dir` is the new folder of one that goes on from a store.
-
-    The hosts are processes (`transport="zmq"`, the default), which import the task from its file, or are in this one
-    ("inproc"). `on_metrics` is called here with each line that the run records in its folder, as a dictionary with its
-    `file`; an error that it raises ends the run. Progress is shown unless `quiet`. Ctrl-C ends the run early, with what
-    has been trained. ConfigError or GraphError if the request is wrong, before anything is started; RunError if the run
-    fails.
+    Ctrl-C ends the run early, with what has been trained. ConfigError or GraphError if the request is wrong, before
+    anything is started; RunError if the run fails.
     """
     try:
         check_transport(transport)

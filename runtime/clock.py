@@ -1,4 +1,6 @@
-"""Time as integer nanoseconds. Only the types are here; the clocks themselves belong to shells."""
+"""Time as integer nanoseconds. Only the types are here; the clocks themselves belong to shells, and nothing here reads
+one: whoever imports this stays pure.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,11 @@
 Three are about a request and are raised before anything starts, with every fault that was found (`GraphError`,
 `PlacementError`, `ConfigError`). Three are about a running host: `LocalProtocolError` is our own bug and stops the
 host, `RemoteProtocolError` is a peer's and costs that peer its connection, `InvariantError` means that this machine can
-no longer be trusted. `RunError`: a run that had started could not be finished.
+no longer be trusted; what cores raise (`CoreError`) says what it is about. `RunError`: a run that had started could not
+be finished.
+
+The errors that any room may raise, or tell apart, are here. Nothing here knows who raises one, or what becomes of it,
+and nothing of ours is imported.
 """
 
 from __future__ import annotations
@@ -70,7 +74,29 @@ class ConfigError(RequestError):
     """An option, a configuration, a reference, data or a task is wrong."""
 
 
-class LocalProtocolError(Exception):
+class CoreSubject(NamedTuple):
+    """What an error of a core is about: a `value`, by the `name` that fields of events and commands have for it."""
+
+    name: str
+    value: object
+
+
+class CoreError(Exception):
+    """A core cannot go on: it was given what cannot be, or has become what it cannot be."""
+
+    def __init__(self, message: str, about: Iterable[CoreSubject] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.about: tuple[CoreSubject, ...] = tuple(about)
+        """What it is about; empty where that is all of the core, or what the event names at which it was raised."""
+        self.last_events: tuple[str, ...] = ()
+        """The last events of that, a line each, the newest last: added by the shell, which has the tape."""
+
+    def __str__(self) -> str:
+        return "\n  ".join([self.message, *self.last_events])
+
+
+class LocalProtocolError(CoreError):
     """This host did something illegal: a bug of ours or of a body. The host stops."""
 
 
@@ -78,8 +104,14 @@ class RemoteProtocolError(Exception):
     """A peer sent something illegal. Its connection is dropped, and the host goes on."""
 
 
-class InvariantError(Exception):
+class InvariantError(CoreError):
     """Something that must always hold does not. The host stops at once."""
+
+
+def demand(core: str, holds: bool, about: Iterable[CoreSubject], broken: str, *of: object) -> None:
+    """Raise InvariantError of a core, with `broken`, a format of `of`, unless `holds`. Made only then: most hold."""
+    if not holds:
+        raise InvariantError(f"{core}: {broken.format(*of)}", about)
 
 
 class RunError(Exception):

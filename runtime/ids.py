@@ -1,4 +1,8 @@
-"""Identifiers that outlive a process (replicas of roles, their incarnations), role names, and the base of records."""
+"""Identifiers that outlive a process (replicas of roles, their incarnations), role names, and the base of records.
+
+Graphs, messages and files name the same things by them. What a replica does, or where it is, does not come in: nothing
+here has a state.
+"""
 
 from __future__ import annotations
 

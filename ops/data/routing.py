@@ -71,23 +71,24 @@ NAMES_MAX: Final = 100_000
 @final
 @dataclass(frozen=True)
 class Router:
-    """A rule that gives each document to one of `shards`.
-
-    - `data`: the digest of the documents of which it was made, before the split (`SplitDocuments.digest`).
-    - `weights` int64[shards, FEATURES], `prices` int64[shards]: of content, else empty.
-    - `sources`: the shard of each source, else empty.
-    - `column`, `source_column`: the fields of rows that have the text and, if it was asked for, the source.
-    """
+    """A rule that gives each document to a shard."""
 
     by: By
     shards: int
+    """How many there are."""
     seed: int
     data: str
+    """The digest of the documents of which it was made, before the split (`SplitDocuments.digest`)."""
     weights: Integers
+    """int64[shards, FEATURES], of content, else empty."""
     prices: Integers
+    """int64[shards], of content, else empty."""
     sources: tuple[tuple[str, int], ...] = ()
+    """The shard of each source, else empty."""
     column: str = "text"
+    """The field of rows that has the text."""
     source_column: str | None = None
+    """The field of rows that has the source, if it was asked for."""
 
     @cached_property
     def fingerprint(self) -> str:

@@ -37,18 +37,20 @@ device flushes to zero, and the levels divided by it are finite."""
 
 
 class WireFormat(NamedTuple):
-    """One format.
-
-    `number` is its number in kernels. Codes are elements of `dtype` that hold so many `values` each; `levels` is what
-    the largest magnitude of a block (`by_mean`: the mean one) is divided by for its scale, 0 without scales. A sound
-    gradient's norm is between `length_least` and `length_most` times that of what its codes stand for.
+    """One format. A sound gradient's norm is between `length_least` and `length_most` times that of what its codes
+    stand for.
     """
 
     number: int
+    """That in kernels."""
     dtype: np.dtype[Any]
+    """Of the elements that hold the codes."""
     values: int = 1
+    """How many codes an element holds."""
     levels: float = 0.0
+    """What the largest magnitude of a block is divided by for its scale, 0 without scales."""
     by_mean: bool = False
+    """Not the largest magnitude is, but the mean one."""
     length_least: float = 0.9
     length_most: float = 1.1
 

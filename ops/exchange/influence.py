@@ -1,7 +1,8 @@
 """How much of a merge one participant may have: an owner with all its machines, a machine that has no owner, or, in a
 run of one machine, a learner.
 
-Decides the shares of the weight, given those that tokens and steps give. Does not decide who is refused.
+Decides the shares of the weight, given those that tokens and steps give. Does not decide who is refused, and knows
+neither answers nor machines.
 """
 
 from __future__ import annotations

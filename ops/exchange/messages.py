@@ -1,5 +1,7 @@
 """The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
 
+All of them are here, so that a body needs to know no other one; what bodies do with them does not come in.
+
 Decides their fields, when a learner of a program with a shared state emits that state (`Due`), and the order of turns
 in lock-step. Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times
 are integer nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
@@ -57,20 +59,20 @@ SECONDS: Final = 15.0
 
 
 class WholeState(TypedDict):
-    """A state that every learner had.
-
-    `leaves` of parameters and moments in an order that learners know, none at the beginning. `tokens` counts those of
-    all learners, of which `totals` are those of known lives, [slot, incarnation, tokens]. `steps` are those of each
-    learner, where all take part in each; where not, `positions` are [slot, position], below which batch of each slot's
-    work is in it, and `streams` [slot, position, state] of those that have a state.
-    """
+    """A state that every learner had."""
 
     tokens: Count
+    """Those of all learners."""
     steps: Count
+    """Those of each learner, where all take part in each."""
     totals: LifeTokens
+    """The tokens of known lives."""
     positions: Positions
+    """Where not all take part in each step: below which batch each slot's work is in it."""
     streams: list[list[Any]]
+    """[slot, position, state] of those that have a state."""
     leaves: list[Any]
+    """Of parameters and moments, in an order that learners know; none at the beginning."""
     standings: NotRequired[Standings]
 
 
@@ -121,19 +123,20 @@ local ones after the numbers of the random keys that come next, as in a cut; or 
 class Own(TypedDict):
     """inner-step -> hold, and back to a later life: the state that only this learner has.
 
-    It is captured with its answer to the last turn before a cut, before its next step. `standings` are its position by
-    fragment, [epoch, count, due, former]: the version that it had adopted, or, where that was made from its answers,
-    will have after `due` more steps; None for one that it had. Work since then that is in no version is `former`:
-    [incarnation, begin, end, steps] by life. `leaves` are [type, shape, bytes], the first of which names the life whose
-    random keys come next; then local ones, and merged ones where anything of them lasts. `totals` are the progress of
-    the run, as this learner knew it.
+    It is captured with its answer to the last turn before a cut, before its next step.
     """
 
     slot: Count
     incarnation: Ordinal
     standings: Standings
+    """Its position by fragment, [epoch, count, due, former]: the version that it had adopted, or, where that was made
+    from its answers, will have after `due` more steps; None for one that it had. Work since then that is in no version
+    is `former`: [incarnation, begin, end, steps] by life."""
     totals: LifeTokens
+    """The progress of the run, as this learner knew it."""
     leaves: Leaves
+    """The first names the life whose random keys come next; then local ones, and merged ones where anything of them
+    lasts."""
 
 
 class Restored(TypedDict):
@@ -145,19 +148,20 @@ class Restored(TypedDict):
 
 
 class Moments(TypedDict):
-    """inner-step -> lend: `lacks` and `lends` tell whether this life would borrow, and whether it can lend.
-
-    `to` is the life [slot, incarnation] that asked through the recorder, None where none does, and `leaves` are for it,
-    after so many (`step`) of this life's steps, as [type, shape, bytes]; none where it has no good ones.
-    """
+    """inner-step -> lend: a learner's moments, for another one."""
 
     slot: SenderSlot
     incarnation: SenderLife
     lacks: bool
+    """Whether this life would borrow."""
     lends: bool
+    """Whether it can lend."""
     to: SlotLife | None
+    """The life that asked through the recorder, None where none does."""
     step: Count
+    """The number of this life's steps before which `leaves` are its moments."""
     leaves: Leaves
+    """For that life; none where it has no good ones."""
 
 
 class Loan(TypedDict):
@@ -183,13 +187,8 @@ only holds it sends it to learners that may have none."""
 
 
 class Round(TypedDict):
-    """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`).
-
-    `members` are [slot, incarnation] pairs; the firing rule of `merge` reads `count_min`, `grace` (None: no limit),
-    `required`, `deadline` and `chain` (late votes of one of its rounds count in the next; None: they are refused).
-    `interval` is the pacer's present H, `totals` the progress of the whole run; `known`, of kind 'recover', the
-    versions of hosts that only hold the model, as [epoch, count, digest, lengths]; `asked` is present where settings
-    follow the links.
+    """pacer -> merge (port `round`) and, the same item, pacer -> inner-step (port `pull`). The firing rule of `merge`
+    reads `count_min`, `grace`, `required`, `deadline` and `chain`.
     """
 
     round: Count
@@ -197,24 +196,27 @@ class Round(TypedDict):
     attempt: Count
     kind: Kind
     members: Members
+    """Those that may answer."""
     count_min: Count
     grace: Count | None
+    """None: no limit."""
     required: list[Count]
     deadline: Count | None
     chain: Count | None
+    """Late votes of one of its rounds count in the next; None: they are refused."""
     interval: Count
+    """The pacer's present H."""
     totals: LifeTokens
+    """The progress of the whole run."""
     known: list[Annotated[list[Any], tuple[Count, Count, str, Lengths]]]
+    """Of kind 'recover', the versions of hosts that only hold the model, as [epoch, count, digest, lengths]."""
     asked: NotRequired[RequestedSettings]
+    """Present where settings follow the links."""
 
 
 class Capture(TypedDict):
-    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it started from.
-
-    `values` may still be on its way from the device; it is None where the outer gradient was `coded` there, which may
-    be on its way as well (`ops.island.contract.Codes`). `base` and `anchor` are None for the first version. For kind
-    'recover' `values` are the anchor itself, with the `clock` that came with it. `push` is the requested format.
-    `former`: as in Answer.
+    """inner-step -> fragment-send: the fragment at a boundary, beside the anchor that it started from. Fields that an
+    `Answer` has, too, are its.
     """
 
     fragment: int
@@ -223,28 +225,30 @@ class Capture(TypedDict):
     slot: int
     incarnation: int
     base: Version | None
+    """None for the first version."""
     begin: int
     end: int
     steps: int
     clock: LifeTokens
+    """For kind 'recover', the one that came with the anchor."""
     values: Any
+    """May still be on its way from the device; None where the outer gradient was `coded` there. For kind 'recover' they
+    are the anchor itself."""
     anchor: Vector | None
+    """None for the first version."""
     positions: Positions
     state: StreamState | None
     former: NotRequired[Former]
     push: NotRequired[str]
+    """The requested format."""
     coded: NotRequired[Any]
+    """May be on its way as well (`ops.island.contract.Codes`)."""
 
 
 class Answer(TypedDict):
     """fragment-send -> merge: an outer gradient (in kinds 'initial' and 'recover', the values), and its account.
 
-    Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
-    gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch each slot's work is
-    in it, for its own slot, or, of kind 'recover', for all; `state` is [position, state] of the slot's stream. In kinds
-    'merge' and 'final' a gradient may be coded in a `format` (`formats`): `gradient` then has the codes, and `scales`
-    their units. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin, end, steps],
-    where this life continued theirs.
+    Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps.
     """
 
     fragment: Count
@@ -258,12 +262,19 @@ class Answer(TypedDict):
     steps: Count
     clock: LifeTokens
     gradient: SentVector
+    """In kinds 'merge' and 'final' it may be coded: then it has the codes."""
     norms: Vector
+    """The gradient's Euclidean norm per unit, float32."""
     positions: Positions
+    """Below which batch each slot's work is in it, for its own slot, or, of kind 'recover', for all."""
     state: StreamState | None
+    """That of the slot's stream."""
     former: NotRequired[Former]
+    """Work of earlier lives of the slot that is in it, too, where this life continued theirs."""
     format: NotRequired[Format]
+    """That of the codes (`formats`)."""
     scales: NotRequired[Vector]
+    """Those of the codes' units."""
 
 
 class RegionAnswer(Answer):
@@ -307,93 +318,100 @@ seconds: a small fast task merges some hundreds of times a second."""
 
 
 class Merging(TypedDict):
-    """The public record of one merge: its contributors, and why it closed when it did.
-
-    `place` is its mailbox among the last MERGES_KEPT of the shard, so that none replaces another before it is taken.
-    `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
-    before it has one; `momentum` the version whose momentum it continues, None where that began with zero. `refused`
-    has [slot, why] of answers that did not count, `shortened` [slot, share] of those that were too long, `opposed`
-    [slot, merges] of learners that have pulled against all others in so many merges in a row, `capped` [member,
-    share, capped share] of members that would have had more of the weight than they may. `merged_tokens` counts, as
-    [slot, incarnation, tokens], everything of this fragment that was merged on top of `origin`; `merges` and
-    `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their contributors. `asked` are the
-    requests of its round. Times are those of the shard's clock.
+    """The public record of one merge: its contributors, and why it closed when it did. Times are those of the shard's
+    clock.
     """
 
     shard: Count
     epoch: Ordinal
     round: Count
     place: Count
+    """Its mailbox among the last MERGES_KEPT of the shard, so that none replaces another before it is taken."""
     fragment: Count
     kind: Kind
     version: Version | None
+    """None where nothing was merged."""
     origin: Version | None
+    """The version that this epoch of the shard began with, None before it has one."""
     momentum: Version | None
+    """The version whose momentum it continues, None where that began with zero."""
     voters: list[Count]
     weights: list[Finite]
     left_out: list[Count]
     refused: list[Annotated[list[Any], tuple[Count, str]]]
+    """[slot, why] of answers that did not count."""
     shortened: list[Annotated[list[Any], tuple[Count, Finite]]]
+    """[slot, share] of those that were too long."""
     opposed: Positions
+    """[slot, merges] of learners that have pulled against all others in so many merges in a row."""
     capped: list[Annotated[list[Any], tuple[str, Finite, Finite]]]
+    """[member, share, capped share] of members that would have had more of the weight than they may."""
     reason: str
     opened_at: int
     quorum_at: int
     closed_at: int
     published_at: int
     merged_tokens: LifeTokens
+    """Everything of this fragment that was merged on top of `origin`."""
     merges: Count
+    """The number of merges of kind 'merge', in this `epoch` of the shard."""
     votes: Count
+    """The number of their contributors."""
     asked: NotRequired[RequestedSettings]
+    """The requests of its round."""
 
 
 class Change(TypedDict):
-    """pacer -> recorder: a setting of a shard that follows its links changes, from `round` on.
-
-    `number` counts those of this `epoch` of the shard, `place` is its mailbox. `setting` is 'push' (of a learner's
-    `slot`), 'update', 'interval' or 'overlap'; `before` and `after` are formats, or inner steps as text. `reason`:
-    'carries less' or 'carries more', of the `link` of the learner in that slot, which carries `goodput` bytes a second,
-    where the setting that is given up, or taken up, needs `needed`; 'slow rounds' or 'quick rounds', of a `round_trip`
-    of so many steps. `at` is an instant of the shard's clock.
-    """
+    """pacer -> recorder: a setting of a shard that follows its links changes."""
 
     shard: Count
     epoch: Ordinal
     number: Ordinal
+    """Counts those of this `epoch` of the shard."""
     place: Count
+    """Its mailbox."""
     round: Count
+    """From which on it holds."""
     setting: Literal["push", "update", "interval", "overlap"]
     slot: Count | None
+    """Of 'push', that of the learner."""
     before: str
+    """A format, or inner steps as text."""
     after: str
+    """Likewise."""
     reason: Literal["carries less", "carries more", "slow rounds", "quick rounds"]
+    """'carries less' and 'carries more' are of a `link`, 'slow rounds' and 'quick rounds' of a `round_trip`."""
     link: Count | None
+    """The slot of the learner whose link it is."""
     goodput: Count
+    """The bytes a second that this carries."""
     needed: Count
+    """Those that the setting which is given up, or taken up, needs."""
     round_trip: Amount
+    """The duration of a round, in steps."""
     at: int
+    """An instant of the shard's clock."""
 
 
 class Gradient(TypedDict):
-    """merge -> outer-step: the merged outer gradient.
-
-    `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives` has [slot, incarnation]
-    of all that answered, `work` the tokens that were merged; `lengths` are those of the answers that were merged last
-    (`syncer.bounds`).
-    """
+    """merge -> outer-step: the merged outer gradient."""
 
     fragment: int
     round: int
     kind: Kind
     version: Version | None
     direction: Vector | None
+    """None: nothing to merge; kinds 'initial' and 'recover' hold values in it."""
     scale: Vector | None
     clock: LifeTokens
     positions: Positions
     totals: LifeTokens
     lives: Members
+    """[slot, incarnation] of all answers."""
     work: Work
+    """The tokens that were merged."""
     lengths: Lengths
+    """Those of the answers that were merged last."""
     merging: Merging
 
 
@@ -495,14 +513,7 @@ class FinalFragment(TypedDict):
 
 
 class Progress(TypedDict):
-    """inner-step -> pacers: the basis of their decisions. `phase` is one of ready, stepping, leaving, final.
-
-    `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
-    last answer and the adoption of its result; `epochs` those of the versions that it holds, by fragment, 0 where it
-    holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens] triples;
-    `links`, where settings follow them, the goodput of its links: [role, slot, bytes a second in the mean, at best];
-    `unmerged`, of one that leaves, the fragments in which it has work that no version contains.
-    """
+    """inner-step -> pacers: the basis of their decisions."""
 
     slot: SenderSlot
     incarnation: SenderLife
@@ -510,35 +521,43 @@ class Progress(TypedDict):
     step: Count
     tokens: Count
     step_time: Count
+    """A moving average in nanoseconds, 0 before the second step."""
     delay_steps: Count
+    """The inner steps between the last answer and the adoption of its result."""
     epochs: list[Count]
+    """Those of the versions that it holds, by fragment, 0 where it holds none."""
     totals: LifeTokens
+    """The progress that this learner knows of, its own included."""
     links: NotRequired[Links]
+    """Where settings follow them, the goodput of its links."""
     unmerged: NotRequired[list[Count]]
+    """Of one that leaves, the fragments in which it has work that no version contains."""
 
 
 EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
 
 
 class Evaluated(TypedDict):
-    """evaluator -> recorder, or inner-step, in its report: the loss of the global model, after `tokens` in all.
-
-    `loss`, in the task's own unit, is None for a task that evaluates nothing, `error` its standard error, where it is
-    of several batches; `metrics` has [name, value] of every other scalar that it evaluates. `extract`: of how many
-    windows it is, how many there are, and the tokens of each, where the task has told. `took` are the nanoseconds that
-    it lasted, for `queued` of which it waited for a core; `left_out`: of the final model, which was not evaluated
-    because the run was stopped; its loss is then nan, which any node may compare.
-    """
+    """evaluator -> recorder, or inner-step, in its report: the loss of the global model."""
 
     kind: EvaluationKind
     loss: float | None
+    """In the task's own unit; None for a task that evaluates nothing."""
     tokens: Count
+    """Those of all learners that are in the model."""
     metrics: NotRequired[Metrics]
+    """Every other scalar that the task evaluates."""
     error: NotRequired[float]
+    """The loss's standard error, where it is of several batches."""
     extract: NotRequired[list[Count]]
+    """Of how many windows it is, how many there are, and the tokens of each, where the task has told."""
     took: NotRequired[Count]
+    """The nanoseconds that it lasted."""
     queued: NotRequired[Count]
+    """Those of them for which it waited for a core."""
     left_out: NotRequired[bool]
+    """Of the final model, which was not evaluated because the run was stopped; its loss is then nan, which any node may
+    compare."""
 
 
 class LearnerEvaluation(TypedDict):
@@ -568,40 +587,43 @@ class CompanionReport(LearnerEvaluation, LoopLeaves):
 
 
 class StepReport(Progress, CompanionReport):
-    """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
-
-    `stepping` is the time since its first step began, but for what it was `away` of it (`runtime.host.busy`), `waited`
-    the time in which it was kept from stepping, all in nanoseconds; `loss` is the mean since the last report (nan
-    before the first step), `metrics` has [name, mean] of the task's other metrics; `staleness` the most inner steps
-    since an adoption; `sick_step` the last step at which its
-    loss was not finite and it replaced its parameters by the global ones, 0 if it never was; `answers` are those with
-    outer gradients, whose codes and scales took `payload_bytes_sent`, in programs that merge; `accounts` holds, per
-    fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
-    state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
-    so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
-    moments; None where nothing of it is lost, or known; `in_model`, in programs that average gradients, are the tokens
-    of each slot in the model that it has: [slot, tokens]; `not_finite` counts the batches of this life whose loss was
-    not finite.
+    """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`. Times are in
+    nanoseconds.
     """
 
     stepping: Count
+    """The time since its first step began, but for what it was `away` of it (`runtime.host.busy`)."""
     away: NotRequired[Count]
     loss: float
+    """The mean since the last report; nan before the first step."""
     metrics: Metrics
+    """The means of the task's other metrics."""
     staleness: Count
+    """The most inner steps since an adoption."""
     sick: bool
     sick_step: Count
+    """The last step at which its loss was not finite and it replaced its parameters by the global ones, 0 if it never
+    was."""
     accounts: list[Annotated[list[Count], ("length", len(FATES))]]
+    """Per fragment, [merged, overlapped, refused, lost, pending]."""
     versions: list[Version]
     bytes_sent: Count
     bytes_received: Count
     payload_bytes_sent: NotRequired[Count]
+    """Those of codes and scales, in programs that merge."""
     answers: NotRequired[Count]
+    """Those with outer gradients."""
     waited: Count
+    """The time in which it was kept from stepping."""
     device_kind: str
     began: Annotated[list[Any], tuple[Literal["copy", "snapshot", "anew", "peer"], Count, Count]] | None
+    """Of a later life, the source of its learner's own state: ["copy", life, step] of that life's copy on its machine,
+    ["snapshot", life, merges], as that life was after so many merges, ["anew", 0, 0], or, also of a first life,
+    ["peer", slot, step] of another learner that lent its moments; None where nothing of it is lost, or known."""
     in_model: Positions
+    """In programs that average gradients, the tokens of each slot in the model that it has."""
     not_finite: NotRequired[Count]
+    """The number of batches of this life whose loss was not finite."""
 
 
 class Brought(TypedDict):
@@ -613,27 +635,30 @@ class Brought(TypedDict):
 
 
 class Held(TypedDict):
-    """hold -> pacers and recorder, and pacer -> recorder, which knows it from merges (`ops.recovery.hold`).
-
-    `fragments` are those of which a host has a version, `merged` those of which it has a merged one; `holder` is its
-    role. `saved` are the versions on its disk, as [fragment, epoch, count]; `totals` the progress of the run by the
-    snapshot that it began with, which a recorder that died with all others may not know; `faults` describe newer
-    snapshots that are damaged; `error` is the disk's where it does not accept the next; `store`, where snapshots are
-    brought to one, has its `url`, the `number` of the newest there, and its `error` where it does not accept the next.
-    `lives` are those of shards, [shard, incarnation], for which it looked; `given` are its versions from a former life
-    of their shard, as [fragment, epoch, count, digest, lengths]; `lengths` as in State, none where only that has them.
-    """
+    """hold -> pacers and recorder, and pacer -> recorder, which knows it from merges (`ops.recovery.hold`)."""
 
     holder: str
+    """The role of the host."""
     fragments: list[Count]
+    """Those of which it has a version."""
     merged: list[Count]
+    """Those of which it has a merged one."""
     saved: list[Annotated[list[int], tuple[Count, Ordinal, Count]]]
+    """The versions on its disk, as [fragment, epoch, count]."""
     totals: LifeTokens
+    """The progress of the run by the snapshot that it began with, which a recorder that died with all others may not
+    know."""
     faults: list[str]
+    """What is wrong with newer snapshots that are damaged."""
     error: str | None
+    """The disk's, where it does not accept the next."""
     store: Brought | None
+    """Where snapshots are brought to one."""
     lives: Members
+    """Those of shards, [shard, incarnation], for which it looked."""
     given: list[Annotated[list[Any], tuple[Count, Count, Count, str, Lengths]]]
+    """Its versions from a former life of their shard, as [fragment, epoch, count, digest, lengths]; the lengths are
+    none where only the shard's state has them."""
 
 
 class Control(TypedDict):
@@ -696,25 +721,29 @@ class RoundOpening(TypedDict):
 
 
 class Call(TypedDict):
-    """caller -> inner-step: the mean of the round before, None where there is none yet, and a call to vote in `round`.
-
-    `voters` are those whose votes are in the mean; `totals` count the tokens of lives in all means, `positions` and
-    `streams` the batches of each slot in them, as in `ReachedPositions`. The `served` take `state` before it; `donor`
-    must send its state along with its vote. `trained_before` and `trained` are the tokens of all means without and with
-    this one."""
+    """caller -> inner-step: the mean of the round before, and a call to vote in `round`."""
 
     round: int
     members: Members
     mean: Vector | None
+    """None where there is none yet."""
     voters: Members
+    """Those whose votes are in the mean."""
     served: Members
+    """Those that take `state` before it."""
     state: list[Any] | None
     donor: int | None
+    """The slot that must send its state along with its vote."""
     trained_before: int
+    """The tokens of all means without this one."""
     trained: int
+    """Those with it."""
     totals: LifeTokens
+    """The tokens of lives in all means."""
     positions: Positions
+    """The batches of each slot in these, as in `ReachedPositions`."""
     streams: list[list[Any]]
+    """Likewise."""
     is_last: bool
 
 

@@ -1,13 +1,12 @@
-"""Turns on the cores, for learners that share one process.
+"""What learners and evaluation share, whatever their devices and frameworks are; no framework comes in.
+
+The life that seeds a learner, the merged leaves of a model, a part of a leaf; a function that a learner calls on its
+devices, for callers that compile it without calling it; and turns on the cores, for learners that share one process.
 
 XLA's CPU runtime runs every computation of a process on one pool of threads, which takes the newest work first: of four
 learners on two cores two starve for hundreds of milliseconds while the other two run. So each CPU computation takes a
 turn, in order of arrival; there are as many turns as cores. No turn is needed where a process has no more learners than
 turns, for example where each learner has a process of its own, nor for an accelerator.
-
-A function that a learner calls on its devices, for callers that compile it without calling it.
-
-Types shared by learners and evaluation: the life that seeds a learner, the merged leaves of a model, a part of a leaf.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A learner's answers to pulls, its progress in the batches of its slot, and the scalars of its steps.
 
-Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite.
+Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite. What
+an answer says of its work is made here, whole; its values are not looked at, and what becomes of it is in the ledger
+(`exchange.token_accounts`).
 """
 
 from __future__ import annotations
@@ -97,12 +99,22 @@ class HeldFragment:
 
 @final
 class Answers:
-    """The answers of one life of a learner, from its versions `held` by fragment; their owner changes that list, too.
+    """The answers of one life of a learner. `is_final`: the last pull has arrived.
 
-    `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one. `begun_from` makes the
-    first version of a fragment from the values of the task's `init`. `own_of`: which own fragment one of a message is,
-    or is like, where it is not this learner's; `numbers`: those of its own in messages. As its own without them. With
-    `carries` the values at each answer are kept.
+    Arguments:
+        slot: that of the learner.
+        incarnation: that of the life.
+        learner: has the values.
+        fragments: its own.
+        held: its versions, by fragment; their owner changes that list, too.
+        odometer: its steps and tokens.
+        feed: its position in its data.
+        push: the format of answers, where rounds do not ask for one.
+        begun_from: makes the first version of a fragment from the values of the task's `init`.
+        own_of: which own fragment one of a message is, or is like, where it is not this learner's; as its own without
+            it.
+        numbers: those of its own in messages; as its own without them.
+        carries: the values at each answer are kept.
     """
 
     def __init__(

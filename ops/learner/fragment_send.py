@@ -2,7 +2,8 @@
 
 Decides the format of the outer gradient that leaves. It waits for the device in its own thread, so that inner-step does
 not; where the learner has coded on its devices, it only waits for the codes. In NumPy, because a learner's process that
-loads no numba starts half a second sooner.
+loads no numba starts half a second sooner. Which round is answered, and with which work, was decided before
+(`answers`), and is not looked at here but for what the merge relies on.
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ class FragmentSend:
             whole = values if anchor is None else outer_gradient(anchor, values, fragment)
             lengths = norms(whole, fragment)
             gradient = self._gradient_fields(capture, whole)
+        # As the merge demands of it at the other end: a norm for each unit, and no tokens without steps.
+        tokens, steps = capture["end"] - capture["begin"], capture["steps"]
+        assert len(lengths) == len(fragment.units)
+        assert min(tokens, steps) >= 0, (tokens, steps)
+        assert steps > 0 or tokens == 0, (tokens, steps)
         answer: Answer = passed_on(Answer, capture, norms=lengths, **gradient)
         return answer
 

@@ -297,15 +297,22 @@ def _send(file: Generator[None, Chunk, None], chunk: Chunk) -> None:
 
 @final
 class Inheritance:
-    """The inheritance of the life that a host opens with `context`.
+    """The inheritance of the life that a host opens.
 
-    `held` and `odometer` belong to the `learner`, and change here, too. `model_bytes` is the size of the merged leaves.
     Of a learner that keeps its local leaves by itself (`Keeping`) they may be those of a former life already.
 
     A cut is made when an answer was captured. By then a learner had adopted a version of each fragment, and had worked
     since: that work is in its parameters, and in no version. Its next life continues with both, and includes that work
     in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version, which is in the
     snapshot, was to be adopted some steps later: the next life adopts it after as many.
+
+    Arguments:
+        context: the one with which the host opens its body.
+        learner: has the leaves.
+        held: the learner's versions, which change here, too.
+        odometer: likewise its steps and tokens.
+        alpha: the share of the learner's own fragment that survives an adoption.
+        model_bytes: the size of the merged leaves.
     """
 
     def __init__(

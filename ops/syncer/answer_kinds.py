@@ -1,4 +1,7 @@
-"""Whose answers a merge gets: what form they have, and which accounts their work is booked in."""
+"""Whose answers a merge gets: what form they have, and which accounts their work is booked in.
+
+How much an answer counts does not come in: that is for rules (`answer_rules`).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A merge has a list of rules, in an order that matters and is in the fingerprint 
 graph carries; it *begins* a judge for each shard, which remembers what it needs. What every merge needs, whatever its
 rules are, is in `merge`: that work is booked once, that values are those of the norms, that the model stays finite.
 
-Nothing of one answer alone is decided here that may be decided when it arrives, and no rule knows another one.
+What every rule is, and those of any merge of learners, are here; nothing of one answer alone is decided that may be
+decided when it arrives, no rule knows another one, and none knows the merge.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ PAST: Final = 32
 PAST_MIN: Final = 4
 """The number of past lengths that is needed for a comparison where there are no peers."""
 
+SUM_SLACK: Final = 1e-9
+"""By how much shares may miss their sum: roundings of float64 are some 1e-16 for each of a few thousand answers."""
+
 
 def length(norms: Float32) -> float:
     """The Euclidean length of a gradient whose units have these norms."""
@@ -68,6 +72,7 @@ class RoundTally:
 
     def refuse(self, reason: str, is_refused: Callable[[Answer], bool]) -> None:
         """Leave the answers out of which that holds, and record the reason."""
+        assert not self.weights  # Weights are by answer: once they are known, all that count are.
         left: list[Answer] = []
         for vote in self.answers:
             if is_refused(vote):
@@ -77,8 +82,11 @@ class RoundTally:
         self.answers = left
 
     def divide(self, shares: list[float], whole: float) -> None:
-        """Give each answer its share."""
-        assert len(shares) == len(self.answers)
+        """Give each answer its share, which is 0 or more; their sum is `whole`, more than 0 and 1 at most."""
+        assert len(shares) == len(self.answers) == len(self.weights)
+        assert min(shares, default=0.0) >= 0, shares
+        assert 0 < whole <= 1.0 + SUM_SLACK, whole
+        assert abs(math.fsum(shares) - whole) <= SUM_SLACK, (shares, whole)
         self.shares, self.whole = shares, whole
 
     def voters(self) -> list[Answer]:

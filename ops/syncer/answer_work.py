@@ -1,4 +1,7 @@
-"""The work in an answer: the ranges of tokens and steps that it is the sum of, of a learner or of a region."""
+"""The work in an answer: the ranges of tokens and steps that it is the sum of, of a learner or of a region.
+
+The one place that reads it: who makes an answer, checks it, weighs it and books it counts the same. No values come in.
+"""
 
 from __future__ import annotations
 

@@ -52,9 +52,16 @@ class Tick:
 class Conductor:
     """Opens the rounds of a run: the same Turn on ports `round` (to merge) and `pull` (to every gate).
 
-    Fires on AnyOf("progress", "merged", "control", "held", "tick"). `fragments`, `interval` and `overlap` are P, H and
-    tau, `learners` the number that the start waits for, `tokens` the budget of the run, `tokens_per_batch` those of
-    one step, the mean of all learners, and `step_tokens` those of each.
+    Fires on AnyOf("progress", "merged", "control", "held", "tick").
+
+    Arguments:
+        fragments: P.
+        interval: H.
+        overlap: tau.
+        learners: the number that the start waits for.
+        tokens: the budget of the run.
+        tokens_per_batch: those of one step, the mean of all learners.
+        step_tokens: those of each learner.
 
     Fragment p of P is captured after (p + 1) H / P steps, and then every H. The number of open rounds is one more than
     the captures within the overlap; each merge opens the next. All learners are members of every round, so it lasts as

@@ -1,10 +1,11 @@
 """The merge node: one firing per closed round, from answers to one outer gradient.
 
 Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
-finite, whose norms do not match their values, or that would take the model beyond float32;
-by its `rules` it refuses and shortens others, and divides the merge among the rest, by tokens * (tokens / steps) where
-no rule says otherwise; it merges in slot order, and books the result. The quorum decided which answers came into the
-round; outer-step applies the merged gradient. What a rule says of answers is in `answer_rules`, and nothing of it here.
+finite, whose norms do not match their values, or that would take the model beyond float32; by its `rules` it refuses
+and shortens others, and divides the merge among the rest, by tokens * (tokens / steps) where no rule says otherwise; it
+merges in slot order, and books the result. The quorum decided which answers came into the round; outer-step applies the
+merged gradient. A merge's order of doing is here, whole: what a rule says of answers is in `answer_rules`, whose
+answers they are in `answer_kinds`, how values are added in `kernels.averaging`, and nothing of these comes in.
 
 What needs no other answer is done when an answer arrives: its values are checked, and summed with those that are there,
 as if it were to be merged as it is. After the last answer its own sweep is left. All else is decided when the round
@@ -41,7 +42,7 @@ from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTok
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
-from isthmus.ops.syncer.answer_rules import AnswerRule, JudgePlace, RoundTally, usual_rules
+from isthmus.ops.syncer.answer_rules import SUM_SLACK, AnswerRule, JudgePlace, RoundTally, usual_rules
 from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
 
 if TYPE_CHECKING:
@@ -167,10 +168,17 @@ class FirstVersion(NamedTuple):
 class Merge:
     """A round and its answers in, Gradient out.
 
-    `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
-    by slot where they differ. `rules` say which answers count, and how much, in this order (`answer_rules`); `answers`
-    whose they are. Fragments may begin as `begun` says, without an answer; one that no learner has any more begins
-    again from the `copy` of a host that holds it.
+    Fragments may begin as `begun` says, without an answer; one that no learner has any more begins again from the
+    `copy` of a host that holds it.
+
+    Arguments:
+        fragments: those of the model.
+        method: 'rda' or 'average'.
+        lr: that of the outer step.
+        momentum: likewise.
+        step_tokens: the tokens of a step, by slot where they differ.
+        rules: which answers count, and how much, in this order (`answer_rules`).
+        answers: whose they are.
     """
 
     outputs = ("gradient", "reached")
@@ -253,8 +261,12 @@ class Merge:
                 merging_record["refused"].append([vote["slot"], refusal])
         account = self._accounts.get(round["fragment"])
         tally = RoundTally(round, merging_record, accepted, (0, 0) if account is None else account.newest)
+        arrived = {vote["slot"] for vote in answers}
         for judge in self._judges:
             judge.judge(tally)
+            # A rule may refuse answers or change them: each still counts, or is recorded as refused, and is so once.
+            assert sorted(_fates(tally)) == sorted(arrived), type(judge).__name__
+            assert not tally.weights, type(judge).__name__  # What all weigh is known once all that count are.
         # Last: an answer that is too long may stay within float32 once it is shortened.
         tally.refuse(NOT_FINITE, lambda vote: bool(work_of(vote)[1]) and not self._is_held(vote))
         merged = self._merge(tally, early)
@@ -381,6 +393,10 @@ class Merge:
         tally.weights = weights
         for judge in self._judges:
             judge.share(tally)
+            # A rule that shares divides the merge among the answers that are there (`RoundTally.divide`).
+            assert tally.answers is accepted, type(judge).__name__
+            assert tally.weights is weights, type(judge).__name__
+        assert len(tally.parts) == len(accepted)
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
@@ -393,9 +409,11 @@ class Merge:
         )
         if tally.whole < 1.0:
             merged = replace(merged, scale=merged.scale * np.float32(tally.whole))
-        work = [row for vote in accepted for row in rows_of(vote)]
+        work, booked = [row for vote in accepted for row in rows_of(vote)], sum(account.merged.values())
         for slot, incarnation, begin, end, _ in work:
             account.merge(slot, incarnation, begin, end)
+        # The tokens that answers have (`answer_work`, asserted where they are made) are those that the merge counts.
+        assert sum(account.merged.values()) - booked == sum(work_of(vote)[0] for vote in accepted)
         for vote in accepted:
             self._reach(vote)
         account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
@@ -406,6 +424,7 @@ class Merge:
         voted = [(vote["slot"], share) for vote, share in zip(accepted, shares, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
+        assert abs(sum(record["weights"]) - tally.whole) <= SUM_SLACK  # What the recorder tells of influence.
         if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
@@ -547,3 +566,8 @@ class Merge:
         if "asked" in round:
             record["asked"] = round["asked"]
         return record
+
+
+def _fates(tally: RoundTally) -> list[int]:
+    """The slots of a round's answers: of those that count, and of those that are recorded as refused."""
+    return [vote["slot"] for vote in tally.answers] + [slot for slot, _ in tally.record["refused"]]

@@ -26,24 +26,25 @@ Phase: TypeAlias = Literal["ready", "stepping", "leaving", "final"]
 
 @dataclass(slots=True)
 class LearnerReport:
-    """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet.
-
-    `epochs` are those of the versions that it holds, by fragment, 0 where it holds none; `links` the goodput of its
-    links, as [role, slot, bytes a second in the mean, at best]; `unmerged`, of one that leaves, the fragments in which
-    it has work that is in no version; `stepped_at` is when a report first had its last `step`, in nanoseconds.
-    """
+    """One learner's last report."""
 
     slot: int
     incarnation: int
     phase: Phase
     step_time: int
+    """In nanoseconds, 0 where not known yet."""
     delay_steps: int
+    """In inner steps, 0 where not known yet."""
     epochs: tuple[int, ...] = ()
+    """Those of the versions that it holds, by fragment, 0 where it holds none."""
     links: tuple[Sequence[Any], ...] = ()
+    """The goodput of its links, as [role, slot, bytes a second in the mean, at best]."""
     unmerged: tuple[int, ...] = ()
+    """Of one that leaves, the fragments in which it has work that is in no version."""
     misses: int = 0
     step: int = 0
     stepped_at: int = 0
+    """When a report first had its last `step`, in nanoseconds."""
 
     def update(self, report: Progress, now: int = 0) -> None:
         """Store another report of the same life in the same phase."""

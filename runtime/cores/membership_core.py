@@ -31,6 +31,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, assert_never, cast
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
@@ -67,7 +68,7 @@ from isthmus.runtime.cores.membership_messages import (
     Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import Rhythm, StepProgress, phi, quantile
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.errors import CoreSubject, LocalProtocolError, RemoteProtocolError, demand
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.state import Kind
 
@@ -91,22 +92,24 @@ PROGRESS_DEVIATION_FIRST: Final = seconds(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipOptions:
-    """`slots_max`: role -> number of its slots. LocalProtocolError for values out of range.
-
-    `phi_suspect`: 3 is one wrong suspicion in 1,000 intervals, which costs a line in the status. `phi_gone`: a wrong
-    removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is customary, 12 is
-    recommended for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: the assumed
-    rhythm of a new member.
+    """What the verdicts of a membership core depend on. LocalProtocolError for values out of range.
 
     No option needs to be set: deadlines are learned from arrivals, and these options set the confidence.
     """
 
     slots_max: Mapping[str, int]
+    """Role -> number of its slots."""
     phi_suspect: float = 3.0
+    """3 is one wrong suspicion in 1,000 intervals, which costs a line in the status."""
     phi_gone: float = 12.0
+    """A wrong removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is
+    customary, 12 is recommended for shared machines."""
     phi_stuck: float = 12.0
+    """The same for steps."""
     interval_first: Duration = INTERVAL_FIRST
+    """The assumed rhythm of a new member."""
     deviation_first: Duration = DEVIATION_FIRST
+    """Likewise."""
     deviation_min: Duration = DEVIATION_MIN
     silence_max: Duration = SILENCE_MAX
     excused_max: Duration = EXCUSED_MAX
@@ -508,22 +511,36 @@ class MembershipCore:
     def check(self) -> None:
         """Raise InvariantError unless every member has a slot, a deadline and the newest incarnation of its replica."""
         for replica in self._newest:
-            _demand(self._has_slot(replica), "{} is known and has no slot", replica)
+            _demand(self._has_slot(replica), (CoreSubject("replica", replica),), "{} is known and has no slot", replica)
         for replica, host in self._hosts.items():
+            about = (CoreSubject("replica", replica),)
             newest, rhythm = self._newest.get(replica), host.rhythm
-            _demand(host.member.replica == replica, "{} is kept as {}", host.member, replica)
-            _demand(host.member.incarnation == newest, "{} is live, the newest incarnation is {}", host.member, newest)
-            _demand(host.phase != "gone", "{} is live in phase gone", host.member)
+            _demand(host.member.replica == replica, about, "{} is kept as {}", host.member, replica)
             _demand(
-                host.heard_at <= self._now, "{} was heard at {} ns, after {} ns", host.member, host.heard_at, self._now
+                host.member.incarnation == newest,
+                about,
+                "{} is live, the newest incarnation is {}",
+                host.member,
+                newest,
+            )
+            _demand(host.phase != "gone", about, "{} is live in phase gone", host.member)
+            _demand(
+                host.heard_at <= self._now,
+                about,
+                "{} was heard at {} ns, after {} ns",
+                host.member,
+                host.heard_at,
+                self._now,
             )
             is_rhythm = rhythm.mean >= 0 and rhythm.variance >= 0
-            _demand(is_rhythm, "{} has {} ns, {} ns^2", host.member, rhythm.mean, rhythm.variance)
+            _demand(is_rhythm, about, "{} has {} ns, {} ns^2", host.member, rhythm.mean, rhythm.variance)
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
-            _demand(is_armed, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
+            _demand(is_armed, about, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
         live = len(self._hosts) + self._counts["members removed"]
-        _demand(live == self._counts["members admitted"], "{} members live or removed, not as many as admitted", live)
+        _demand(
+            live == self._counts["members admitted"], (), "{} members live or removed, not as many as admitted", live
+        )
 
 
 def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
@@ -542,6 +559,4 @@ def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtoc
     return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
-def _demand(holds: bool, broken: str, *of: object) -> None:
-    if not holds:
-        raise InvariantError(f"membership: {broken.format(*of)}")
+_demand: Final = partial(demand, "membership")

@@ -36,17 +36,20 @@ class Finding(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_un
 
 
 class Silence(Finding, frozen=True, tag="silence"):
-    """A host sent nothing for `silence_ns`; usual intervals of `usual_ns` +- `deviation_ns` make the suspicion `phi`.
-
-    It had `patience_times` the usual patience; `is_longest`: the silence reached the limit for all members.
-    """
+    """A host sent nothing."""
 
     silence_ns: int
+    """For how long."""
     usual_ns: float
+    """The mean of its intervals."""
     deviation_ns: float
+    """Theirs."""
     phi: float
+    """The suspicion that follows."""
     patience_times: int = 1
+    """How many times the usual patience it had."""
     is_longest: bool = False
+    """The silence reached the limit for all members."""
 
 
 class LongExcuse(Finding, frozen=True, tag="long-excuse"):

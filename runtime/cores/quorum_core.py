@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
@@ -44,7 +45,7 @@ from isthmus.runtime.cores.quorum_messages import (
     WithdrawRound,
     released_count,
 )
-from isthmus.runtime.errors import InvariantError, LocalProtocolError
+from isthmus.runtime.errors import CoreSubject, LocalProtocolError, demand
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.tape.state import Kind
 
@@ -540,42 +541,62 @@ class QuorumCore:
             len(self._held) + len(self._late) + sum(1 + len(open_round.votes) for open_round in self._rounds.values())
         )
         counted = self._counts["handles taken"] - self._counts["handles released"]
-        _demand(counted == inside, "{} handles are held by the count, {} by the state", counted, inside)
-        _demand(len(self._rounds) <= ROUNDS_MAX, "{} rounds are open, {} may be", len(self._rounds), ROUNDS_MAX)
-        _demand(len(self._ended) <= ENDED_MAX, "{} rounds are remembered, {} may be", len(self._ended), ENDED_MAX)
-        _demand(len(self._live) <= MEMBERS_MAX, "{} voters are live, {} may be", len(self._live), MEMBERS_MAX)
+        _demand(counted == inside, (), "{} handles are held by the count, {} by the state", counted, inside)
+        _demand(len(self._rounds) <= ROUNDS_MAX, (), "{} rounds are open, {} may be", len(self._rounds), ROUNDS_MAX)
+        _demand(len(self._ended) <= ENDED_MAX, (), "{} rounds are remembered, {} may be", len(self._ended), ENDED_MAX)
+        _demand(len(self._live) <= MEMBERS_MAX, (), "{} voters are live, {} may be", len(self._live), MEMBERS_MAX)
         early = [key for key in self._held.rounds() if key not in self._rounds]
-        _demand(len(early) <= EARLY_MAX, "{} keys hold early votes, {} may", len(early), EARLY_MAX)
+        _demand(len(early) <= EARLY_MAX, (), "{} keys hold early votes, {} may", len(early), EARLY_MAX)
         for key in self._held.rounds():
+            about = (CoreSubject("key", key),)
             ended, voters = self._ended.get(key), self._held.voters(key)
-            _demand(ended is None or not ended.has_closed, "votes are held for round {}, which closed", key)
-            _demand(bool(voters) and set(voters) <= self._live.keys(), "round {} holds votes of {}", key, voters)
+            _demand(ended is None or not ended.has_closed, about, "votes are held for round {}, which closed", key)
+            _demand(bool(voters) and set(voters) <= self._live.keys(), about, "round {} holds votes of {}", key, voters)
         gone = self._late.everybody() - self._live.keys()
-        _demand(not gone, "late votes are kept of {}, who are not live", sorted(gone))
+        _demand(
+            not gone,
+            [CoreSubject("replica", voter) for voter in sorted(gone)],
+            "late votes are kept of {}, who are not live",
+            sorted(gone),
+        )
         for key, open_round in self._rounds.items():
-            end = open_round.end()
+            about, end = (CoreSubject("key", key),), open_round.end()
             is_counted = open_round.census(self._live) == (open_round.live_count, open_round.missing)
             _demand(
                 is_counted,
+                about,
                 "round {} counts {} live members, and misses {}",
                 key,
                 open_round.live_count,
                 list(open_round.missing),
             )
-            _demand(key not in self._ended, "round {} is open and ended", key)
-            _demand(self._newest is not None and key <= self._newest, "round {} is above the newest", key)
-            _demand(bool(open_round.missing), "round {} is open, and awaits no vote", key)
+            _demand(key not in self._ended, about, "round {} is open and ended", key)
+            _demand(self._newest is not None and key <= self._newest, about, "round {} is above the newest", key)
+            _demand(bool(open_round.missing), about, "round {} is open, and awaits no vote", key)
             _demand(
-                (open_round.quorum_at is not None) == open_round.has_quorum(), "round {} has a wrong quorum_at", key
+                (open_round.quorum_at is not None) == open_round.has_quorum(),
+                about,
+                "round {} has a wrong quorum_at",
+                key,
             )
             _demand(
-                open_round.timer_at == end, "round {} waits until {}, its timer is at {}", key, end, open_round.timer_at
+                open_round.timer_at == end,
+                about,
+                "round {} waits until {}, its timer is at {}",
+                key,
+                end,
+                open_round.timer_at,
             )
             _demand(
-                (open_round.timer > 0) == (end is not None), "round {} has timer {} for {}", key, open_round.timer, end
+                (open_round.timer > 0) == (end is not None),
+                about,
+                "round {} has timer {} for {}",
+                key,
+                open_round.timer,
+                end,
             )
             twice = [voter for voter in self._held.voters(key) if voter in open_round.votes]
-            _demand(not twice, "round {} both counts and holds votes of {}", key, twice)
+            _demand(not twice, about, "round {} both counts and holds votes of {}", key, twice)
 
 
 def _check_limits(action: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
@@ -588,6 +609,4 @@ def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtoc
     return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
-def _demand(holds: bool, broken: str, *of: object) -> None:
-    if not holds:
-        raise InvariantError(f"quorum: {broken.format(*of)}")
+_demand: Final = partial(demand, "quorum")

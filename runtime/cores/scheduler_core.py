@@ -43,9 +43,9 @@ from isthmus.runtime.cores.scheduler_events import (
     TimerFired,
 )
 from isthmus.runtime.cores.scheduler_flow import Flow
-from isthmus.runtime.cores.scheduler_live_links import NodeState, Roster, RosterChange, demand, is_ready
+from isthmus.runtime.cores.scheduler_live_links import NodeState, Roster, RosterChange, is_ready, subjects
 from isthmus.runtime.cores.scheduler_ports import CONSTANTS_PER_EDGE, constant
-from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.errors import LocalProtocolError, demand
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum
 from isthmus.runtime.ids import Member
@@ -131,7 +131,8 @@ class Scheduler:
         for node in self._nodes.values():
             node.check()
             self._flow.check(node)
-            demand(bool(node.held) or not is_ready(node), "{}: ready, but not started", node.plan.name)
+            is_started = bool(node.held) or not is_ready(node)
+            demand("scheduler", is_started, subjects(node.plan), "{}: ready, but not started", node.plan.name)
         self._roster.check()
 
     # -- events --------------------------------------------------------------------------------------------------------

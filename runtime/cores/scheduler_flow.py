@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from isthmus.runtime.clock import Instant
@@ -30,14 +31,17 @@ from isthmus.runtime.cores.scheduler_events import (
     SendItem,
     ShareItem,
 )
-from isthmus.runtime.cores.scheduler_live_links import NodeState, Roster, demand
+from isthmus.runtime.cores.scheduler_live_links import NodeState, Roster, subjects
 from isthmus.runtime.cores.scheduler_ports import KEY_TYPES, Arrival, Link
 from isthmus.runtime.cores.scheduler_quorum_node import Settled
-from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.errors import LocalProtocolError, RemoteProtocolError, demand
 from isthmus.runtime.ids import Handle
 
 HELD_MAX: Final = 1024
 """Outputs that a node may hold for lack of credit: far more than a firing should emit ahead of its consumers."""
+
+
+_demand: Final = partial(demand, "scheduler")
 
 
 class Flow:
@@ -84,9 +88,10 @@ class Flow:
 
     def check(self, node: NodeState) -> None:
         """Raise InvariantError if a node holds an output that could leave, or more than HELD_MAX."""
-        demand(len(node.held) <= HELD_MAX, "{}: holds more than it may", node.plan.name)
+        about = subjects(node.plan)
+        _demand(len(node.held) <= HELD_MAX, about, "{}: holds more than it may", node.plan.name)
         can_leave = bool(node.held) and self._can_leave(node, node.held[0])
-        demand(not can_leave, "{}: holds what could leave", node.plan.name)
+        _demand(not can_leave, about, "{}: holds what could leave", node.plan.name)
 
     def _emit_in_line(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
         """Queue outputs behind the held ones, and send them as far as there is credit."""

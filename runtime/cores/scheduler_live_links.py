@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from isthmus.runtime.cores.scheduler_events import Fields, Output, ResendItem
@@ -28,7 +29,7 @@ from isthmus.runtime.cores.scheduler_ports import (
     producers,
 )
 from isthmus.runtime.cores.scheduler_quorum_node import Rounds
-from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from isthmus.runtime.errors import CoreSubject, LocalProtocolError, RemoteProtocolError, demand
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Quorum
 from isthmus.runtime.ids import Handle, Member, Replica
@@ -73,15 +74,15 @@ class NodeState:
 
     def check(self) -> None:
         """Raise InvariantError unless counters and contents agree."""
-        name = self.plan.name
+        name, about = self.plan.name, subjects(self.plan)
         for outlet in self.outlets:
-            demand(outlet.starved == sum(not link.credit for link in outlet.links), "{}: starved", name)
+            _demand(outlet.starved == sum(not link.credit for link in outlet.links), about, "{}: starved", name)
         for _, inlet, _ in self.inlets:
             if isinstance(inlet, QueueInlet):
-                demand(inlet.new == sum(bool(link.items) for link in inlet.links), "{}: new", name)
+                _demand(inlet.new == sum(bool(link.items) for link in inlet.links), about, "{}: new", name)
         if self.rounds is not None:
             self.rounds.check()
-        demand(bool(self.held) or not self.is_ending, "{}: ending, but holds nothing", name)
+        _demand(bool(self.held) or not self.is_ending, about, "{}: ending, but holds nothing", name)
 
 
 def is_ready(node: NodeState) -> bool:
@@ -99,10 +100,14 @@ def is_ready(node: NodeState) -> bool:
     return node.is_nudged or _has_sampled(node) if node.is_idle else node.rule(node)
 
 
-def demand(holds: bool, what: str, *of: object) -> None:
-    """Raise InvariantError with `what`, a format of `of` that says the condition that failed, unless `holds`."""
-    if not holds:
-        raise InvariantError(what.format(*of))
+def subjects(node: NodePlan) -> tuple[CoreSubject, ...]:
+    """What an error about a node is about: the node, and its edges."""
+    edges = [edge for port in node.inputs for edge in port.edges]
+    edges += [edge for port in node.outputs for edge in port.edges]
+    return (CoreSubject("node", node.index), *(CoreSubject("edge", edge) for edge in edges))
+
+
+_demand: Final = partial(demand, "scheduler")
 
 
 def _inlet(kind: str) -> Inlet | None:
@@ -196,17 +201,19 @@ class Roster:
 
     def check(self) -> None:
         """Raise InvariantError unless links match the roster, and credit is within its bounds."""
-        demand(self.members == {member for of_role in self.live.values() for member in of_role}, "members")
+        _demand(self.members == {member for of_role in self.live.values() for member in of_role}, (), "members")
         for route in self.routes.values():
-            demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), "{}: links", route.edge.name)
+            about, name = (CoreSubject("edge", route.edge.index),), route.edge.name
+            _demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), about, "{}: links", name)
             for link in route.links.values():
-                demand(0 <= link.credit <= route.edge.capacity, "{}: credit out of range", route.edge.name)
+                _demand(0 <= link.credit <= route.edge.capacity, about, "{}: credit out of range", name)
         for arrival in self.arrivals.values():
             edge, links = arrival.edge, arrival.links.values()
-            demand(set(arrival.links) == set(producers(edge, self.member, self.live)), "{}: links", edge.name)
+            about = (CoreSubject("edge", edge.index),)
+            _demand(set(arrival.links) == set(producers(edge, self.member, self.live)), about, "{}: links", edge.name)
             if edge.kind == "queue" and arrival.inlet is not None and not self._nodes[arrival.consumer].is_finished:
                 kept = [len(link.items) + link.credit == edge.capacity for link in links]
-                demand(all(kept), "{}: credit and items are not its capacity", edge.name)
+                _demand(all(kept), about, "{}: credit and items are not its capacity", edge.name)
 
     def _addressed(self, route: OutgoingRoute, number: int) -> list[Link]:
         """The link to replica `number`, if it is live; of a route to some, those to all that `number` stands for.

@@ -31,7 +31,7 @@ from isthmus.runtime.cores.quorum_messages import (
 )
 from isthmus.runtime.cores.scheduler_events import CancelTimer, Command, Entry, Fields, SetTimer
 from isthmus.runtime.cores.scheduler_ports import Link
-from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.errors import CoreSubject, InvariantError, LocalProtocolError
 from isthmus.runtime.graph.plans import NodePlan
 from isthmus.runtime.graph.template import Quorum
 from isthmus.runtime.ids import Handle, Member, Replica
@@ -120,7 +120,12 @@ class Rounds:
 
     def check(self) -> None:
         """Raise InvariantError unless the invariants of the core hold."""
-        self._core.check()
+        try:
+            self._core.check()
+        except InvariantError as error:  # Of its keys, or of the node where it is about none.
+            fields = [each._replace(name=self._fires.key) if each.name == "key" else each for each in error.about]
+            error.about = tuple(fields) or (CoreSubject("node", (self._timer_base >> 32) - 1),)
+            raise
 
     def statistics(self) -> dict[str, int]:
         """Counts of the core."""

@@ -85,12 +85,20 @@ EVENTS: Final = "events.jsonl"
 
 
 class Daemon:
-    """The daemon of the run named `run`.
+    """The daemon of a run at its home.
 
-    `cast` are the run's replicas, `places` their machines; `send` sends a message to another machine, and may lose it;
-    `directory` returns what is known of machines; `turn_away` tells a machine that claims to be the home that this one
-    is; `parties` who has brought which. `on_over` is called once, when every process has ended; `patience` is the
-    longest wait for a silent host.
+    Arguments:
+        ground: where its hosts run.
+        cast: the run's replicas.
+        run: the run's name.
+        name: this machine.
+        on_over: called once, when every process has ended.
+        patience: the longest wait for a silent host.
+        places: the machines of the replicas; None where this is the only one.
+        send: sends a message to another machine, and may lose it.
+        directory: returns what is known of machines.
+        parties: returns who has brought which.
+        turn_away: tells a machine that claims to be the home that this one is.
     """
 
     def __init__(

@@ -107,12 +107,21 @@ def over(home: str, term: int) -> Message:
 
 
 class Outpost:
-    """The part of run `run` on this machine, `name`.
+    """The part of a run on this machine.
 
-    `send` sends a message to the home that it follows, and may lose it; `home` is that at first, in `term`, and
-    `follow` and `turn_away` perform the commands about homes. Without orders it ends its hosts after `lonely_seconds`;
-    `on_over` is called once, when every process has ended for good. If it `keeps_texts`, no text of an error leaves. It
-    `is_far` where the way to the home leads through a bucket.
+    Arguments:
+        ground: where its hosts run.
+        run: the run's name.
+        name: this machine.
+        home: the machine that is the run's home at first.
+        term: the term of that home.
+        send: sends a message to the home that it follows, and may lose it.
+        follow: performs the command to follow another home.
+        turn_away: performs the command to turn one away.
+        lonely_seconds: without orders for so long it ends its hosts.
+        on_over: called once, when every process has ended for good.
+        keeps_texts: no text of an error leaves.
+        is_far: the way to the home leads through a bucket.
     """
 
     def __init__(

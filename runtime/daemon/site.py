@@ -48,12 +48,20 @@ from isthmus.runtime.supervision.station_events import (
 
 
 class Site:
-    """The hosts of run `run` on this machine.
+    """The hosts of a run on this machine.
 
-    `report` is called with each report of the station, and the hosts' status; `on_over` is called once, when every
-    process has ended for good; `commands` handle messages that no host sends. The run's home is the machine `home`, in
-    that `term`; without orders from it hosts end after `lonely_beats`. `follow` and `turn_away` perform the commands
-    about homes.
+    Arguments:
+        ground: where they run.
+        run: the run's name.
+        is_at_home: this machine is the run's home.
+        home: the machine that is, at first.
+        term: the term of that home.
+        report: called with each report of the station, and the hosts' status.
+        turn_away: performs the command to turn a home away.
+        follow: performs the command to follow another home.
+        lonely_beats: without orders for so many beats hosts end.
+        on_over: called once, when every process has ended for good.
+        commands: handle messages that no host sends.
     """
 
     def __init__(

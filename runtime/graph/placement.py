@@ -39,38 +39,39 @@ from isthmus.runtime.ids import LEARNER, RECORDER, REGION, ROLES, Replica, follo
 @final
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A computer with a daemon.
-
-    - `address`: where its daemon listens (tcp://HOST:PORT), or None for one that only dials out, as behind NAT. Hosts
-      that others connect to, which are all but learners, can be placed only where there is an address.
-    - `public_key`: the key that identifies it to the others; None where there are no keys.
-    - `roles` that may be placed on it; empty is any. `islands`: how many learners it takes; None is any number.
-    - `device` and `devices`: kind and number of the devices of each island; a `device` of None is unknown.
-    - `island`: the name of an island that spans several machines, `together` the names of all of these, the one with
-      the leading process first; None and empty where its islands are its own.
-    - `memory_bytes`: its own, beside that of accelerators; None is unknown.
-    - `region`: where it is, for programs with syncers of regions; None where it is not said.
-    - `owner`: whose it is, '' if nobody has to know; `weight_share_max`: the largest share of a merge's weight that the
-      learners of it, or of all machines of its owner, have together; None is what the program says.
-    - `domain`: machines of one failure domain fail together ('building-a'); without it, a machine fails alone.
-      `bandwidth_bits`: of its network link in each direction, a second; None is unknown.
-    """
+    """A computer with a daemon."""
 
     name: str
     address: str | None = None
+    """Where its daemon listens (tcp://HOST:PORT), or None for one that only dials out, as behind NAT. Hosts that others
+    connect to, which are all but learners, can be placed only where there is an address."""
     public_key: str | None = None
+    """The key that identifies it to the others; None where there are no keys."""
     roles: tuple[str, ...] = ()
+    """Those that may be placed on it; empty is any."""
     islands: int | None = None
+    """How many learners it takes; None is any number."""
     device: Device | None = None
+    """The kind of the devices of each island; None is unknown."""
     devices: int = 1
+    """Their number in each island."""
     domain: str | None = None
+    """Machines of one failure domain fail together ('building-a'); without it, a machine fails alone."""
     bandwidth_bits: int | None = None
+    """Of its network link in each direction, a second; None is unknown."""
     memory_bytes: int | None = None
+    """Its own, beside that of accelerators; None is unknown."""
     island: str | None = None
+    """The name of an island that spans several machines; None where its islands are its own."""
     together: tuple[str, ...] = ()
+    """The names of all machines of that island, the one with the leading process first; else empty."""
     region: str | None = None
+    """Where it is, for programs with syncers of regions; None where it is not said."""
     owner: str = ""
+    """Whose it is, '' if nobody has to know."""
     weight_share_max: float | None = None
+    """The largest share of a merge's weight that the learners of it, or of all machines of its owner, have together;
+    None is what the program says."""
 
     def offers(self, role: str) -> bool:
         """Whether replicas of `role` may be placed here.

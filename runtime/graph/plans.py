@@ -2,7 +2,8 @@
 
 A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields* of
 an item that cores must read (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a core.
-Plans are the same for every replica of a role; the scheduler learns from events which replicas are live.
+No replica, machine or address comes in: plans are the same for every replica of a role; the scheduler learns from
+events which replicas are live.
 """
 
 from __future__ import annotations
@@ -33,14 +34,12 @@ OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadl
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
-    what an item on it must be, as the body at its end declares (`schemas`). `is_kept`: the newest item of each key is
-    kept for consumers that join later; `groups`: the number of groups of an edge that leads to the sender's; `period`
-    and `classes`: those of a route to some (`template.Route`)."""
+    """An edge as a host sees it."""
 
     index: int
     name: str
     kind: Literal["queue", "latest"]
+    """The policy."""
     capacity: int
     initial: tuple[Any, ...]
     key: str | None
@@ -48,15 +47,22 @@ class EdgePlan:
     route_key: str | None
     source_role: str
     source: int
+    """The index of the node in the graph."""
     source_port: str
     target_role: str
     target: int
+    """Likewise."""
     target_port: str
     schema: Any = None
+    """What an item on it must be, as the body at its end declares (`schemas`)."""
     is_kept: bool = False
+    """The newest item of each key is kept for consumers that join later."""
     groups: int = 0
+    """The number of groups of an edge that leads to the sender's."""
     period: int = 0
+    """That of a route to some (`template.Route`)."""
     classes: tuple[tuple[int, ...], ...] = ()
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 A `Graph` is under construction: roles with replica ranges, nodes that name a body and its arguments, edges with a
 policy, and the ports by which a run knows it (`train`, `hold`, `keep`). `freeze` gives the `Template`, which is what
 `verify`, plans, placement and views see, and which nobody changes: to add to one, make a graph of it and freeze that.
-Nothing is instantiated here. A mistake that is plain on one line (a port that does not exist, arguments that a body
-does not take, an edge that could bring several items to a port that takes one) raises `GraphError` on that line;
-everything that needs the whole graph is found by `verify`. What a body declares of itself is in `body`.
+Nothing is instantiated here: no array, host or address comes in. A mistake that is plain on one line (a port that
+does not exist, arguments that a body does not take, an edge that could bring several items to a port that takes one)
+raises `GraphError` on that line; everything that needs the whole graph is found by `verify`. What a body declares of
+itself is in `body`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ core's commands.
 The thread that ends a firing feeds its event to the core: the node's own thread, where the executor has threads, which
 takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
 detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *deferred* to
-the end of the event, in order.
+the end of the event, in order. What an item means, and which program this is, does not come in.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from isthmus.runtime.cores.scheduler_events import (
     FailHost,
     FiringEnded,
     GrantCredit,
+    HostRecord,
     ItemArrived,
     ItemsEmitted,
     NodeOpened,
@@ -61,6 +62,7 @@ from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import ItemRefusal
 from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.tape.last_events import LastEvents
 from isthmus.runtime.tape.writing import Tape
 
 BRIEF_MAX: Final = milliseconds(50)
@@ -180,6 +182,7 @@ class Host:
         )
         self._clock, self._channel, self._executor = clock, channel, executor
         self._tape, self._trace = tape, trace
+        self._last_events = LastEvents(tape, HostRecord)
         if tape is not None:
             tape.begin(self.scheduler.saved)
         self._on_ended, self._on_failed, self._on_opened = on_ended, on_failed, on_opened
@@ -303,6 +306,11 @@ class Host:
             self.bodies.stop_requested |= is_stopping
             self.handle(NodesNudged())
 
+    def check(self) -> None:
+        """Raise InvariantError, with its last events, unless the invariants of the core hold."""
+        with self._last_events.told():
+            self.scheduler.check()
+
     def close(self) -> None:
         """Stop at once: no firing begins, nothing is sent or received any more."""
         self._is_closed = True
@@ -398,7 +406,10 @@ class Host:
             return ()
         except (LocalProtocolError, InvariantError) as error:
             self._forget(event)
-            self._deferred.append(partial(self._on_failed, self, "", str(error)))
+            self._last_events.add_to(error, event)
+            # As in a traceback, what it is comes last: that line is the record of a failure without a body's exception.
+            text = "\n".join([*error.last_events, error.message])
+            self._deferred.append(partial(self._on_failed, self, "", text))
             return ()
         if self._tape is not None:
             self._tape.append(now, event, commands)

@@ -113,7 +113,7 @@ class BoundsChecker(Checker):
     def polled(self, universe: Universe) -> None:
         """Check every core; count the items held."""
         for life in universe.living():
-            life.host.scheduler.check()
+            life.host.check()
             held = life.host.payloads_count
             if held > PAYLOADS_MAX:
                 raise ViolationError(f"{life.member} holds {held} items; at most {PAYLOADS_MAX} are expected")
@@ -220,9 +220,7 @@ class LivesChecker(Checker):
         """Check every core of the live daemons."""
         for daemon in universe.daemons:
             if not daemon.clock.is_dead:
-                daemon.station.check()
-                if daemon.home is not None:
-                    daemon.home.check()
+                daemon.check()
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""

@@ -79,29 +79,29 @@ class SimulatedProcess:
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """A machine of a universe.
-
-    `places` are those of the run whose home it is, or was, as far as it knows; `follows` is the home that its station
-    has recorded, with the term. `crashes` counts, by replica, how many more lives end soon after they begin;
-    `start_troubles` are by the number of the fault that made each; `boots` counts the returns of its power. The disk of
-    its `records`, as far as it is a home, never fails: ledger and incidents are not lost together.
-    """
+    """A machine of a universe."""
 
     name: str
     address: str
     disk: SimulatedDisk
     records: SimulatedDisk = field(default_factory=lambda: SimulatedDisk(""))
+    """Its disk, as far as it is a home, never fails: ledger and incidents are not lost together."""
     ledger: LedgerFile = field(default_factory=LedgerFile)
     daemon: SimulatedDaemon | None = None
     processes: dict[int, SimulatedProcess] = field(default_factory=dict)
     crashes: dict[Replica, int] = field(default_factory=dict)
+    """By replica, how many more lives end soon after they begin."""
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
+    """By the number of the fault that made each."""
     start_lags: dict[int, StartLag] = field(default_factory=dict)
     lies: dict[int, StationLie] = field(default_factory=dict)
     is_dark: bool = False
     boots: int = 0
+    """Counts the returns of its power."""
     places: Places | None = None
+    """Those of the run whose home it is, or was, as far as it knows."""
     follows: tuple[str, int] = ("", 1)
+    """The home that its station has recorded, with the term."""
 
     def journal(self) -> Journal | None:
         """The journal of the home here."""
@@ -166,24 +166,26 @@ class DiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The objects and callbacks that all daemons of a universe share.
-
-    `directory` is what homes know of machines, `parties` who brought them; `launch` starts a process; `began` and
-    `wrote` are called for each start and incident, `finished` at the end of the run, `died` when a daemon comes to the
-    command at which it dies.
-    """
+    """The objects and callbacks that all daemons of a universe share."""
 
     clock: VirtualClock
     links: ControlLinks
     machines: Mapping[str, SimulatedMachine]
     cast: RunRoles
     directory: Directory
+    """What homes know of machines."""
     parties: Mapping[str, Party]
+    """Who brought them."""
     launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
+    """Starts a process."""
     began: Callable[[Member], None]
+    """Called for each start."""
     wrote: Callable[[SimulatedMachine, Happened], None]
+    """Called for each incident."""
     finished: Callable[[SimulatedMachine, Home], None]
+    """Called at the end of the run."""
     died: Callable[[SimulatedMachine], None]
+    """Called when a daemon comes to the command at which it dies."""
 
 
 class DaemonClock(HostClock):
@@ -295,6 +297,8 @@ class SimulatedDaemon(Ground):
         self._shared, self._machine = shared, machine
         self._mount = Mount(machine.disk)
         self._stations: list[Station] = []
+        self._drivers: dict[str, Driver] = {}
+        """Those of its present cores, by name."""
         self._roster: tuple[Row, ...] = ()
         """The hosts of the run, as its station has learned last."""
         self._heard: set[str] = set()
@@ -362,6 +366,11 @@ class SimulatedDaemon(Ground):
     def refused(self) -> Counter[str]:
         return sum((station.refused for station in self._stations), Counter[str]())
 
+    def check(self) -> None:
+        """Raise InvariantError, with its last events, unless its cores are sound."""
+        for driver in self._drivers.values():
+            driver.check()
+
     def leave(self, seconds_max: float) -> None:
         """Leave within so many seconds, as after a signal; then this daemon ends."""
         self.is_leaving = True
@@ -388,6 +397,7 @@ class SimulatedDaemon(Ground):
 
         driver = Driver(core, performing, self.clock.now, segment_bytes=SEGMENT_BYTES)
         self.tapes[name].append(driver.tape)
+        self._drivers[name] = driver
         if isinstance(core, Station):
             self._stations.append(core)
         return driver

@@ -91,15 +91,30 @@ class Observer(Witness, Protocol):
 
 
 class Universe:
-    """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name.
+    """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name; `error` is
+    what a body raised, `outcome` how the run ended, once its last process has; `incidents` those of all hosts;
+    `requests`: 'stop' and 'end', once a home has got it; `is_stopped`: a requested stop was confirmed.
 
-    `duration(replica, node)` is the time of a firing before `jitter`, a share that `spread` draws around;
-    `place(replica)` the machine of each; processes boot for half to three halves of `boot_seconds`; `least` is the
-    smallest number of replicas of a role with which the run can go on, `processes` those of the island of each learner,
-    `elastic` how many of them may train without the others, `owners` whose the machines are, where they are not their
-    own, and `parties` who else brought some of them. `error` is what a body raised, `outcome` how the run ended, once
-    its last process has; `incidents` those of all hosts; `requests`: 'stop' and 'end', once a home has got it;
-    `is_stopped`: a requested stop was confirmed.
+    Arguments:
+        plans: by role.
+        counts: the replicas of each role.
+        seed: from which everything is drawn.
+        resolve: returns what a reference names.
+        duration: of a replica and a node: the time of a firing before `jitter`.
+        jitter: a share of it, that `spread` draws around.
+        spread: draws it.
+        climate: that of the network.
+        faults: what happens.
+        checkers: they watch, and object.
+        place: the machine of each replica.
+        limits: those of channels.
+        least: the smallest number of replicas of a role with which the run can go on.
+        trace: collects spans.
+        boot_seconds: processes boot for half to three halves of it.
+        processes: the number of those of the island of each learner.
+        elastic: how many of them may train without the others.
+        owners: whose the machines are, where they are not their own.
+        parties: who else brought some of them.
     """
 
     def __init__(

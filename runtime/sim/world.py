@@ -99,7 +99,7 @@ class World:
         if self.error is not None:
             raise RunError(self.error)
         for host in self.hosts.values():
-            host.scheduler.check()
+            host.check()
 
     def close(self) -> None:
         """End every host, and close its bodies."""

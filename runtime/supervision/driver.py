@@ -2,7 +2,7 @@
 
 It decides nothing. Performing a command may produce further events at once; they wait until all commands before them
 are performed. Every event and its commands are on the tape, from which a fresh core reproduces the commands. Daemons
-and the simulator use the same driver.
+and the simulator use the same driver; which core it drives, and what a command means, does not come in.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import msgspec
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreError, InvariantError
 from isthmus.runtime.supervision.home_events import HomeCommand, HomeEvent
 from isthmus.runtime.supervision.station_events import StationCommand, StationEvent
+from isthmus.runtime.tape.last_events import LastEvents
 from isthmus.runtime.tape.writing import SEGMENT_BYTES, Tape
 
 
@@ -28,6 +29,9 @@ class Core(Protocol):
 
     def saved(self) -> bytes:
         """Its state between two events."""
+
+    def check(self) -> None:
+        """Raise InvariantError unless its invariants hold."""
 
 
 class Driver:
@@ -46,6 +50,7 @@ class Driver:
     ) -> None:
         self.tape = Tape(segment_bytes)
         self.tape.begin(core.saved)
+        self._last_events = LastEvents(self.tape, _DaemonRecord)
         self._core, self._perform, self._now = core, perform, now
         self._waiting: deque[Any] = deque()
         self._is_busy = False
@@ -59,13 +64,22 @@ class Driver:
         try:
             while self._waiting:
                 event, now = self._waiting.popleft(), self._now()
-                commands = self._core.handle(event, now)
+                try:
+                    commands = self._core.handle(event, now)
+                except CoreError as error:
+                    self._last_events.add_to(error, event)
+                    raise
                 self.tape.append(now, event, commands)
                 for command in commands:
                     self._perform(command)
         finally:
             self._is_busy = False
             self._waiting.clear()
+
+    def check(self) -> None:
+        """Raise InvariantError, with its last events, unless the invariants of the core hold."""
+        with self._last_events.told():
+            self._core.check()
 
 
 class HomeRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -82,6 +96,14 @@ class StationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
     at: Instant
     event: StationEvent
     commands: list[StationCommand]
+
+
+class _DaemonRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One event of either, and its core's commands."""
+
+    at: Instant
+    event: HomeEvent | StationEvent
+    commands: list[HomeCommand | StationCommand]
 
 
 def replay(core: Core, records: list[Any]) -> None:

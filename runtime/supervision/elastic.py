@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreSubject, InvariantError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.messages import Form, Formed
 
@@ -107,7 +107,8 @@ class ElasticIsland:
             there = [member.replica for member in self.form.members]
             is_sound = there == [each for each in self.gang if each in there] and there[0] == self.leader
             if not is_sound or len(there) not in self.sizes:
-                raise InvariantError(f"supervision: of {self.leader} there is form {self.form}, of {self.sizes}")
+                about = [CoreSubject("replica", each) for each in self.gang]
+                raise InvariantError(f"supervision: of {self.leader} there is form {self.form}, of {self.sizes}", about)
 
     def _grown(
         self, form: Form, live: dict[Replica, Member], coming: Sequence[Replica], floor: int, now: Instant

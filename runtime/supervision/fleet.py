@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import LEARNER, REGION, Member, Party, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
@@ -30,25 +31,29 @@ SILENT_BEATS: Final = 2
 class MachineLives:
     """The lives on one machine, by replica, and its beats of silence.
 
-    A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
-    `fresh` ones were numbered by this daemon. No life begins on a machine that `is_leaving`. After LOST_BEATS beats of
-    silence the machine is lost: its lives count as ended, even if they still run there, and are no longer wanted if it
-    comes back. `is_away`: the machine no longer takes part. Orders for it are of `epoch`, if that is later than the
-    home's: a home whose journal was lost learns it there. `refused_at` is when a refused report of it was recorded
-    last. It `is_far` if its last report says so.
+    After LOST_BEATS beats of silence the machine is lost: its lives count as ended, even if they still run there, and
+    are no longer wanted if it comes back.
     """
 
     name: str
     tracked: dict[Replica, int] = field(default_factory=dict)
+    """Lives, from when they are wanted until their ends are known."""
     condemned: set[Replica] = field(default_factory=set)
+    """Those of them that are to be killed."""
     fresh: set[Replica] = field(default_factory=set)
+    """Those that were numbered by this daemon."""
     silent_beats: int = 0
     is_lost: bool = False
     is_away: bool = False
+    """The machine no longer takes part."""
     is_leaving: bool = False
+    """No life begins on it."""
     epoch: int = 0
+    """Orders for it are of this one, if it is later than the home's: a home whose journal was lost learns it there."""
     refused_at: Instant | None = None
+    """When a refused report of it was recorded last."""
     is_far: bool = False
+    """Its last report says so."""
 
     @property
     def is_silent(self) -> bool:
@@ -448,15 +453,13 @@ class Fleet:
         """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
         machine_of: dict[Replica, str] = {}
         for name, machine in self.machines.items():
-            demand(machine.condemned <= set(machine.tracked), "{}: condemned, and not tracked", name)
-            demand(machine.fresh <= set(machine.tracked), "{}: fresh, and not tracked", name)
-            demand(not machine.is_away or not machine.tracked, "{} takes no part, and has lives", name)
+            about = (CoreSubject("machine", name),)
+            _demand(machine.condemned <= set(machine.tracked), about, "{}: condemned, and not tracked", name)
+            _demand(machine.fresh <= set(machine.tracked), about, "{}: fresh, and not tracked", name)
+            _demand(not machine.is_away or not machine.tracked, about, "{} takes no part, and has lives", name)
             for replica in machine.tracked:
-                demand(replica not in machine_of, "{} is on {} and on {}", replica, name, machine_of.get(replica))
-                machine_of[replica] = name
+                about, there = (CoreSubject("replica", replica),), machine_of.setdefault(replica, name)
+                _demand(there == name, about, "{} is on {} and on {}", replica, name, there)
 
 
-def demand(holds: bool, broken: str, *of: object) -> None:
-    """Raise InvariantError with `broken`, a format of `of`, unless `holds`. Made only then: most hold."""
-    if not holds:
-        raise InvariantError(f"supervision: {broken.format(*of)}")
+_demand: Final = partial(demand, "supervision")

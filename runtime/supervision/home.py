@@ -13,14 +13,16 @@ machines (`station`) manage the processes; home has one like any other machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_core import MembershipOptions
 from isthmus.runtime.cores.membership_messages import Phase, Stall
+from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import COUNT_MAX, LEARNER, Member, Replica, gang_number
 from isthmus.runtime.supervision import incidents, lives, user_code, watch
-from isthmus.runtime.supervision.fleet import Fleet, MachineLives, demand
+from isthmus.runtime.supervision.fleet import Fleet, MachineLives
 from isthmus.runtime.supervision.home_events import (
     BadReportCame,
     EndAsked,
@@ -53,6 +55,7 @@ from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
 
 STATE: Final = Kind(("supervision", "cores", "ids"), arguments=(MembershipOptions,))
+_demand: Final = partial(demand, "supervision")
 
 
 class Home:
@@ -401,15 +404,19 @@ class Home:
         self.fleet.check()
         for machine in self.fleet.machines.values():
             for member in machine.members():
-                newest = self._run.newest.get(member.replica)
-                demand(member.incarnation == newest, "{} is tracked, and {} is its newest number", member, newest)
+                about, newest = (CoreSubject("replica", member.replica),), self._run.newest.get(member.replica)
+                is_newest = member.incarnation == newest
+                _demand(is_newest, about, "{} is tracked, and {} is its newest number", member, newest)
         for replica, life in self.lives.items():
-            demand(life.member.replica == replica, "{} is kept as {}", life.member, replica)
-            demand(self.fleet.machines[life.machine].has(life.member), "{} is known, and not tracked", life.member)
+            about = (CoreSubject("replica", replica),)
+            _demand(life.member.replica == replica, about, "{} is kept as {}", life.member, replica)
+            is_tracked = self.fleet.machines[life.machine].has(life.member)
+            _demand(is_tracked, about, "{} is known, and not tracked", life.member)
         if self._run.adopt_until is None and not self.is_ending:
             self._check_gangs()
         for replica in self._run.due:
-            demand(not self.fleet.is_tracked(replica), "{} lives, and its next life is due", replica)
+            about = (CoreSubject("replica", replica),)
+            _demand(not self.fleet.is_tracked(replica), about, "{} lives, and its next life is due", replica)
         for island in self._run.islands:
             island.check()
         self._run.liveness.check()
@@ -422,6 +429,5 @@ class Home:
             condemned = all(each in fleet.of(each).condemned for each in there)
             numbers = {self._run.newest[each] for each in there}
             is_one = len(numbers) <= 1 and len(there) in (0, len(gang))
-            demand(
-                is_one or condemned, "of {} there are {}, with lives {}", gang[0], ", ".join(map(str, there)), numbers
-            )
+            about, names = [CoreSubject("replica", each) for each in gang], ", ".join(map(str, there))
+            _demand(is_one or condemned, about, "of {} there are {}, with lives {}", gang[0], names, numbers)

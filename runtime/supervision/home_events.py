@@ -30,18 +30,19 @@ Taken: TypeAlias = Literal["left", "expelled"]
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines of a run: `home`, in `term`, and those of replicas elsewhere (`machines`).
-
-    `offers` gives, for each other machine, the roles, or replicas by name, that may be moved there, `home_offers` those
-    that may be moved home. `former` was the home in the term before, and is lost; '' in the first term.
-    """
+    """The machines of a run."""
 
     home: str
+    """That of the run, in `term`."""
     machines: dict[Replica, str] = {}
+    """Those of replicas elsewhere."""
     offers: dict[str, tuple[str, ...]] = {}
+    """For each other machine, the roles, or replicas by name, that may be moved there."""
     home_offers: tuple[str, ...] = ()
+    """Those that may be moved home."""
     term: int = 1
     former: str = ""
+    """The home in the term before, which is lost; '' in the first term."""
 
 
 def is_offered(replica: Replica, offers: Collection[str]) -> bool:
@@ -54,41 +55,41 @@ EXIT_SECONDS: Final = 10.0
 
 
 class UserTerms(msgspec.Struct, frozen=True):
-    """How long the user's own code may keep a host, in nanoseconds: it may do nothing for `idle`, and last for `away`;
-    0: for ever.
-
-    `scripts`: the roles whose hosts are processes of a user's script, which go on once their host has left.
-    `has_guests`: learners are loops that their users have started; they are never ended, but lose their slots.
-    """
+    """How long the user's own code may keep a host; 0: for ever."""
 
     idle: Duration = Duration(0)
+    """It may do nothing for so long."""
     away: Duration = Duration(0)
+    """It may last for so long."""
     scripts: tuple[str, ...] = ()
+    """The roles whose hosts are processes of a user's script, which go on once their host has left."""
     has_guests: bool = False
+    """Learners are loops that their users have started; they are never ended, but lose their slots."""
 
 
 class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
-    """The replicas of a run: `roles` counts those of each role at its start.
-
-    `edges` gives, by the name of each edge between hosts, the roles of its source and its target. `slots_max` and
-    `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a role
-    the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the end.
-    `weight_share_max` bounds what one participant has of a merge. `elastic` lists, by slot, how many of them may train
-    without the others; empty where they live and end together. Once the run is over, hosts have `exit_seconds` to end
-    by themselves, but for what `user` says of the user's own code. `period`: learners in slots that are equal modulo it
-    train alike, and others do not.
-    """
+    """The replicas of a run."""
 
     roles: dict[str, int]
+    """The number of those of each role at the start."""
     slots_max: dict[str, int] = {}
+    """The largest number of a role, where it differs from that."""
     least: dict[str, int] = {}
+    """The smallest number of a role, where it differs: with fewer replicas of it the run cannot go on."""
     processes: tuple[int, ...] = ()
+    """The number of those of each learner's island, by slot; one for a slot beyond the end."""
     elastic: tuple[tuple[int, ...], ...] = ()
+    """By slot, how many of them may train without the others; empty where they live and end together."""
     edges: dict[str, tuple[str, str]] = {}
+    """By the name of each edge between hosts, the roles of its source and its target."""
     exit_seconds: float = EXIT_SECONDS
+    """The time that hosts have to end by themselves once the run is over, but for what `user` says of the user's own
+    code."""
     user: UserTerms = UserTerms()
     period: int = 1
+    """Learners in slots that are equal modulo it train alike, and others do not."""
     weight_share_max: float = 1.0
+    """The bound of what one participant has of a merge."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,29 +117,32 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state that outlives a daemon: decisions that were confirmed.
-
-    (replica, machine) of all that are not where they were placed, machines `away`, (replica, how) of those `retired`,
-    and what ended lives had `used`, by 'ROLE.cpu_seconds' and as in `flows.as_used`; numbers of lives are above
-    `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands. `finished` are
-    replicas whose scripts have come to their end, `unfinished` those whose will not, with their last ends. `parties`
-    are (machine, party, slots) of machines that another has brought.
-    """
+    """The state that outlives a daemon: decisions that were confirmed."""
 
     is_stopping: bool = False
     outcome: Outcome = "running"
     failure: Failure | None = None
     machines: tuple[tuple[str, str], ...] = ()
+    """(replica, machine) of all that are not where they were placed."""
     away: tuple[str, ...] = ()
+    """Machines that take no part any more."""
     retired: tuple[tuple[str, str], ...] = ()
+    """(replica, how)."""
     used: dict[str, float] = {}
+    """What ended lives had used, by 'ROLE.cpu_seconds' and as in `flows.as_used`."""
     number_least: int = 0
+    """Numbers of lives are above it."""
     epoch: int = 0
+    """Orders were given in it, in `term`."""
     term: int = 1
     forms: tuple[Form, ...] = ()
+    """The newest ones of elastic islands."""
     finished: tuple[str, ...] = ()
+    """Replicas whose scripts have come to their end."""
     unfinished: tuple[tuple[str, Ended], ...] = ()
+    """Those whose will not, with their last ends."""
     parties: tuple[tuple[str, str, int | None], ...] = ()
+    """(machine, party, slots) of machines that another has brought."""
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

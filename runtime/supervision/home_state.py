@@ -58,18 +58,7 @@ class GangEnd:
 
 @dataclass(slots=True)
 class RunState:
-    """The state of one run.
-
-    Numbers of lives: the `newest` of each replica, those being recorded (`noting`), the `floor` above which they
-    are taken, and the highest one that the home has recorded (`number_known`). `is_unsure`: the ledger was lost,
-    and the running lives are not known yet; `is_taking`: the ledger was that of another home, which was lost. A
-    daemon that took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next
-    life of a replica begins. `gang_ends`: the islands, by their leaders, whose last processes are about to end.
-    `islands` are the elastic ones. `is_set_aside`: this daemon is to end, and the next goes on. `has_given_way`:
-    another machine is the home, and this one knows. Of a run that is over, `finished` are the replicas whose scripts
-    have come to their end, `unfinished` those whose will not, with their last ends; `is_dismissing`: no script is
-    waited for, and those `dismissed` were. `has_news`: orders must be sent; `has_changed`: the journal must be written.
-    """
+    """The state of one run."""
 
     fleet: Fleet
     liveness: HostLiveness
@@ -81,15 +70,25 @@ class RunState:
     reach: Reach = field(default_factory=Reach)
     service: Service = field(default_factory=Service)
     newest: dict[Replica, int] = field(default_factory=dict)
+    """The newest number of a life of each replica."""
     noting: set[Replica] = field(default_factory=set)
+    """Replicas whose next number is being recorded."""
     floor: int = 0
+    """Numbers of lives are above it."""
     number_known: int = 0
+    """The highest number that the home has recorded."""
     is_unsure: bool = False
+    """The ledger was lost, and the running lives are not known yet."""
     is_taking: bool = False
+    """The ledger was that of another home, which was lost."""
     adopting: set[Replica] = field(default_factory=set)
+    """Replicas that a daemon which took over waits for."""
     adopt_until: Instant | None = None
+    """How long it waits for them."""
     due: dict[Replica, Instant] = field(default_factory=dict)
+    """When the next life of a replica begins."""
     gang_ends: dict[Replica, GangEnd] = field(default_factory=dict)
+    """The islands, by their leaders, whose last processes are about to end."""
     reasons: dict[Replica, incidents.Incident] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "running"
@@ -98,17 +97,26 @@ class RunState:
     is_ending: bool = False
     is_finished: bool = False
     is_set_aside: bool = False
+    """This daemon is to end, and the next goes on."""
     is_dismissing: bool = False
+    """The run is over, and no script is waited for any more."""
     dismissed: set[Replica] = field(default_factory=set)
+    """Replicas whose scripts were not waited for."""
     finished: set[Replica] = field(default_factory=set)
+    """Of a run that is over, replicas whose scripts have come to their end."""
     unfinished: dict[Replica, incidents.Ended] = field(default_factory=dict)
+    """Those whose scripts will not, with their last ends."""
     has_given_way: bool = False
+    """Another machine is the home, and this one knows."""
     exit_at: Instant | None = None
     abandon_at: Instant | None = None
     islands: list[ElasticIsland] = field(default_factory=list)
+    """The elastic ones."""
     commands: list[HomeCommand] = field(default_factory=list)
     has_news: bool = False
+    """Orders must be sent."""
     has_changed: bool = False
+    """The journal must be written."""
 
     def write(self, member: Member, incident: incidents.Incident) -> None:
         """Record an incident; it explains the state of its host from now on."""

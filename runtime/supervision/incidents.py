@@ -64,17 +64,20 @@ class Unreached(Finding, frozen=True, tag="unreached"):
 
 
 class Misbehaved(Finding, frozen=True, tag="misbehaved"):
-    """Host `by` refused `count` items that it sent on `edge`.
-
-    The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference.
-    """
+    """A host refused items of this one."""
 
     by: str
+    """The host that did."""
     edge: str
+    """Where they came."""
     field: str
+    """Where the first was wrong; '' for the whole item."""
     expected: str
+    """What it should have been there."""
     found: str
+    """What it was."""
     count: int
+    """The number of such items."""
 
 
 class GangMemberLost(Finding, frozen=True, tag="gang-member-lost"):
@@ -115,19 +118,20 @@ class TextPlace(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """An exception of type `exception` ('' where there was none) in a node, at a line of a file.
-
-    `message` is one line, '' where its text is `kept` elsewhere; `file` and `line` are '' and 0 where the place is not
-    known. `is_refusal`: a loop of the user's own did what is refused, and the next life would do it again.
-    """
+    """An exception in a node, at a line of a file."""
 
     node: Name
     exception: Text
+    """Its type, '' where there was none."""
     message: Text
+    """One line, '' where its text is `kept` elsewhere."""
     file: Text
+    """'' where the place is not known."""
     line: Count
+    """0 where the place is not known."""
     kept: TextPlace | None = None
     is_refusal: bool = False
+    """A loop of the user's own did what is refused, and the next life would do it again."""
 
     @property
     def mistake(self) -> tuple[str, ...]:

@@ -50,10 +50,7 @@ REFUSAL_ROWS_MAX: Final = 256
 
 
 class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """`count` items of `member` violated the schema that the body at the end of `edge` declares.
-
-    The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
-    rounds wait for such items.
+    """Items of one member that violated the schema which the body at the end of an edge declares.
 
     It travels in the heartbeat of the host that refused the items, and is stored with the incident that it leads to.
     """
@@ -61,10 +58,15 @@ class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     member: Member
     edge: Name
     field: Text
+    """Where the first was wrong; '' for the whole item."""
     expected: Text
+    """What it should have been there."""
     found: Text
+    """What it was."""
     count: Count = 1
+    """The number of such items."""
     is_vote: bool = False
+    """Rounds wait for such items."""
 
 
 HEARTBEAT_SECONDS: Final = 0.25
@@ -87,17 +89,18 @@ class Form(Part, frozen=True):
 
 
 class Formed(Part, frozen=True):
-    """The form in which an elastic island trains, as its leader reports it: `number` (0 for none) and `processes`.
-
-    Before it nothing was computed for `stall_ns`, and `again` steps were repeated. `broken` is the number of a form
-    that has failed.
-    """
+    """The form in which an elastic island trains, as its leader reports it."""
 
     number: Count = 0
+    """That of the form; 0 for none."""
     processes: Count = 0
+    """How many train in it."""
     stall_ns: Count = 0
+    """For how long nothing was computed before it."""
     again: Count = 0
+    """The steps that were repeated."""
     broken: Count = 0
+    """The number of a form that has failed."""
 
 
 MISSING_MAX: Final = 64
@@ -115,36 +118,39 @@ Endpoints: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=2, max_len
 
 
 class Heartbeat(Part, frozen=True):
-    """The state that a host reports: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived.
-
-    `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
-    `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
-    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens,
-    and that of its machine's porter, if there is one; `door` is where the leader of an island of several processes
-    awaits the others. `flows`: what it has moved and awaited. `data_digest`: a digest of the first that it
-    made of its data, which no other host should have; 0 where none is known. `outside`: for how long the user's own
-    code has kept it from its next step, `overwritten` the tokens of this life that were overwritten as it came back
-    from being away.
-    """
+    """The state that a host reports."""
 
     phase: Phase = "starting"
     endpoints: Endpoints | None = None
+    """Those for control and for data of a host that listens, and that of its machine's porter, if there is one."""
     steps: Count = 0
+    """As `busy`, `firing` and `node`, those of `HeartbeatArrived`."""
     busy: Lasting = Duration(0)
     firing: Lasting = Duration(0)
     node: Name = ""
     cpu_seconds: Seconds = 0.0
     flows: Flows = Flows()
+    """What it has moved and awaited."""
     starved: Starved | None = None
+    """Its data arrive too slowly."""
     peers: Count = 0
+    """The number of hosts that it has, or should have, a data connection with."""
     unreached: Count = 0
+    """The number of those with which it has none."""
     missing: Annotated[tuple[Missing, ...], Meta(max_length=MISSING_MAX)] = ()
+    """The first of these."""
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] = ()
+    """The items that it has refused, a record for each sender and edge."""
     formed: Formed = Formed()
+    """Set by the leader of an elastic island."""
     door: tuple[DoorAddress, DoorToken] | None = None
+    """Where the leader of an island of several processes awaits the others."""
     data_digest: Count = 0
+    """A digest of the first that it made of its data, which no other host should have; 0 where none is known."""
     outside: Lasting = Duration(0)
+    """For how long the user's own code has kept it from its next step."""
     overwritten: Count = 0
+    """The tokens of this life that were overwritten as it came back from being away."""
 
 
 class Over(Part, frozen=True):
@@ -203,31 +209,31 @@ FULL_MAX: Final = 16
 
 
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
-
-    `refused` counts what it refused; `relayed` are the hosts that a porter relays to it; `outside_ns` is for how long
-    the user's own code has kept it from its next step, and `places` are where that is; `full` are the disks of its
-    machine, by where they are mounted, that have no room for what it writes.
-    """
+    """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`."""
 
     cpu_seconds: Seconds | UnsetType = UNSET
     memory_bytes: Count | UnsetType = UNSET
     bytes_sent: Count | UnsetType = UNSET
     bytes_received: Count | UnsetType = UNSET
     refused: Count | UnsetType = UNSET
+    """Counts what it refused."""
     steps: Count | UnsetType = UNSET
     busy_ns: Count | UnsetType = UNSET
     firing_ns: Count | UnsetType = UNSET
     firing_node: Name | UnsetType = UNSET
     outside_ns: Count | UnsetType = UNSET
+    """For how long the user's own code has kept it from its next step."""
     places: Annotated[tuple[CodePlace, ...], Meta(max_length=PLACES_MAX)] | UnsetType = UNSET
+    """Where that is."""
     starved: Starved | UnsetType | None = UNSET
     peers: Count | UnsetType = UNSET
     unreached: Count | UnsetType = UNSET
     missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     relayed: Annotated[tuple[Name, ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
+    """The hosts that a porter relays to it."""
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] | UnsetType = UNSET
     full: Annotated[tuple[Text, ...], Meta(max_length=FULL_MAX)] | UnsetType = UNSET
+    """The disks of its machine, by where they are mounted, that have no room for what it writes."""
     formed: Formed | UnsetType = UNSET
     flows: Flows | UnsetType = UNSET
 
@@ -255,19 +261,20 @@ class Stamp(Part, frozen=True, order=True):
 
 
 class Report(Part, frozen=True):
-    """The state of a station.
-
-    Some or all `lives`; every `ended` life that is still wanted; the `newest` life of each replica that was ever begun
-    there; the stamp of the orders it has `obeyed` last; whether it `is_leaving`: its hosts end by themselves, and none
-    begins; whether it `is_far`: what it says comes through a bucket, seconds later, and minutes where that is away.
-    """
+    """The state of a station."""
 
     lives: Annotated[tuple[Seen, ...], Meta(max_length=LIVES_MAX)] = ()
+    """Some or all of those that run."""
     ended: Annotated[tuple[Gone, ...], Meta(max_length=LIVES_MAX)] = ()
+    """Every ended life that is still wanted."""
     newest: Annotated[tuple[Member, ...], Meta(max_length=LIVES_MAX)] = ()
+    """The newest life of each replica that was ever begun there."""
     obeyed: Stamp = Stamp()
+    """The stamp of the orders that it has obeyed last."""
     is_leaving: bool = False
+    """Its hosts end by themselves, and none begins."""
     is_far: bool = False
+    """What it says comes through a bucket, seconds later, and minutes where that is away."""
 
 
 class Wanted(Part, frozen=True):
@@ -283,22 +290,23 @@ class Wanted(Part, frozen=True):
 
 
 class Orders(Part, frozen=True):
-    """The lives that a machine should have; it ends all others.
-
-    `roster` is for all hosts (None: unchanged), `machines` are those that take part. `is_over`: the run needs nothing
-    here any more. Orders whose `stamp` is not newer than that of earlier ones are ignored. `home` is the machine that
-    gives them, `forms` are those of the elastic islands.
-    """
+    """The lives that a machine should have; it ends all others."""
 
     wanted: tuple[Wanted, ...] = ()
     roster: tuple[Row, ...] | None = None
+    """For all hosts; None: unchanged."""
     machines: tuple[str, ...] = ()
+    """Those that take part."""
     is_stopping: bool = False
     is_ending: bool = False
     is_over: bool = False
+    """The run needs nothing here any more."""
     stamp: Stamp = Stamp()
+    """Orders that are not newer than earlier ones are ignored."""
     home: str = ""
+    """The machine that gives them."""
     forms: tuple[Form, ...] = ()
+    """Those of the elastic islands."""
 
 
 class Directory(Part, frozen=True):

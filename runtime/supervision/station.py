@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, assert_never
 
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
@@ -414,15 +415,17 @@ class Station:
     def check(self) -> None:
         """Raise InvariantError unless each life is in one state only, and none is newer than the recorded number."""
         for replica, life in self.lives.items():
-            _demand(life.member.replica == replica, "{} is kept as {}", life.member, replica)
-            _demand(not self._is_beginning(replica), "{} lives, and another life of it begins", life.member)
+            about = (CoreSubject("replica", replica),)
+            _demand(life.member.replica == replica, about, "{} is kept as {}", life.member, replica)
+            _demand(not self._is_beginning(replica), about, "{} lives, and another life of it begins", life.member)
             newest = self._newest.get(replica, 0)
-            _demand(life.member.incarnation <= newest, "{} lives, and {} is the newest number", life.member, newest)
+            _demand(
+                life.member.incarnation <= newest, about, "{} lives, and {} is the newest number", life.member, newest
+            )
         for replica, member in self._starting.items():
-            _demand(self._newest.get(replica) == member.incarnation, "{} is started and was not noted", member)
-        _demand(not self._is_closed or not (self.lives or self._starting), "it is closed, and processes are there")
+            about = (CoreSubject("replica", replica),)
+            _demand(self._newest.get(replica) == member.incarnation, about, "{} is started and was not noted", member)
+        _demand(not self._is_closed or not (self.lives or self._starting), (), "it is closed, and processes are there")
 
 
-def _demand(holds: bool, broken: str, *of: object) -> None:
-    if not holds:
-        raise InvariantError(f"station: {broken.format(*of)}")
+_demand: Final = partial(demand, "station")

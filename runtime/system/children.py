@@ -4,7 +4,8 @@ A `Child` is one from its start to its end: a module of ours with arguments, des
 `ProcessLine`. It is known by a pidfd, never by its number alone. A `KeptChild` is one that is always there: where it
 has died, it is started again, at once the first time.
 
-What is a host of a run is no child in this sense: its lives are counted and told (`runtime.supervision`).
+How one is started, heard, restarted and ended is here, whole. What it is for, and what its messages mean, does not come
+in. A host of a run is no child in this sense: its lives are counted and told (`runtime.supervision`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from isthmus.runtime.system.processes import die_with_parent, end_child, follow_
 from isthmus.runtime.system.waiting import readable
 
 RESTART_SECONDS: Final = 1.0
-"""A child that has lived for a shorter time is started again only after it."""
+"""A child that has lived for a shorter time is started again only after it: one that cannot live costs a start of
+Python a second, and no more."""
 LOOK_SECONDS: Final = 0.1
-"""How late a child learns of what has changed."""
+"""How late a child learns of what has changed, at the cost of ten comparisons of a small state a second."""
 
 
 @final
@@ -99,7 +101,7 @@ class Child:
         self.line.end()
         self.wait(seconds)
         self._reap()
-        last = self.line.hear()
+        last = self.line.hear()  # After its end: it can say no more. Before the line is closed: nothing is lost.
         self._close()
         return last
 
@@ -170,12 +172,14 @@ class KeptChild:
     def _begin(self) -> None:
         if self._is_closed:
             return
+        assert self._child is None  # One at a time: the one before has been ended, with its descriptors.
         self.begun_at = self._loop.time()
         child = self._child = self._start()
         self._loop.add_reader(child.line.fileno(), self._hear_or_leave)
         self._loop.add_reader(child.watch, self._died)
         self._told = None
         self._say()
+        assert self._told is not None  # A line that is new takes a message: the state is the first that a child hears.
 
     def _look(self) -> None:
         if not self._is_closed:
@@ -210,6 +214,7 @@ class KeptChild:
     def _end(self, seconds: float = 0.0) -> None:
         child, self._child = self._child, None
         if child is not None:
+            # Before the end, which closes the descriptors: their numbers may be another file's at once.
             self._loop.remove_reader(child.line.fileno())
             self._loop.remove_reader(child.watch)
             for message in child.end(seconds):

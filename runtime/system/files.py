@@ -2,7 +2,8 @@
 
 A file that grows (`Growing`, `Lines`) may be late or lose pieces, and never raises for it. A file that is written whole
 is durable, name and all, when the call returns; if that fails, the call raises OSError, and the file is as it was.
-Everything here may block, and is called from threads that may.
+Everything here may block, and is called from threads that may. What is in a file, and which files a run has, does not
+come in.
 """
 
 from __future__ import annotations

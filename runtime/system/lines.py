@@ -20,6 +20,7 @@ from isthmus.runtime.system.waiting import readable
 LINE_BYTES_MAX: Final = 64 << 20
 """Of a model with the most leaves that a home takes, and more."""
 _READ_BYTES: Final = 1 << 20
+"""At once: more than a socket's buffer has, as a rule."""
 
 
 @final
@@ -27,6 +28,8 @@ class ProcessLine:
     """One end. `pair` makes both; the other one is `inherited` by a process that is started with it."""
 
     def __init__(self, connection: socket.socket) -> None:
+        # At both ends: that of a child is a number, and the number of another descriptor of it is no line.
+        assert (connection.family, connection.type) == (socket.AF_UNIX, socket.SOCK_STREAM), connection
         connection.setblocking(False)
         self._socket = connection
         self._read, self._unsent = bytearray(), memoryview(b"")
@@ -56,7 +59,7 @@ class ProcessLine:
         """
         if not self.flush():
             return False
-        self._unsent = memoryview(json.dumps(message).encode() + b"\n")
+        self._unsent = _encoded(message)
         self.flush()
         return True
 
@@ -72,7 +75,7 @@ class ProcessLine:
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, however long the other end takes to read; OSError if it has gone."""
         self._hand_over()
-        self._unsent = memoryview(json.dumps(message).encode() + b"\n")
+        self._unsent = _encoded(message)
         self._hand_over()
 
     def hear(self) -> list[dict[str, Any]]:
@@ -91,7 +94,9 @@ class ProcessLine:
         whole, newline, rest = bytes(self._read).rpartition(b"\n")
         if newline:
             self._read = bytearray(rest)
-            self._heard += map(json.loads, whole.split(b"\n"))
+            messages = [*map(json.loads, whole.split(b"\n"))]
+            assert all(isinstance(message, dict) for message in messages)  # As `_encoded` has it.
+            self._heard += messages
         heard, self._heard = [*self._heard], deque()
         return heard
 
@@ -122,3 +127,12 @@ class ProcessLine:
             poll.poll()
             with suppress(BlockingIOError):
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
+
+
+def _encoded(message: Mapping[str, Any]) -> memoryview:
+    line = json.dumps(message).encode()
+    # What `hear` relies on: an object, on one line, that is not too long for the other end.
+    assert line.startswith(b"{")
+    assert b"\n" not in line
+    assert len(line) < LINE_BYTES_MAX, f"{len(line)} bytes"
+    return memoryview(line + b"\n")

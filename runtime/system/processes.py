@@ -1,5 +1,8 @@
 """Processes, as the kernel sees them: how they compute, end, and are weighed and identified (proc(5)).
 
+What the kernel knows of a process is asked here, and one is ended. What a process is for does not come in, and none is
+started: its starter decides when, and what becomes of it.
+
 `ONE_THREAD` makes numeric libraries compute in the calling thread only; it has to be set before they are loaded.
 """
 

@@ -2,7 +2,7 @@
 
 Decides which errors are facts about the other (a process that is gone, a file that is not there, a lock that another
 has), which are facts about this process or its disk, and the remedy of each. An error of ours is never read as a fact
-about the other: whoever decides something by an OSError asks here by which.
+about the other: whoever decides something by an OSError asks here by which. What follows from it is decided there.
 """
 
 from __future__ import annotations

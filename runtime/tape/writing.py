@@ -48,6 +48,8 @@ class Frames(NamedTuple):
         return self.ends[-1] if self.ends else 0
 
 
+LAST_MAX: Final = 1024
+"""Records that a tape has for an error to tell: of a node that fires often those of its neighbours lie between."""
 _SIZES: Final = 1024
 """Bodies of fewer bytes are so frequent that the checksums of their lengths are kept."""
 _HEAD: Final = Struct(">II").pack
@@ -129,6 +131,8 @@ class Tape:
         self._segment_bytes = segment_bytes
         self._state: Callable[[], bytes] = bytes
         self._records: deque[bytes | Opening] = deque()
+        self._drained: deque[bytes | Opening] = deque(maxlen=LAST_MAX)
+        """Those drained last, for an error to tell. Kept when drained, not when appended: an event pays nothing."""
         self._count = self._size = self._segment = self._taking = 0
         self._has_lost = False
 
@@ -154,13 +158,21 @@ class Tape:
         """Begin a segment with the next record, because some of the pieces taken were lost; from any thread."""
         self._has_lost = True
 
+    def last(self) -> list[bytes]:
+        """The records appended last, LAST_MAX at most, in order; also while another thread drains."""
+        drained = [*self._drained]  # First, as drained records are in both for a moment, and in one always.
+        both = {id(each): each for each in [*drained, *self._records]}
+        return [each for each in both.values() if not isinstance(each, Opening)][-LAST_MAX:]
+
     def drain(self) -> list[Piece]:
         """Pieces encoded since the last call, in order."""
         pieces: list[Piece] = []
         bodies: list[bytes] = []
         is_after_loss = False
-        for _ in range(len(self._records)):
-            record = self._records.popleft()
+        waiting = [*self._records]
+        self._drained.extend(waiting)  # Before they leave `_records`: `last` misses none.
+        for record in waiting:
+            self._records.popleft()
             if isinstance(record, Opening):
                 if bodies:
                     pieces.append(Piece(self._taking, framed(bodies), is_after_loss))

@@ -28,12 +28,20 @@ CLAIM: Final = "claim"
 
 
 class ControlServer:
-    """The daemon's end: a ROUTER. `handle(peer, message)` is called on the loop; `send` answers at any time.
+    """The daemon's end: a ROUTER. `send` answers at any time.
 
-    `on_stranger` is called with each message of another version. With `keys` only messages of admitted machines are
-    handled, and `caller` is the one whose message is being handled: `handle` decides what it may do. `on_unknown(key,
-    address)` is called with keys that are not admitted, `on_claim(peer, key, message)` with the CLAIM of a holder of
-    the invitation `key`.
+    Arguments:
+        loop: where it is read.
+        endpoint: where it listens.
+        handle: called on the loop with a peer and its message.
+        on_stranger: called with each message of another version.
+        keys: only messages of admitted machines are handled, and `caller` is the one whose message is being handled:
+            `handle` decides what it may do. None: all are handled.
+        is_far: some come through a bucket, and show their keys late.
+        on_unknown: called with a key that is not admitted, and its address.
+        on_claim: called with the peer, the key of an invitation, and the CLAIM of its holder.
+        on_crossed: called with each message that was sent, or received and handled, its peer, and its bytes on the
+            wire.
     """
 
     def __init__(

@@ -171,28 +171,27 @@ PEERS_MAX: Final = 1024
 
 
 class Limits(NamedTuple):
-    """Bounds and times of a channel.
-
-    - `window_bytes`: accepted from one peer beyond what was reported as taken; eight chunks, 50 ms of 5 Gbit/s.
-      `relay_window_bytes` the same for a relayed peer: two chunks, so that one goes while the other one is passed on.
-    - `peers_max`: members at once; each may dial two sockets, and libzmq keeps a table of all.
-    - `heartbeat`: the interval at which hosts report to daemons, too. `silence_max`: twenty of them; by then a member
-      that is gone was forgotten, so this only ends connections that broke silently.
-    - `handshake_max`: what TCP may need to establish a slow connection twice.
-    - `direct_max`: for a TCP connection, before a porter is asked: three round trips around the world.
-    - `retry_min`, `retry_max`: a restarted process is back within a second or so; a refused attempt costs both sides
-      about 0.1 ms.
-    """
+    """Bounds and times of a channel."""
 
     window_bytes: int = 32 << 20
+    """Accepted from one peer beyond what was reported as taken; eight chunks, 50 ms of 5 Gbit/s."""
     relay_window_bytes: int = 8 << 20
+    """The same for a relayed peer: two chunks, so that one goes while the other one is passed on."""
     peers_max: int = PEERS_MAX
+    """Members at once; each may dial two sockets, and libzmq keeps a table of all."""
     heartbeat: Duration = milliseconds(250)
+    """The interval at which hosts report to daemons, too."""
     silence_max: Duration = seconds(5)
+    """Twenty heartbeats; by then a member that is gone was forgotten, so this only ends connections that broke
+    silently."""
     handshake_max: Duration = seconds(5)
+    """What TCP may need to establish a slow connection twice."""
     direct_max: Duration = milliseconds(500)
+    """For a TCP connection, before a porter is asked: three round trips around the world."""
     retry_min: Duration = milliseconds(50)
+    """A restarted process is back within a second or so."""
     retry_max: Duration = seconds(1)
+    """A refused attempt costs both sides about 0.1 ms."""
 
 
 FAR_LIMITS: Final = Limits(

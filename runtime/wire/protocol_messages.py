@@ -69,24 +69,24 @@ Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_len
 
 
 class Hello(NamedTuple):
-    """The first message of a connection, by the side that dials (HELLO) and then by the other (WELCOME).
-
-    `token` pairs the control with the data socket; `window` is how many bytes the sender accepts beyond those that it
-    has reported as taken, and `held` how many it has not taken of earlier connections; `delivered` is the last sequence
-    number per edge that arrived from the other side, `granted` the item credit per edge given so far. `desk` is where
-    hosts of the same machine get descriptors of segments, "" if there are none.
-    """
+    """The first message of a connection, by the side that dials (HELLO) and then by the other (WELCOME)."""
 
     run: str
     fingerprint: str
     source: Member
     target: Member
     token: bytes
+    """Pairs the control with the data socket."""
     window: int
+    """How many bytes the sender accepts beyond those that it has reported as taken."""
     held: int
+    """How many of these it has not taken of earlier connections."""
     delivered: dict[int, int]
+    """The last sequence number per edge that arrived from the other side."""
     granted: dict[int, int]
+    """The item credit per edge given so far."""
     desk: str = ""
+    """Where hosts of the same machine get descriptors of segments, "" if there are none."""
 
 
 class WireForm(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -145,19 +145,22 @@ class Attach(WireForm, frozen=True, tag=ATTACH):
 
 class State(WireForm, frozen=True, tag=STATE):
     """Progress of the sender of this message: totals of the connection, so that a later one supersedes an earlier one.
-
-    `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the
-    edges whose total has changed. `ages` holds for each newly acknowledged item the microseconds since then; of more
-    than AGES_MAX, the last age stands for the rest. `pace` is the sender's (`protocol_credit`). It is
-    the heartbeat, too.
+    It is the heartbeat, too.
     """
 
     heard: Count
+    """Control messages."""
     taken: Count
+    """Bytes."""
     acknowledged: Count
+    """Items that the receiver was given."""
     ages: Annotated[list[Age], msgspec.Meta(max_length=AGES_MAX)]
+    """For each newly acknowledged item the microseconds since then; of more than AGES_MAX, the last stands for the
+    rest."""
     granted: Totals
+    """The edges whose total has changed."""
     pace: Count
+    """The sender's (`protocol_credit`)."""
 
 
 class Envelope(WireForm, frozen=True):

@@ -92,25 +92,27 @@ class SharedMemory(Protocol):
 
 
 class Shipment(msgspec.Struct, eq=False, gc=False):
-    """An item on its way to one peer.
-
-    `head_bytes` of its record (or its `claim`, if that is more), `sizes` of its pieces, its `claim` beyond them, its
-    `place` in the line (shared with the others of its mailbox; None: behind everything), and `cargo` for the packer.
-    `sent` counts the pieces sent on the present connection; `begun` is when the first of them was, `lodging` what has
-    its large pieces there.
-    """
+    """An item on its way to one peer."""
 
     parcel: Parcel
     replaces: bool
     head_bytes: int
+    """Of its record, or its `claim`, if that is more."""
     sizes: Sequence[int]
+    """Those of its pieces."""
     cargo: Any
+    """For the packer."""
     claim: int = 0
+    """Beyond its pieces."""
     place: tuple[int, int | str | None] | None = None
+    """Its position in the line, shared with the others of its mailbox; None: behind everything."""
     sequence: int = 0
     sent: int = 0
+    """How many pieces were sent on the present connection."""
     begun: Instant = _NEVER
+    """When the first of them was."""
     lodging: Lodging | None = None
+    """What has its large pieces there."""
 
     def __post_init__(self) -> None:
         if self.replaces:

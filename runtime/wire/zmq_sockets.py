@@ -76,10 +76,22 @@ _send: Final = zmq.backend.Socket.send
 
 
 class ZmqSocket:
-    """A socket that calls `on_message` with the frames of each message, and `gone` with the reason when it is lost.
+    """A socket of libzmq on the loop.
 
-    `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled; `reached` is called
-    with the progress of one that dials.
+    Arguments:
+        loop: where it is read.
+        context: libzmq's.
+        kind: as libzmq numbers it.
+        mark: the high-water mark, in messages.
+        on_message: called with the frames of each message.
+        gone: called with the reason when it is lost.
+        keys: this machine's and the admitted ones; None without.
+        counts: gets the failed handshakes of a bound one, and messages of keys that were expelled.
+        domain: that of the authentication.
+        proxy: the address of a porter to dial through.
+        relay: dials through that.
+        reached: called with the progress of one that dials.
+        is_far: the other end is reached through a bucket.
     """
 
     def __init__(

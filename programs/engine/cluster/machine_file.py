@@ -34,29 +34,32 @@ DO_KEYS: Final = 'Write [keys], and below it secret = "NAME.key", which `isthmus
 @final
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """Contents of machine.toml.
-
-    `modules`: modules and absolute files that may be loaded; `pair`: the machine's keys, None without; `admitted`:
-    public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
-    `runs`: the folder of its runs, None for the daemon's working folder; `error_texts`: whether those of its hosts of
-    other homes' runs stay here, None where not given. Not of the file: `ports` at which its hosts listen, empty for
-    any, whether its daemon `has_porter`, whether it `is_far`: the way to other machines, or to some of them, leads
-    through a bucket, the seconds from a notice until all has left (`grace`), and whether it ends with its runs
-    (`until_over`).
-    """
+    """Contents of machine.toml, and, from `ports` on, what the daemon's command adds to them."""
 
     modules: tuple[str, ...] = ()
+    """Modules and absolute files that may be loaded."""
     pair: KeyPair | None = None
+    """The machine's keys, None without."""
     admitted: Mapping[str, str] = field(default_factory=dict)
+    """Public key -> name of the machines that it admits."""
     secret: Path | None = None
+    """The file of its secret key."""
     operators: frozenset[str] = frozenset()
+    """The public keys of the machines that are operators."""
     runs: Path | None = None
+    """The folder of its runs, None for the daemon's working folder."""
     error_texts: Literal["local", "home"] | None = None
+    """Whether those of its hosts of other homes' runs stay here, None where not given."""
     ports: str = ""
+    """Those at which its hosts listen, empty for any."""
     has_porter: bool = False
+    """Whether its daemon has one."""
     is_far: bool = False
+    """The way to other machines, or to some of them, leads through a bucket."""
     grace: float = GRACE_SECONDS
+    """The seconds from a notice until all has left."""
     until_over: bool = False
+    """It ends with its runs."""
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""

@@ -2,8 +2,9 @@
 
 Decides who may request what, which run is carried out here, and how a request is answered: every message of a command
 has one answer, and one that cannot be fulfilled, or that its sender may not send, is answered with the faults. Code is
-judged by name before anything starts; this process imports no user's code. The messages of other machines, and the
-parts that this one has in their runs, are in `neighbours`.
+judged by name before anything starts; this process imports no user's code. What belongs to no run is a service
+(`services`), of which none is named here. The messages of other machines, and the parts that this one has in their
+runs, are in `neighbours`.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.machine.porter import Porter
 
 LOGGED_MAX: Final = 256
+"""Refusals that are told, each once: more machines and types of requests than anybody reads of, and few bytes."""
 OPERATORS: Final = {
     "machine": "to tell of its runs",
     "call": "to take part in runs of another home",
@@ -133,14 +135,21 @@ class DaemonOwner(Protocol):
 
 @final
 class MachineDaemon:
-    """The daemon of the machine `name`; commands and other daemons reach it at `listen`.
-
-    It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
-    root that `config` names. It has its `services` beside those that are loaded when they are asked.
+    """The daemon of a machine.
 
     Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
     run is running, then finishing (its processes have ended, and summary and report are written), then over:
     `over.json` is there. A message names runs by the folders that this daemon has announced, and no other.
+
+    Arguments:
+        loop: its event loop.
+        name: the machine's.
+        listen: where commands and other daemons reach it.
+        config: what the machine permits, and the root of its own runs.
+        keys: its own and the admitted ones; without, it listens on loopback only.
+        folder: has its parts of other homes' runs.
+        owner: gets what it tells.
+        services: those it has beside the ones that are loaded when they are asked.
     """
 
     def __init__(
@@ -221,10 +230,13 @@ class MachineDaemon:
             "expel": self._expel,
             SET_ASIDE: self._release,
         }
+        # A message has one answer: `_hear` asks neighbours first, then these, and then the services.
+        assert not self._handlers.keys() & self.neighbours.handlers.keys()
+        assert not self._services.kinds & {*self._handlers, *self.neighbours.handlers}
         loop.call_later(TICK_SECONDS, self._tick)
-        if self._porter is not None:
+        if self._porter is not None:  # The server is bound by now: what the porter accepts has somewhere to go.
             self._porter.start(self._server.endpoint)
-        self._services.start()
+        self._services.start()  # Last: they may ask all of a `ServedMachine` at once.
 
     # -- from outside --------------------------------------------------------------------------------------------------
 

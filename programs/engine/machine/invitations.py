@@ -339,11 +339,18 @@ def home_in(file: Path, machine: str | None, doing: str) -> HomeAddress:
 
 @final
 class InvitationClaim:
-    """Has this machine, `name`, admitted by an invitation with the public key `own`; dials until it is.
+    """Has this machine admitted by an invitation; dials until it is. `waiting` says in words what it waits for, if not
+    for the home.
 
-    `on_admitted` is called once; `on_refused` once, with the reason, where that can never be. `locate` returns the
-    address to dial, each time; the home `is_far` behind a bucket. `waiting` says in words what it waits for, if not for
-    the home.
+    Arguments:
+        loop: where it dials.
+        invitation: that which it has.
+        name: this machine.
+        own: its public key.
+        locate: returns the address to dial, each time.
+        on_admitted: called once.
+        on_refused: called once, with the reason, where that can never be.
+        is_far: the home is behind a bucket.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""This machine's own link to another, where runs have their home: it dials, announces itself, and receives orders.
+"""Links between the daemons of machines, at both ends. What their messages mean does not come in (`neighbours`).
 
-One link serves all runs of that home. It is kept for as long as a run needs it; while the other end is away it dials
-again and again, which costs a packet now and then.
+`HomeLink` is this machine's own link to another, where runs have their home: it dials, announces itself, and receives
+orders. One link serves all runs of that home. It is kept for as long as a run needs it; while the other end is away it
+dials again and again, which costs a packet now and then.
 
-The links that other machines have to this one: which machines are linked, and the messages to them.
-
-A machine links itself: it dials, and announces itself twice a second. Nothing is dialled from here, so that it may sit
-behind NAT. A message to a machine that is not linked is lost; its sender repeats it.
+`MachineLinks` are those that other machines have to this one: which machines are linked, and the messages to them. A
+machine links itself, and announces itself twice a second. Nothing is dialled by the home's end, so that a machine may
+sit behind NAT. Messages to machines that are not linked are dropped; their senders repeat them.
 """
 
 from __future__ import annotations
@@ -235,11 +235,17 @@ HomeHandler = Callable[[HomeAddress, Message], Awaitable[Message]]
 
 @final
 class HomeLink:
-    """The link to `home`.
+    """The link to a home.
 
-    `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
-    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS. It `is_far` where
-    the way leads through a bucket.
+    Arguments:
+        loop: that of the daemon.
+        home: where it is.
+        keys: this machine's and the admitted ones; None without.
+        describe: gives this machine's announcement.
+        orders: receives every message but requests.
+        answer: awaited for the answer to a request.
+        on_refused: called for each failed connection, with a key of WORDS.
+        is_far: the way leads through a bucket.
     """
 
     def __init__(

@@ -43,13 +43,24 @@ PARTING_SECONDS: Final = 0.25
 
 @final
 class Neighbours:
-    """The other machines of the daemon `name`, whose state is below `folder`.
+    """The other machines of a daemon.
 
-    `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
-    returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
-    `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
-    this machine, and the runs that it is taken away from, `on_loop` with the name of a machine that is the daemon of a
-    loop, at each of its announcements. `home_handler` returns what answers a message of a home that is about no run.
+    Arguments:
+        loop: that of the daemon.
+        name: this machine.
+        folder: its state is below.
+        config: what the machine permits.
+        keys: its own and the admitted ones; None without.
+        runs: returns the runs that have their home here.
+        send: sends a message to a peer of the control server.
+        caller: returns the machine whose message is being handled, by its key; None without keys.
+        tell: gets lines for people.
+        on_change: called when an outpost is added or removed.
+        on_expelled: called with the name of a home that has expelled this machine, and the runs that it is taken away
+            from.
+        on_loop: called with the name of a machine that is the daemon of a loop, at each of its announcements.
+        home_handler: returns what answers a message of a home that is about no run.
+        guest: the process of a user's loop that is the only host here, if there is one.
     """
 
     def __init__(

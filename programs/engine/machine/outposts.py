@@ -116,11 +116,19 @@ class Guest(Processes, Protocol):
 
 @final
 class Outposts:
-    """The outposts of the daemon `name`, below `folder`.
+    """The outposts of a daemon.
 
-    `tell` gets lines for people; `on_change` is called when an outpost is added or removed; `link` returns the link to
-    a home; `is_operator` judges a public key; `at_home` takes a home's call for a run that has its home here, and
-    returns whether there is one.
+    Arguments:
+        loop: that of the daemon.
+        name: this machine.
+        folder: they are below.
+        config: what the machine permits.
+        tell: gets lines for people.
+        on_change: called when an outpost is added or removed.
+        link: returns the link to a home.
+        is_operator: judges a public key.
+        at_home: takes a home's call for a run that has its home here, and returns whether there is one.
+        guest: the process of a user's loop that is the only host here, if there is one.
     """
 
     def __init__(

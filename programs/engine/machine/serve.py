@@ -69,11 +69,22 @@ def serve(
     via: str | None = None,
     every: float | None = None,
 ) -> int:
-    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status. `own`: a run to begin;
-    `metrics`: where its figures are asked for; `via`: the store through which machines may come, looked at `every` so
-    many seconds.
+    """Serve until signals end it, or, `until_over`, its runs are over.
 
-    75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
+    Arguments:
+        name: that of the machine.
+        listen: the endpoint at which commands and other daemons reach it.
+        config: the machine.toml, if there is one.
+        grace: the seconds from a notice until all has left.
+        ports: those at which hosts listen, `A-B`; empty for any.
+        own: a run to begin.
+        until_over: it ends with its runs.
+        metrics: where its figures are asked for.
+        via: the store through which machines may come.
+        every: the seconds after which it looks there again.
+
+    Returns the exit status: 75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`,
+    otherwise 0.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """

@@ -5,7 +5,8 @@ loaded with the first of these messages. Services that a daemon is started with,
 no table. A service is told of its daemon once, when it is started (`ServedMachine`), and nothing is put into either
 later.
 
-No service may be named in the daemon, and none may know another one.
+How services are found, asked and closed is here, whole; no service may be named in the daemon, and none may know
+another one.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ class DaemonService:
     home_messages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Likewise those of homes that its machine is linked to."""
 
+    def __init_subclass__(cls) -> None:
+        for method in (*cls.messages.values(), *cls.home_messages.values()):
+            assert callable(getattr(cls, method, None)), f"{cls.__name__} has no handler {method!r}"
+
     def start(self, machine: ServedMachine) -> None:
         """Serve this daemon from now on."""
 
@@ -155,6 +160,11 @@ class Services:
         for each in self._started:
             each.start(self._machine)
 
+    @property
+    def kinds(self) -> set[str]:
+        """The messages that services answer, loaded or not."""
+        return {kind for row in SERVICES for kind in row.messages}
+
     def handler(self, kind: str) -> Handler | None:
         """What answers a message; None where no service does."""
         service = self._service(lambda row: kind in row.messages)
@@ -195,7 +205,12 @@ class Services:
         for row in filter(has, SERVICES):
             if row.made_by not in self._asked:
                 module, _, name = row.made_by.partition(":")
-                service = self._asked[row.made_by] = getattr(import_module(module), name)()
+                service: DaemonService = getattr(import_module(module), name)()
+                # A class asserts that its messages have handlers, this that they are those of its row: one of the row
+                # alone would have no handler, and one of the class alone would never be asked, or by anyone.
+                assert service.messages.keys() == row.messages.keys(), row
+                assert service.home_messages.keys() == set(row.home_messages), row
+                self._asked[row.made_by] = service
                 service.start(self._machine)
             return self._asked[row.made_by]
         return None

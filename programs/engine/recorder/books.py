@@ -232,38 +232,42 @@ Report: TypeAlias = dict[str, Any]
 
 
 class BooksMemory(msgspec.Struct):
-    """What a life of a recorder leaves to the next one.
-
-    `zero` is the first inner step of any learner, `stepping_until` the last report of a step, `final_at` the write of
-    the last of the `final` fragments, `since` when a life of each slot was first seen: instants of the recorder's
-    clock. `trained` has [slot, incarnation, tokens]; `reports` are the last of each slot, by slot; `former` those of
-    lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
-    count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
-    `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer;
-    `went_on_at` are the tokens of the last evaluation before a run that was over went on, or those that counted then,
-    if these are more: an evaluation of before is not its last.
-    `undone` has [slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed.
-    `final_digests` has [epoch, count, digest] of the last version of each fragment that is written.
-    """
+    """What a life of a recorder leaves to the next one. Instants are those of the recorder's clock."""
 
     incarnation: int = 0
+    """That of the writer."""
     trained: list[list[int]] = []
+    """[slot, incarnation, tokens]."""
     reports: dict[int, Report] = {}
+    """The last of each slot."""
     former: list[Report] = []
+    """Those of lives that are over."""
     shards: ShardBooks = msgspec.field(default_factory=ShardBooks)
     evaluations: list[EvaluationLine] = []
     final: set[int] = set()
     final_at: int | None = None
+    """The write of the last of the `final` fragments."""
     zero: int | None = None
+    """The first inner step of any learner."""
     stepping_until: int = 0
+    """The last report of a step."""
     since: dict[int, int] = {}
+    """When a life of each slot was first seen."""
     versions: dict[int, list[int]] = {}
+    """The newest merged ones, [epoch, count] by fragment."""
     publishers: dict[int, list[int]] = {}
+    """The shards' lives that published a fragment last, [shard, epoch] by fragment."""
     snapshot_faults: list[str] = []
+    """What is wrong with damaged snapshots."""
     early: list[tuple[int, Line]] = []
+    """Lines that wait for the first step, each with its instant."""
     went_on_at: int = -1
+    """The tokens of the last evaluation before a run that was over went on, or those that counted then, if these are
+    more: an evaluation of before is not its last."""
     undone: list[list[int]] = []
+    """[slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed."""
     final_digests: dict[int, list[int]] = {}
+    """[epoch, count, digest] of the last version of each fragment that is written."""
 
     def undo(self, undone: Iterable[Sequence[int]]) -> None:
         """Note what of some lives is undone; of one that was undone before, the larger part is."""

@@ -227,11 +227,19 @@ LINES_NS_MAX: Final = 30_000_000_000
 
 
 class Recorder:
-    """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
-    `has_model`: a final model arrives, in `final` fragments; `has_evaluator`: a final evaluation arrives. `learners`:
-    replicas whose tokens count. `keeps_budget`: learners do not notice themselves that it is spent; where they do, as
-    in programs that go back to a shared state, undone tokens count as trained here, but not there. `has_regions`:
-    learners answer to the syncers of regions.
+    """Fires by timer and samples everything.
+
+    Arguments:
+        folder: that of the run.
+        tokens: the budget.
+        learners: replicas whose tokens count.
+        sizes: of the fragments in values, none where whole trees are exchanged.
+        has_model: a final model arrives, in `final` fragments.
+        has_evaluator: a final evaluation arrives.
+        keeps_budget: learners do not notice themselves that it is spent; where they do, as in programs that go back to
+            a shared state, undone tokens count as trained here, but not there.
+        has_regions: learners answer to the syncers of regions.
+        paths: those of a model made of modules.
     """
 
     outputs = ("control",)

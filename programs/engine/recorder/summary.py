@@ -262,9 +262,24 @@ def summarise(
     evaluations: int | None = None,
     paused_ns: int = 0,
 ) -> dict[str, Any]:
-    """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown, `evaluations` how many were asked
-    for at most; `graph` is None where it cannot be built any more. The run's clock has stood still for `paused_ns`.
+    """All keys of `summary.json`.
+
+    Arguments:
+        status: the recorder's last.
+        spans: those of all hosts.
+        program: its name.
+        outcome: how the run ended.
+        learners: how many it had.
+        shards: likewise.
+        fragment_sizes: in values.
+        ended: the instant of the end.
+        cpu_seconds: those of all processes.
+        graph: none where it cannot be built any more.
+        flows: what hosts have moved and awaited.
+        merges_recorded: the merges in merges.jsonl.
+        step_tokens: the task's, empty if unknown.
+        evaluations: how many were asked for at most.
+        paused_ns: for how long the run's clock has stood still.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())

@@ -4,9 +4,9 @@ Choosing touches nothing, so that a request that turns out wrong leaves nothing 
 folder; creating it decides between them. It is made under its lock (`RunLock`), and only where no run is; a folder
 whose name was not requested gets the next number instead.
 
-The recorder decides the files that are written into the folder during the run.
+The recorder decides the files that are written into the folder during the run; none of them is read here.
 
-Exclusive use of a run folder: a lock on its file `run.lock`, which the kernel releases with the process that has it; on
+Exclusive use of the folder is a lock on its file `run.lock`, which the kernel releases with the process that has it; on
 a disk without locks a note stands in for it (`runtime.system.locks`).
 
 The processes that carry a run out have the lock for as long as one of them lives: a machine's daemon, or the command

@@ -5,7 +5,8 @@ Python starts a script, but never as `__main__`. `where:function(key = value, ..
 those keywords (written as in a TOML inline table), which is how the shipped task names itself in full.
 
 A host resolves a reference to the same object each time, and to the object that `bind` gave it where the request came
-from this very process: a notebook's task has no file.
+from this very process: a notebook's task has no file. What a reference names, and whether it is allowed, is the
+caller's affair.
 """
 
 from __future__ import annotations

@@ -295,20 +295,14 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A run that may start: everything about it is known and verified, and nothing has been done yet.
-
-    `task` is the one that evaluates, and `tasks` are all that its slots train, by reference.
-
-    `config` has the sections run, program and task of config.toml, defaults filled in; `chosen` are those of them, by
-    section.key, that follow from the others. `warnings` are oddities, wrong only if not intended. With
-    `is_run_dir_given`, the run's folder must be `run_dir`. It was made in the folder `base`: the task may have changed
-    the current one.
-    """
+    """A run that may start: everything about it is known and verified, and nothing has been done yet."""
 
     program: Program
     task_reference: Reference
     task: AnyTask
+    """The one that evaluates."""
     tasks: Mapping[str, AnyTask]
+    """All that its slots train, by reference."""
     run: RunSettings
     job: Job
     graph: Template
@@ -317,10 +311,15 @@ class Request:
     fingerprint: str
     run_dir: Path
     is_run_dir_given: bool
+    """The run's folder must be `run_dir`."""
     base: Path
+    """The folder in which it was made: the task may have changed the current one."""
     config: Mapping[str, Mapping[str, Any]]
+    """The sections run, program and task of config.toml, defaults filled in."""
     warnings: tuple[Fault, ...] = ()
+    """Oddities, wrong only if not intended."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the settings, by section.key, that follow from the others."""
 
     @property
     def name(self) -> str:
@@ -398,15 +397,22 @@ def prepare(
     computes: bool = True,
     has_cluster: bool = False,
 ) -> Request:
-    """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
+    """The request to train a task by a program. The environment of this process is made ready for the learners.
 
-    Of several references the first is the home's, and each that of a slot, the last of all beyond; `machine_tasks` are
-    those of learners on machines, by name, or a framework for the task of a model folder.
-    `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
-    the script that made the task; `known_faults` are those of the caller; `computes`: a first loss may be computed
-    in this process; `has_cluster`: machines may join the run, which may begin with no learner. The environment of this
-    process is made ready for the learners. ConfigError with all faults of the request, GraphError for a graph that
-    breaks a rule.
+    Arguments:
+        program: one that is shipped, or a reference.
+        task: none: the shipped one, with `task_settings`. Of several references the first is the home's, and each that
+            of a slot, the last of all beyond.
+        machine_tasks: those of learners on machines, by name, or a framework for the task of a model folder.
+        run: keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
+            the script that made the task.
+        task_settings: the keywords of the task.
+        run_dir: the run's folder; None: a new one.
+        known_faults: those of the caller.
+        computes: a first loss may be computed in this process.
+        has_cluster: machines may join the run, which may begin with no learner.
+
+    ConfigError with all faults of the request, GraphError for a graph that breaks a rule.
     """
     # Before anything of the user's is imported and called, which may change folder and umask of this process.
     base = Path.cwd()

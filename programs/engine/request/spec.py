@@ -3,6 +3,7 @@
 Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
 in one process leaves it, too, for the replay of its tapes.
 
+Whatever a process of a run has to know before it has a connection is here, and nothing that changes while it goes on.
 A daemon and a command that looks at a run only read it, so what builds and describes graphs is imported where one is.
 """
 
@@ -64,33 +65,37 @@ def is_porter_needed(listen: str, ports: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The part of a spec that differs by machine.
-
-    `address`: on which hosts listen; `learners`: how many share the machine; `machine`: its name; `secret`: the file of
-    its secret key, if any; `boot`: the boot of the machine in which `zero_ns` counts, and `wall_ns` the time of day
-    then (nanoseconds). Declared resources, 0 and empty if not declared: number of `islands`, of `devices` in each, and
-    the names of their kind.
-
-    `daemon`: the address at which others reach its daemon, if any; `has_porter`: whether a porter accepts there, which
-    relays; `ports`: those at which hosts listen, `A-B`, or empty for any. Where these are one, hosts listen inside, for
-    the porter alone. `reaches`: (machine, address) of other machines' porters, as this machine reaches them. `is_far`:
-    the way to others, or to some of them, leads through a bucket.
-    """
+    """The part of a spec that differs by machine. Resources are 0 and empty where they are not declared."""
 
     address: str
+    """On which hosts listen."""
     learners: int
+    """How many share the machine."""
     machine: str = ""
+    """Its name."""
     secret: str = ""
+    """The file of its secret key, if any."""
     boot: str = ""
+    """The boot of the machine in which `zero_ns` counts."""
     wall_ns: int = 0
+    """The time of day at `zero_ns`, in nanoseconds."""
     islands: int = 0
+    """The declared number of islands."""
     devices: int = 0
+    """The number of devices in each."""
     kinds: tuple[str, ...] = ()
+    """The names of their kind."""
     daemon: str = ""
+    """The address at which others reach its daemon, if any."""
     has_porter: bool = False
+    """Whether a porter accepts there, which relays."""
     ports: str = ""
+    """Those at which hosts listen, `A-B`, or empty for any. Where these are one, hosts listen inside, for the porter
+    alone."""
     reaches: tuple[tuple[str, str], ...] = ()
+    """(machine, address) of other machines' porters, as this machine reaches them."""
     is_far: bool = False
+    """The way to others, or to some of them, leads through a bucket."""
 
     @property
     def porter(self) -> str:
@@ -105,40 +110,41 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run as its processes know it.
-
-    - `run`: a unique name. `roles`: the replicas of each role at the start; `most`: their maximum; `least`: the
-      number with which the run can go on; `computing`: the roles whose hosts import the task, or are processes of
-      its script.
-    - `settings`: section `run.`, with the `argv` of the command or script, which modules of the user's may read at
-      import, and the `processes` that the islands were given.
-    - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
-      command by then.
-    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`); where they are counted, the most.
-    - `transport`: hosts are processes ("zmq") or all in one ("inproc").
-    - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
-      together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
-    - `paused_ns`: for how long its clock has stood still, between its ends and what went on with it (`standstill`).
-    - `program_file`: SHA-256 of the user's file that has the program's builder; '' for any other program.
-    """
+    """A run as its processes know it."""
 
     run: str
+    """A unique name."""
     job: Job
     fingerprint: str
     roles: Mapping[str, int]
+    """The replicas of each role at the start."""
     most: Mapping[str, int]
+    """Their maximum."""
     least: Mapping[str, int]
+    """The number with which the run can go on."""
     computing: tuple[str, ...]
+    """The roles whose hosts import the task, or are processes of its script."""
     zero_ns: int
+    """The instant of the machine's monotonic clock from which all times count."""
     cpu_seconds: float
+    """Used by the command by then."""
     here: Here
     settings: RunSettings
+    """Section `run.`, with the `argv` of the command or script, which modules of the user's may read at import, and the
+    `processes` that the islands were given."""
     tokens_of_step: tuple[int, ...] = ()
+    """The tokens of a batch, by slot (`ops.data.batches.of_slot`); where they are counted, the most."""
     transport: str = "zmq"
+    """Hosts are processes ("zmq") or all in one ("inproc")."""
     elastic: tuple[tuple[int, ...], ...] = ()
+    """By slot, how many of the processes of an island may train without the others; none if they live and end
+    together."""
     edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The roles of source and target of each edge between hosts, because a daemon builds no graph."""
     paused_ns: int = 0
+    """For how long its clock has stood still, between its ends and what went on with it (`standstill`)."""
     program_file: str = ""
+    """SHA-256 of the user's file that has the program's builder; '' for any other program."""
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""

@@ -1,6 +1,7 @@
 """The lines of a run folder: a record for each file of them, by which it is written, folded and read.
 
-Decides which fields a line has, and which of them may be missing; and what is read of a file in any state.
+Decides which fields a line has, and which of them may be missing; and what is read of a file in any state. Every file
+of lines is here, so that writer and readers cannot differ; nothing is summed up, and no sentence is made.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Decides sentences and the form of numbers: few digits, a unit; ASCII only as far as names and errors are, because the
 fonts and encodings of terminals and logs are unknown. An unknown number (None, NaN, infinite) is a dash. Incidents
 travel as records (`runtime.supervision.incidents`), and nothing parses words: `reason` stands by itself, with every
-figure that a decision rests on; `predicate` follows the name of a host.
+figure that a decision rests on; `predicate` follows the name of a host. No figure is computed here that a record lacks,
+and nothing is decided by one.
 """
 
 from __future__ import annotations

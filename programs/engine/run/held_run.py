@@ -29,13 +29,24 @@ LEAVING_SHARE: Final = 0.7
 
 @final
 class HeldRun:
-    """The run in `folder`, whose `lock` this process has, under the daemon `machine`, until it is closed.
+    """The run in a folder, under a daemon of this process, until it is closed.
 
     It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
     summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
-    `is_unwritten` or it was set aside, and `on_over` is called. `own_seconds` returns further CPU seconds of the run,
-    beside those of hosts and fork servers; `ahead` as in `Launcher`; `of_machines` are the arguments of `Daemon` about
-    other machines.
+    `is_unwritten` or it was set aside, and `on_over` is called.
+
+    Arguments:
+        loop: that of the daemon.
+        folder: that of the run.
+        run_spec: what the folder says of the run.
+        lock: that of the folder, which this process has.
+        machine: the name of this machine.
+        finish: writes summary and report.
+        on_over: called once it is over.
+        gather: fetches what is elsewhere.
+        own_seconds: returns further CPU seconds of the run, beside those of hosts and fork servers.
+        ahead: as in `Launcher`.
+        of_machines: the arguments of `Daemon` about other machines.
     """
 
     def __init__(

@@ -26,24 +26,26 @@ FINISH_SECONDS_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended.
-
-    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
-    machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
-    with their machines; `unfinished`: the hosts whose scripts did not come to their end, and why; `dismissed`: those
-    whose scripts were ended by request.
-    """
+    """How a run ended."""
 
     outcome: str
     error: str | None
     record: dict[str, Any]
+    """The recorder's last status."""
     cpu_seconds: float
+    """Those of daemon and hosts."""
     used: dict[str, float]
+    """By ended lives."""
     ended_ns: int
+    """On the machine's monotonic clock."""
     lost: str | None
+    """The replica that could not be restarted."""
     retired: list[int]
+    """Slots of learners that left with their machines."""
     unfinished: dict[str, str] = field(default_factory=dict)
+    """The hosts whose scripts did not come to their end, and why."""
     dismissed: list[str] = field(default_factory=list)
+    """Those whose scripts were ended by request."""
 
     @classmethod
     def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:

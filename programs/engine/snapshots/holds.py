@@ -162,15 +162,24 @@ class CodedStates:
 
 @final
 class KeptHold:
-    """The `Hold` of the run's home: fragments of `sizes` values, kept in the run folder `folder`, every `seconds`
-    seconds, and at a `place`, if given.
+    """The `Hold` of the run's home, kept in the run folder, and in a store.
 
     Where updates of `coded` fragments are, their published values come from updates, and the rest of a shard's state in
     codes: a version is held once both have arrived; until then the one before it is.
 
-    Where learners step `in_lock_step`, `cut` and `own` are the parts of a cut. It takes a cut whenever one is due; the
+    Where learners step in lock-step, `cut` and `own` are the parts of a cut. It takes a cut whenever one is due; the
     newest versions alone where a cut was given up. The state that only a learner had goes to the next life in its slot,
     once: that of the cut in the newest snapshot, or nothing where there is none.
+
+    Arguments:
+        folder: that of the run.
+        seconds: the interval of snapshots.
+        place: the store, if there is one.
+        role: that of the shards.
+        shards: how many there are.
+        sizes: of the fragments, in values.
+        coded: the fragments, where updates are.
+        in_lock_step: learners step so.
     """
 
     outputs = (*Hold.outputs, "kept", "wanted", "restored")

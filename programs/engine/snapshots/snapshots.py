@@ -27,11 +27,7 @@ from isthmus.runtime.system.files import encoded, write_bytes
 
 
 class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One state: the fields of its `WholeState`, with the tensors in `file`.
-
-    `leaves` has (type, shape) of each, `streams` (slot, position) of those whose states are in the file; `bytes` and
-    `digest` (xxh3-128, hexadecimal) are the file's; `standings` are of a learner that gives a part of a cut.
-    """
+    """One state: the fields of its `WholeState`, with the tensors in a file."""
 
     index: int
     tokens: int
@@ -39,11 +35,17 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     totals: list[tuple[int, int, int]]
     positions: list[tuple[int, int]]
     streams: list[tuple[int, int]]
+    """(slot, position) of those whose states are in the file."""
     leaves: list[tuple[str, list[int]]]
+    """(type, shape) of each."""
     file: str
+    """That with the tensors."""
     bytes: int
+    """The file's."""
     digest: str
+    """The file's, xxh3-128, hexadecimal."""
     standings: list[tuple[int, int, int | None, list[list[int]]]] = []
+    """Of a learner that gives a part of a cut."""
 
     @property
     def key(self) -> tuple[int, ...]:

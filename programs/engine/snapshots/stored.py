@@ -116,21 +116,22 @@ class StoreTerm(NamedTuple):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One snapshot of the run named `run`, whose folder was `home` (MACHINE:PATH).
-
-    Its `manifest`, the small `files` of that folder by name, and the newest known `lives`, as (role, slot,
-    incarnation); `at` is the run's clock, nanoseconds.
-    """
+    """One snapshot of a run."""
 
     format: int
     run: str
+    """Its name."""
     home: str
+    """The run's folder, as MACHINE:PATH."""
     term: StoreTerm
     life: int
     at: int
+    """The run's clock, nanoseconds."""
     manifest: Manifest
     files: dict[str, bytes]
+    """The small ones of that folder, by name."""
     lives: list[tuple[str, int, int]]
+    """The newest known ones, as (role, slot, incarnation)."""
 
     def values(self, entry: Entry) -> str:
         """The name of the object that has the values of an entry."""

@@ -190,23 +190,24 @@ class RefusedProgram:
 @final
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Figures of one function.
-
-    `products`: operations of all its matrix products, with each of the `unbounded` loops counted once; `state_bytes`:
-    of its state argument, `given_bytes`: of its other arguments, both per device; `made_bytes`: of its whole result;
-    `is_kept`: the figures were kept from before.
-    """
+    """Figures of one function."""
 
     name: str
     is_step: bool
     products: int
+    """Operations of all its matrix products, with each of the unbounded loops counted once."""
     unbounded: int
+    """The number of such loops."""
     state_bytes: int
+    """Of its state argument, per device."""
     given_bytes: int
+    """Of its other arguments, per device."""
     made_bytes: int
+    """Of its whole result."""
     compiled: Compiled | None
     refused: RefusedProgram | None
     is_kept: bool
+    """The figures were kept from before."""
 
     def needed(self, state_bytes: int) -> int:
         """Bytes that each device needs while it runs: its own, and the part of a state that it does not take."""
@@ -325,20 +326,19 @@ DEVICES: Final = "more-devices"
 @final
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Use of a device's memory in the function that needs most, in bytes.
-
-    `state`, `arguments` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond
-    their elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state
-    and arguments.
-    """
+    """Use of a device's memory in the function that needs most, in bytes."""
 
     function: str
     state: int
     arguments: int
+    """Beside the state: a batch, an update."""
     temporaries: int = 0
+    """With the results."""
     code: int = 0
     padding: int = 0
+    """Of arrays beyond their elements."""
     unknown: int = 0
+    """For a refused function the compiler reports only the sum: this is then the part beside state and arguments."""
 
 
 @final

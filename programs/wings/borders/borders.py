@@ -104,19 +104,23 @@ class Unknown(NamedTuple):
 
 @dataclass(slots=True)
 class Borders:
-    """What crossed in a run, by way: `machines` and `regions`; `within` are both ends on one machine, `relayed` items
-    that a third host passed on, which are in other lines already. `at` is the time of the newest account, `lent` what
-    went through shared memory, by `crossings.LENT`."""
+    """What crossed in a run, by way."""
 
     run: str
     at: float | None
+    """The time of the newest account."""
     names: Sequence[Mapping[str, Any]]
     machines: dict[BorderWay, list[CrossingSum]]
+    """Between machines."""
     within: dict[BorderWay, list[CrossingSum]]
+    """Both ends are on one machine."""
     regions: dict[BorderWay, list[CrossingSum]]
+    """Between regions."""
     relayed: dict[BorderWay, list[CrossingSum]]
+    """Items that a third host passed on, which are in other lines already."""
     unknown: Sequence[Unknown]
     lent: dict[str, int] = field(default_factory=dict)
+    """What went through shared memory, by `crossings.LENT`."""
 
     @property
     def within_moved_bytes(self) -> int:

@@ -143,19 +143,21 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """The requested faults: `faults`, or random ones (`drawn`), with or without `links` that are slow all the time.
-
-    Without any of these, the built-in faults. `run` and `task` are sections of the configuration, `program` has one for
-    each program. Runs are on `machines` machines, the first of which is the home.
-    """
+    """The requested faults. Without `faults`, `drawn` and `links`, the built-in faults."""
 
     faults: tuple[Planned, ...] = ()
     drawn: DrawnFaults | None = None
+    """Random ones."""
     links: SlowLinks | None = None
+    """Those that are slow all the time."""
     run: Mapping[str, Any] = field(default_factory=dict)
+    """A section of the configuration."""
     program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """A section for each program."""
     task: Mapping[str, Any] = field(default_factory=dict)
+    """A section of the configuration."""
     machines: int = 1
+    """How many runs are on, the first of which is the home."""
 
     def in_folder(self, folder: Path, absolute: Callable[..., Mapping[tuple[str, str], Any]]) -> ChaosPlan:
         """The same with the paths of its sections made `absolute`, from the plan's own folder."""

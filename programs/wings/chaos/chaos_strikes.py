@@ -385,14 +385,19 @@ _MAIN: Final = (
 
 @final
 class Machines:
-    """The `count` machines of a run, named `machine-0` (the home) and so on; `learners` are spread over them.
-
-    They are started in `folder`, with their files in a folder there that is named after the `run`; `references` name
-    code that they may load; `environment` is added to theirs. RunError if one does not start to listen.
+    """The machines of a run, named `machine-0` (the home) and so on. RunError if one does not start to listen.
 
     Each has a daemon on loopback, which is started again when it has ended, as by a service manager. A machine is
     killed with everything that runs on it, at once: its processes are identified by the state folder in the environment
     of its daemon, and of all that the daemon has started.
+
+    Arguments:
+        folder: where they are started.
+        run: names a folder there, which has their files.
+        count: how many.
+        learners: spread over them.
+        references: name code that they may load.
+        environment: added to theirs.
     """
 
     def __init__(
@@ -530,22 +535,24 @@ PERIOD_SECONDS: Final = 0.1
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """The result of a planned fault.
-
-    `begun` and `ended` in seconds of the monotonic clock, `pid`, and the `proof` in words; an empty `proof`: it did not
-    happen, and `why`. `hosts` are those that a machine took along. `back` is when the next fork server was ready, which
-    no file records. `is_late`: the run was over before the fault happened.
-    """
+    """The result of a planned fault."""
 
     fault: Planned
     begun: float = 0.0
+    """In seconds of the monotonic clock."""
     ended: float = 0.0
+    """Likewise."""
     pid: int = 0
     proof: str = ""
+    """In words; empty: it did not happen."""
     why: str = ""
+    """Why it did not."""
     hosts: tuple[str, ...] = ()
+    """Those that a machine took along."""
     back: float | None = None
+    """When the next fork server was ready, which no file records."""
     is_late: bool = False
+    """The run was over before the fault happened."""
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""

@@ -39,23 +39,27 @@ class EvaluatedPlace(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One run that is done. `finals` are the last values by metric; the last loss has a standard `error`, and is of
-    `windows` of held-out text, and so many that there are, where that is known; `seconds` the wall or virtual time from
-    the first inner step, `bytes` those of learners and shards; `devices` are the kinds of its learners' devices."""
+    """One run that is done."""
 
     seed: int
     folder: str
     finals: dict[str, float]
+    """The last values by metric."""
     seconds: float | None
+    """The wall or virtual time from the first inner step."""
     goodput: float | None
     merged_share: float | None
     contributors: float | None
     bytes: float | None
+    """Those of learners and shards."""
     places: list[EvaluatedPlace]
     remark: str = ""
     devices: tuple[str, ...] = ()
+    """The kinds of its learners' devices."""
     error: float | None = None
+    """The standard error of the last loss."""
     windows: tuple[int, int] | None = None
+    """Of how many windows of held-out text that loss is, and how many there are, where that is known."""
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""

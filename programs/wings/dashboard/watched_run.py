@@ -164,23 +164,24 @@ class LastMerges:
 @final
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of a run.
-
-    `status` is that of its daemon, or holds its `summary`; without either its outcome is SILENT, and `fault` says why.
-    `newest` is the last report of each slot; `graph` and `configuration` are those of graph.json and config.toml. `at`
-    is the time of the look, in seconds of the looker's clock.
-    """
+    """What was seen of a run."""
 
     name: str
     status: Mapping[str, Any]
+    """That of its daemon, or what holds its `summary`; without either its outcome is SILENT."""
     merges: LastMerges
     changes: Sequence[ChangeRecord]
     newest: Mapping[int, ReportLine]
+    """The last report of each slot."""
     notices: Sequence[Notice]
     graph: Mapping[str, Any]
+    """That of graph.json."""
     configuration: Mapping[str, Any]
+    """That of config.toml."""
     at: float
+    """The time of the look, in seconds of the looker's clock."""
     fault: str = ""
+    """Why there is no status."""
 
     @property
     def summary(self) -> Mapping[str, Any] | None:

@@ -107,22 +107,24 @@ class LaunchFile:
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What is to be launched: a home, and `islands` of `nodes_per_island` machines each.
-
-    `sections` are the keys of [run], [program] and [task] for the home, with their types and absolute paths; those in
-    `chosen`, as section.key, nobody asked for: they follow from the others. `modules` are the user's own code,
-    `slots_max` the most islands that the run takes. `grace`: seconds.
-    """
+    """What is to be launched: a home, and islands."""
 
     name: str
     table: LaunchTable
     sections: Mapping[str, Mapping[str, Any]]
+    """The keys of [run], [program] and [task] for the home, with their types and absolute paths."""
     islands: int
+    """How many."""
     slots_max: int
+    """The most islands that the run takes."""
     grace: float
+    """Seconds."""
     nodes_per_island: int = 1
+    """The machines of each."""
     modules: tuple[str, ...] = ()
+    """The user's own code."""
     chosen: frozenset[str] = frozenset()
+    """Keys of `sections`, as section.key, that nobody asked for: they follow from the others."""
 
     @property
     def run_text(self) -> str:

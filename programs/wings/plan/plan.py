@@ -61,33 +61,34 @@ _DOING: Final = "Reading the options of `isthmus plan`"
 @final
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A run: its size, its learners, and how they exchange.
-
-    `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
-    share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
-    in each direction, None if not given; `islands` are one for each learner, or none; `via_every` is the interval in
-    seconds of learners that reach the home through a store, None where none does; bytes are those of `steps` inner
-    steps of each learner.
-    """
+    """A run: its size, its learners, and how they exchange."""
 
     parameters: float
     learners: int
     step_seconds: float
     islands: tuple[Target, ...] = ()
+    """One for each learner, or none."""
     interval: int = 24
     fragments: int = 24
     overlap: int = 2
     shards: int = 1
     push: str = "float32"
+    """A wire format."""
     update: str = "float32"
+    """A wire format."""
     gradients: str = "float32"
+    """The wire format of data-parallel training."""
     gradient_share: float = 1.0
+    """The share of a step in which those gradients may cross."""
     link_bits: float | None = None
+    """The capacity of each learner's link, bits a second in each direction, None if not given."""
     chips: int | None = None
     failures_per_year: float = 1.0
     price_per_hour: float | None = None
     via_every: float | None = None
+    """The interval in seconds of learners that reach the home through a store, None where none does."""
     steps: int = 1000
+    """The inner steps of each learner that bytes are those of."""
 
     @property
     def fragment_values(self) -> float:

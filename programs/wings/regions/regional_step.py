@@ -38,6 +38,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import RegionWork, Totals
+from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase
 
@@ -57,19 +58,20 @@ class SentAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class RegionFragment:
-    """A region's state of one fragment toward the global syncer: `version` None before there is a global one.
-
-    `clock` and `positions` are those of that version, `reached` the positions in Theta; `sent` are the open answers, by
-    their number in `work`.
-    """
+    """A region's state of one fragment toward the global syncer."""
 
     anchor: Vector
     version: list[int] | None
+    """None before there is a global one."""
     clock: list[list[int]]
+    """That of the version."""
     positions: list[list[int]]
+    """Likewise."""
     reached: list[list[int]]
+    """The positions in Theta."""
     work: RegionWork = field(default_factory=RegionWork)
     sent: dict[int, SentAnswer] = field(default_factory=dict)
+    """The open answers, by their number in `work`."""
     round_last: int = 0
     has_ended: bool = False
 
@@ -275,6 +277,8 @@ class RegionalStep:
             norms=fields["norms"],
         )
         answer.update(fields)
+        # As `RegionAnswers.checked` demands at the other end: the work of a region is that of its learners.
+        assert work_of(answer) == (answer["end"] - answer["begin"], answer["steps"]), answer["work"]
         return [("answer", answer)]
 
     def _push_of(self, request: Round) -> str:

@@ -84,11 +84,22 @@ class Worlds:
     ) -> WorldResult:
         """Train until `steps` inner steps a learner (on average) are done, and the end is merged.
 
-        An inner step takes `step_ms` / `speeds[slot]` (1 where none is given), any other firing a fiftieth of
-        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. `faults` (`isthmus.runtime.sim`) name
-        hosts by replica, and machines: every learner and syncer has its own ('learner-2'), the others are at 'home'.
+        Arguments:
+            program: by default the one of `isthmus train`.
+            task: what is trained.
+            learners: how many.
+            steps: of each, on average.
+            seed: from which everything is drawn.
+            step_ms: the time of an inner step; any other firing takes a fiftieth.
+            speeds: by slot, how many times faster a learner is; 1 where none is given.
+            delay_ms: how long items travel between hosts.
+            jitter: of all of these, a share.
+            seconds_max: the virtual seconds that it may take.
+            faults: those of `isthmus.runtime.sim`; they name hosts by replica, and machines: every learner and syncer
+                has its own ('learner-2'), the others are at 'home'.
+
         RequestError for a request that is wrong, RunError if a body fails or a fault did not happen, TimeoutError if
-        the run is not over after `seconds_max` virtual seconds.
+        the run is not over after `seconds_max`.
         """
         from isthmus.programs.engine.request import new_folder
         from isthmus.programs.engine.request.request import prepare

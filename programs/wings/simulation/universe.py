@@ -59,22 +59,24 @@ BRIEF_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The conditions of a program in the search.
-
-    `settings(rng)` draws the program's settings; in one run of four each of its `formats` is coded, and each of its
-    `options` has its second value. Hosts of the `spared` roles (or one replica of them: 'learner/0') never end;
-    `lasts_max`: seconds that a fault may last; `joins`: machines may join; `crashes`: lives may end again and again;
-    `task(learners)`: what is trained.
-    """
+    """The conditions of a program in the search."""
 
     settings: Callable[[random.Random], Settings]
+    """Draws the program's settings."""
     formats: tuple[str, ...] = ()
+    """In one run of four each of these settings is coded."""
     options: tuple[tuple[str, Any], ...] = ()
+    """In one run of four each of these settings has its second value."""
     spared: tuple[str, ...] = ()
+    """Hosts of these roles (or one replica of them: 'learner/0') never end."""
     lasts_max: float = 25.0
+    """Seconds that a fault may last."""
     joins: bool = True
+    """Machines may join."""
     crashes: bool = True
+    """Lives may end again and again."""
     task: Callable[[int], toy_task.Toy] = lambda learners: toy_task.TOY
+    """What so many learners train."""
 
     def formats_of(self, rng: random.Random) -> Settings:
         """The formats that are not float32."""
@@ -173,14 +175,7 @@ class Storm:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The plan of a universe.
-
-    `late`: virtual seconds after its steps at which a run with faults is healed; `window_bytes`: under way to a peer at
-    most (None: as in a real run); `apart`: the evaluator has a machine of its own; `processes`: how many make up the
-    island of each learner, and `elastic`: how many of these may train without the others; `stores`: snapshots are also
-    brought to another folder of the home's disk; `storms`: those of the faults that belong together; `parties`:
-    (machine, who has brought it), of those that others have.
-    """
+    """The plan of a universe."""
 
     seed: int
     learners: int
@@ -191,37 +186,48 @@ class Shape:
     speeds: tuple[float, ...]
     faults: tuple[Fault, ...]
     storms: tuple[Storm, ...] = ()
+    """Those of the faults that belong together."""
     late: float = 1.0
+    """Virtual seconds after its steps at which a run with faults is healed."""
     window_bytes: int | None = None
+    """Under way to a peer at most; None: as in a real run."""
     apart: bool = False
+    """The evaluator has a machine of its own."""
     task: toy_task.Toy = toy_task.TOY
     processes: tuple[int, ...] = ()
+    """How many make up the island of each learner."""
     elastic: tuple[tuple[int, ...], ...] = ()
+    """How many of these may train without the others."""
     stores: bool = False
+    """Snapshots are also brought to another folder of the home's disk."""
     parties: tuple[tuple[str, str], ...] = ()
+    """(machine, who has brought it), of those that others have."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a universe; `violation` is None if there was none.
-
-    `phases` counts (kind, phase of the run); `missed` are the faults that did not happen, `lives` the processes so far
-    ('learner/2#1'); `status` is the recorder's last, `outcome` how the run ended, `guards` how often each guard fired.
-    """
+    """The result of a universe."""
 
     seed: int
     violation: str | None
+    """None if there was none."""
     faults: Counter[str] = field(default_factory=Counter)
     phases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Counts (kind, phase of the run)."""
     missed: list[str] = field(default_factory=list)
+    """The faults that did not happen."""
     story: list[str] = field(default_factory=list)
     seconds: float = 0.0
     events: int = 0
     lives: list[str] = field(default_factory=list)
+    """The processes so far ('learner/2#1')."""
     tape_digest: str = ""
     status: dict[str, Any] = field(default_factory=dict)
+    """The recorder's last."""
     outcome: str | None = None
+    """How the run ended."""
     guards: Counter[str] = field(default_factory=Counter)
+    """How often each guard fired."""
 
 
 def outcome_of(shape: Shape, *more: Checker) -> Outcome:

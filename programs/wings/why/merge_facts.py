@@ -43,74 +43,73 @@ NOT_RECORDED: Final = ("norms of answers", "step times", "delays of publication 
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswer:
-    """A learner in a round.
-
-    `arrived_ms` counts from the opening of the round, `late_ms` from its close. `weight` is its share of the merge:
-    tokens x (tokens / steps), over the sum. `refusal`: why it was not merged; `shortened_to`: the merged share of its
-    length, if it was too long; `opposed_merges`: in how many merges in a row it has pulled against all others.
-    `from_round`: the round that it was sent for, if it was late for that and counts in this one; `counted_in`: the
-    later round in which it counts, if it was late for this one; `dropped`: why it counts in none.
-    """
+    """A learner in a round."""
 
     slot: int
     fate: Fate
     incarnation: int | None = None
     weight: float | None = None
+    """Its share of the merge: tokens x (tokens / steps), over the sum."""
     arrived_ms: float | None = None
+    """Counts from the opening of the round."""
     late_ms: float | None = None
+    """Counts from its close."""
     tokens: int | None = None
     steps: float | None = None
     size_bytes: int | None = None
     refusal: str | None = None
+    """Why it was not merged."""
     shortened_to: float | None = None
+    """The merged share of its length, if it was too long."""
     opposed_merges: int | None = None
+    """In how many merges in a row it has pulled against all others."""
     from_round: int | None = None
+    """The round that it was sent for, if it was late for that and counts in this one."""
     counted_in: int | None = None
+    """The later round in which it counts, if it was late for this one."""
     dropped: str | None = None
+    """Why it counts in none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """The terms of a round's last attempt.
-
-    `quorum` answers were needed, `grace_ms` granted after them (None: without end), `required` slots waited for, until
-    `deadline_ms` after the opening. `members` are [slot, incarnation].
-
-    grace = gamma x slack: `slack_ms` follows from the grace where it is above 0. `typical_quorum_ms` is the median,
-    from opening to quorum, of the `typical_rounds` before it that a shard looks at.
-    """
+    """The terms of a round's last attempt, with grace = gamma x slack."""
 
     attempts: int
     members: Sequence[Sequence[int]]
+    """[slot, incarnation]."""
     quorum: int
+    """The answers that were needed."""
     grace_ms: float | None
+    """Granted after them; None: without end."""
     required: Sequence[int]
+    """The slots that were waited for."""
     deadline_ms: float | None
+    """Until when, after the opening."""
     gamma: float | None = None
     slack_ms: float | None = None
+    """Follows from the grace where that is above 0."""
     typical_quorum_ms: float | None = None
+    """The median, from opening to quorum, of the rounds before it that a shard looks at."""
     typical_rounds: int = 0
+    """How many rounds those are."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeFacts:
-    """One merge.
-
-    `version` is None if nothing was merged; `origin`: the version with which this epoch of the shard began;
-    `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
-    `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if
-    none did, and `changes`: the last of each that counted; `capped` are [participant, share, capped share]; `terms` and
-    all arrivals are from the shard's tape. `answers` are those of replicas of the role `by`: learners, or regions.
-    """
+    """One merge. `terms` and all arrivals are from the shard's tape."""
 
     fragment: int
     version: Sequence[int] | None
+    """None if nothing was merged."""
     kind: str
     round: int
     shard: int
     epoch: int
     origin: Sequence[int] | None
+    """The version with which this epoch of the shard began."""
     undone_by: int | None
+    """The next epoch, if that began with an older version than this one, which is then not in the model."""
     time: float
     opened: float | None
     quorum_ms: float | None
@@ -118,11 +117,16 @@ class MergeFacts:
     merge_ms: float | None
     closed_by: ClosedBy | None
     reason: str
+    """The quorum's sentence on why the round closed."""
     terms: RoundTerms | None
     answers: Sequence[RoundAnswer]
+    """Those of replicas of the role `by`: learners, or regions."""
     asked: Mapping[str, Any] | None = None
+    """The settings that followed the links, None if none did."""
     changes: Sequence[ChangeRecord] = ()
+    """The last change of each that counted."""
     capped: Sequence[tuple[str, float, float]] = ()
+    """[participant, share, capped share]."""
     by: str = LEARNER
 
 
@@ -182,22 +186,22 @@ class Closing:
 
 @dataclass(slots=True)
 class TapedRound:
-    """One round on a tape.
-
-    `openings`: one for each attempt; `came`: the answers that were sent for it; its closing and publication, None if
-    the tape ends before; `counted_in`: the round in which a late answer counts; `dropped`: why an answer counts in
-    none; `usual_ns`: the times from opening to quorum of the last rounds before it that the shard learnt from;
-    `answers_of`: the number of answers of each learner on the whole tape.
-    """
+    """One round on a tape. Its closing and publication are None if the tape ends before."""
 
     openings: list[Mapping[str, Any]] = field(default_factory=list)
+    """One for each attempt."""
     came: list[Came] = field(default_factory=list)
+    """The answers that were sent for it."""
     closing: Closing | None = None
     published_at: int | None = None
     counted_in: dict[Came, int] = field(default_factory=dict)
+    """The round in which a late answer counts."""
     dropped: dict[Came, str] = field(default_factory=dict)
+    """Why an answer counts in none."""
     usual_ns: list[int] = field(default_factory=list)
+    """The times from opening to quorum of the last rounds before it that the shard learnt from."""
     answers_of: dict[int, int] = field(default_factory=dict)
+    """The number of answers of each learner on the whole tape."""
 
 
 def taped_round(records: Sequence[HostRecord], number: int) -> TapedRound:

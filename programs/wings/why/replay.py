@@ -66,23 +66,25 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
-
-    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. The first `before` records of
-    the tape were dropped; it then begins `begins_ns` after the submission (None: at its start). `missing` records after
-    that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
-    """
+    """One tape. Records, commands and merges are those that were replayed."""
 
     tape: str
     host: str
+    """That of a life ('learner/2'), or 'home' or 'station'."""
     number: int
+    """Of a home or a station, the process."""
     records: int
     commands: int
     merges: int
+    """Rounds that closed."""
     torn_bytes: int = 0
+    """Those of a last record that was never finished."""
     before: int = 0
+    """How many first records of the tape were dropped."""
     missing: int = 0
+    """How many records after those were lost to a disk."""
     begins_ns: int | None = None
+    """When it then begins, after the submission; None: at its start."""
     difference: Difference | None = None
 
     @property

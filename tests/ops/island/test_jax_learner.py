@@ -175,7 +175,7 @@ def test_what_adoption_rounds_away_is_not_counted_as_training() -> None:
         published = rng.standard_normal(fragment.size).astype(np.float32)
         learner.adopt(p, published)
         values = learner.extract(p)
-        capture: Any = dict.fromkeys(Capture.__annotations__)
+        capture: Any = {**dict.fromkeys(Capture.__annotations__), "begin": 0, "end": 8, "steps": 1}
         (((_, answer),),) = send({"any": {**capture, "fragment": p, "round": 1, "values": values, "anchor": published}})
         np.testing.assert_array_equal(answer["gradient"], np.zeros(fragment.size, np.float32))
         is_rounded = {unit.dtype for unit in fragment.units} == {"bfloat16"}

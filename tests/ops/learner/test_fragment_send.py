@@ -89,3 +89,11 @@ def capture(p: int, values: np.ndarray) -> Any:
     numbers = {"kind": "merge", "slot": 0, "incarnation": 1, "base": [1, 0], "begin": 0, "end": 8, "steps": 1}
     told = {"clock": [], "positions": [], "state": None, "anchor": np.full(5, 2.0, np.float32)}
     return {"fragment": p, "round": 4 + p, "values": values, **numbers, **told}
+
+
+@pytest.mark.parametrize("numbers", [{"end": 8, "steps": 0}, {"begin": 9}, {"steps": -1}])
+def test_an_answer_is_not_made_that_the_merge_would_call_inconsistent(numbers: dict[str, int]) -> None:
+    sending = FragmentSend([fragment_of(5)])
+    with pytest.raises(AssertionError):
+        list(sending({0: {**capture(0, np.ones(5, np.float32)), **numbers}}))
+    assert len(list(sending({0: {**capture(0, np.ones(5, np.float32)), "begin": 8, "steps": 0}}))) == 1

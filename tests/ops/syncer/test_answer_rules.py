@@ -126,3 +126,54 @@ def test_shares_are_of_all_answers() -> None:
 def test_the_usual_rules_are_those_of_the_settings_in_one_order() -> None:
     assert usual_rules() == (LengthBounds(), Dissent("tell"), InfluenceCap(1.0))
     assert usual_rules(bounded=False, opposed="refuse", share_max=0.4) == (Dissent("refuse"), InfluenceCap(0.4))
+
+
+class Wrong(AnswerJudge):
+    """A judge of which one thing is wrong."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def judge(self, tally: RoundTally) -> None:
+        if self._how == "loses one":
+            tally.answers = tally.answers[1:]
+        elif self._how == "refuses one that counts":
+            tally.record["refused"].append([tally.answers[0]["slot"], "for no reason"])
+        elif self._how == "divides too early":
+            tally.divide([0.5] * len(tally.answers), 1.0)
+
+    def share(self, tally: RoundTally) -> None:
+        if self._how == "refuses too late":
+            tally.refuse("too late", lambda vote: True)
+        elif self._how == "loses one when it shares":
+            tally.answers = tally.answers[1:]
+        elif self._how == "gives more than there is":
+            tally.divide([1.0] * len(tally.answers), 1.0)
+        elif self._how == "gives less than it says":
+            tally.divide([0.25] * len(tally.answers), 1.0)
+        elif self._how == "gives less than nothing":
+            tally.divide([2.0, *[-1.0 / (len(tally.answers) - 1)] * (len(tally.answers) - 1)], 1.0)
+
+
+@dataclass(frozen=True)
+class WrongRule:
+    how: str
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        return Wrong(self.how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "loses one", "refuses one that counts", "divides too early", "refuses too late", "loses one when it shares",
+        "gives more than there is", "gives less than it says", "gives less than nothing",
+    ],
+)  # fmt: skip
+def test_a_rule_that_breaks_what_the_merge_relies_on_stops_it(how: str) -> None:
+    merge = opened([WrongRule(how)])
+    with pytest.raises(AssertionError):
+        fired(merge, *[answer(slot, 1.0) for slot in range(3)])
+    told = fired(opened([WrongRule("nothing")]), *[answer(slot, 1.0) for slot in range(3)])
+    assert told["merging"]["voters"] == [0, 1, 2]

@@ -14,7 +14,15 @@ import pytest
 
 from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, ReplicaJoined, TimerFired
+from isthmus.runtime.cores.scheduler_events import (
+    FiringEnded,
+    HostRecord,
+    ItemsEmitted,
+    NodeOpened,
+    ReplicaJoined,
+    TimerFired,
+)
+from isthmus.runtime.errors import CoreSubject, InvariantError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Every, Graph, Latest, Port, Queue, Quorum
 from isthmus.runtime.host.bodies import Emission, Payload
@@ -24,10 +32,13 @@ from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.sim.world import World
+from isthmus.runtime.tape.last_events import concerns
 from isthmus.runtime.tape.reading import read
 from tests.runtime.cores.naive_scheduler import NaiveScheduler
 from tests.runtime.cores.scheduler_stories import life
 from tests.runtime.host.worlds import Collect, Count, Remember, body_of, pipe, rounds, start
+
+NODE_0 = (CoreSubject("node", 0),)
 
 # -- what a host tells -------------------------------------------------------------------------------------------------
 
@@ -210,6 +221,28 @@ def test_what_is_sent_says_whether_it_replaces_and_what_it_is(feeding: tuple[Hos
     assert [output.digest for output in outputs] == [parcel.digest for _, parcel, _ in channel.sent[::2]]
 
 
+def test_what_a_core_finds_broken_comes_with_the_last_events_of_that(feeding: tuple[Host, Ends, World]) -> None:
+    host, _, world = feeding
+    failures: list[str] = []
+    host._on_failed = lambda host, node, error: failures.append(error)
+    host.start([life("here/0"), life("there/0")])
+    world.clock.run(lambda: host.traffic.nodes[host.plan.nodes[0].name].fired == 2, Instant(seconds(1)))
+    host.check()
+    host.handle(NodeOpened(0))
+    *events, now, message = failures[0].splitlines()
+    assert message == "node 0 was opened twice, or is not of this host"
+    assert now == f"now: {NodeOpened(0)}"
+    records = [record for record in read(world.tape()["here/0"], HostRecord).records if concerns(record.event, NODE_0)]
+    assert len(records) >= 3
+    for line, record in zip(events[::-1], records[::-1], strict=False):
+        assert line.startswith(f"at {record.at} ns: {record.event}")
+    host.scheduler._nodes[0].is_ending = True
+    with pytest.raises(InvariantError) as broken:
+        host.check()
+    assert broken.value.about[0] == NODE_0[0]
+    assert any(str(records[-1].event) in line for line in broken.value.last_events)
+
+
 def test_the_newest_items_are_sent_to_who_joins_late_and_are_still_kept(
     feeding: tuple[Host, Ends, World],
 ) -> None:
@@ -235,7 +268,8 @@ def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Ho
     for event in (FiringEnded(0, outputs), ItemsEmitted(0, outputs)):
         host.handle(event)
         assert host._payloads._items == {}
-    assert failures == ["a firing of node 0 emitted or ended that had not begun"] * 2
+    messages = [failure.splitlines()[-1] for failure in failures]
+    assert messages == ["a firing of node 0 emitted or ended that had not begun"] * 2
 
 
 def test_a_timer_that_is_cancelled_does_not_fire() -> None:

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.errors import InvariantError
+from isthmus.runtime.errors import CoreSubject, InvariantError, LocalProtocolError
 from isthmus.runtime.supervision.driver import Driver, HomeRecord, StationRecord, replay
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import EndAsked, HomeBegan, MachineTakenAway
+from isthmus.runtime.supervision.home_events import EndAsked, HomeBeat, HomeBegan, MachineTakenAway
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.tape.last_events import concerns
 from isthmus.runtime.tape.reading import read
 from isthmus.runtime.tape.writing import joined
 from tests.runtime.supervision.supervised_world import World
 from tests.runtime.supervision.supervision_stories import CAST, KILLED, PLACES
+
+LEFT = MachineTakenAway("beta", "left")
 
 
 class Echo:
@@ -32,6 +35,9 @@ class Echo:
 
     def saved(self) -> bytes:
         return b""
+
+    def check(self) -> None:
+        pass
 
 
 def driver(perform: Callable[[Any], None]) -> tuple[Driver, Echo]:
@@ -95,6 +101,37 @@ def eventful() -> World:
     world.tell_home(EndAsked(Ordered("enough")))
     world.live(20)
     return world
+
+
+def test_a_broken_core_comes_with_the_last_events_of_the_replica_that_it_is_about() -> None:
+    world = eventful()
+    daemon = world.home.daemon
+    assert daemon is not None
+    replica, newest = next(iter(daemon.home._run.newest.items()))
+    records = read(joined(daemon.of_home.tape.drain()), HomeRecord).records
+    about = (CoreSubject("replica", replica),)
+    doing = [[each for each in record.commands if concerns(each, about)] for record in records]
+    daemon.home.fleet.machines["alpha"].tracked[replica] = newest + 1
+    with pytest.raises(InvariantError) as broken:
+        daemon.of_home.check()
+    assert broken.value.about == about
+    last = max(number for number, commands in enumerate(doing) if commands)
+    assert any(line.startswith(f"at {records[last].at} ns: ") for line in broken.value.last_events)
+    assert len(broken.value.last_events) > 1
+
+
+def test_a_core_that_refuses_an_event_tells_what_came_before_it() -> None:
+    class Refusing(Echo):
+        def handle(self, event: Any, now: Instant) -> list[Any]:
+            if isinstance(event, HomeBeat):
+                raise LocalProtocolError("broken")
+            return []
+
+    refusing = Driver(Refusing(), lambda command: None, lambda: Instant(0))
+    refusing.feed(LEFT)
+    with pytest.raises(LocalProtocolError) as refused:
+        refusing.feed(HomeBeat())
+    assert refused.value.last_events == (f"at 0 ns: {LEFT}", f"now: {HomeBeat()}")
 
 
 def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:

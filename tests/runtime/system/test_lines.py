@@ -128,3 +128,19 @@ def test_one_message_after_the_other_is_waited_for_and_those_behind_it_stay(
     later.join(PATIENCE)
     one.close()
     assert other.next() is None
+
+
+def test_a_line_is_a_stream_of_objects_none_of_which_is_too_long_for_the_other_end(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[ProcessLine, ProcessLine]
+) -> None:
+    with socket.socket() as other_kind, pytest.raises(AssertionError):
+        ProcessLine(other_kind)
+    one, other = pair
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 100)
+    for say in (one.offer, one.send):
+        with pytest.raises(AssertionError, match="bytes"):
+            say({"long": "x" * 100})
+        with pytest.raises(AssertionError):
+            say(["no object"])  # type: ignore[arg-type]
+    one.send({"text": "two\nlines"})
+    assert other.next() == {"text": "two\nlines"}

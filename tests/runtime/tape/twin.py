@@ -39,6 +39,10 @@ class Twin:
             self._twin = restored(self._kind, self._core, self._make())
         return list(said)
 
+    def check(self) -> None:
+        """That of the core."""
+        self._core.check()
+
     def saved(self) -> bytes:
         """That of the core."""
         return self._kind.frozen(self._core)

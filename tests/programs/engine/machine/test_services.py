@@ -111,3 +111,23 @@ def test_a_service_is_made_once_with_its_first_message(monkeypatch: pytest.Monke
     assert handler({"n": 1}) == {"asked": {"n": 1}}
     assert of_daemon.home_handler("tell") is not None
     assert len(made) == 1
+
+
+def test_both_ends_of_a_row_are_held_to_the_same_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="no handler 'gone'"):
+
+        class Broken(DaemonService):
+            messages = MappingProxyType({"ask": "gone"})
+
+    class Answers(DaemonService):
+        messages = MappingProxyType({"ask": "start"})
+
+    monkeypatch.setattr(sys.modules[__name__], "Answers", Answers, raising=False)
+    for row in (ServiceRow(f"{__name__}:Answers", {"ask": "", "tell": ""}), ServiceRow(f"{__name__}:Answers", {})):
+        monkeypatch.setattr(services, "SERVICES", (row, ServiceRow(f"{__name__}:Answers", {"ask": ""}, ("ask",))))
+        with pytest.raises(AssertionError):
+            Services(cast(Any, "machine"), ()).handler("ask")
+
+
+def test_no_service_answers_what_its_daemon_does() -> None:
+    assert Services(cast(Any, "machine"), ()).kinds == {kind for row in SERVICES for kind in row.messages}
