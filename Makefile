@@ -5,6 +5,7 @@
 # make soak-long: the same with 10,000 clusters, and 200 runs with kills.
 # make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
+# make wings: whether each wing can be deleted, in a copy, some minutes each; WING=launch is one alone.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
 # make readme: every command of the README, in its order, in a fresh clone with a fresh .venv: a quarter of an hour, and 7 GB for as long.
@@ -131,7 +132,6 @@ test-torch: .venv-torch/installed
 readme:
 	$(PYTHON) -m tests.readme
 
-# Whether each wing can be deleted: some minutes each. WING=NAME is one alone.
 wings: .venv/installed-test
 	$(BIN)/python -m tests.wings $(WING)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from isthmus.ops.recovery.hold import Hold
-from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
+from isthmus.programs import decoupled, diloco, streaming_diloco
+from isthmus.programs.wings.data_parallel import data_parallel
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.job import Job, TensorSpec
