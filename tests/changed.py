@@ -23,24 +23,30 @@ A changed file that no test reaches, as `setup.cfg` is, concerns all tests.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from tests.import_graph import LOAD, ImportGraph, Node, Reach, import_graph, module_name
+from tests import import_graph as graphs
+from tests.import_graph import LOAD, ImportGraph, Node, Piece, Pieces, Reach, import_graph, module_name, pieces_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOADED: Final = Path(__file__).with_name("loaded.json")
 """Kind of process -> the modules that it had loaded, of a short run on this machine and of one in a machine's daemon."""
+KEPT: Final = ROOT / ".cache" / "changed.pickle"
 TOPS: Final = ("runtime", "ops", "programs", "tests", "docs")
 WINGS: Final = ("programs/wings/", "tests/wings/")
 COMMAND: Final = "isthmus.programs.command.main"
@@ -62,9 +68,12 @@ class Tree:
     loaded: frozenset[str] = frozenset()
     plugins: tuple[str, ...] = ()
 
+    made: Callable[[str, str], Pieces] = pieces_of
+    _unasked: dict[str, set[str]] = field(default_factory=dict)
+
     @cached_property
     def graph(self) -> ImportGraph:
-        return import_graph(self.sources, self.folders)
+        return import_graph(self.sources, self.folders, self.made)
 
     @cached_property
     def tests(self) -> list[TestFile]:
@@ -72,10 +81,11 @@ class Tree:
         paths = sorted(path for path in self.sources if path.startswith("tests/") and _is_test(path))
         return [TestFile(self, path) for path in paths]
 
-    @cache
     def unasked(self, conftest: str) -> set[str]:
         """The modules that a conftest names in its hooks, its load, and fixtures that every test has."""
-        pieces, found = self.graph.modules[conftest], set[str]()
+        if conftest in self._unasked:
+            return self._unasked[conftest]
+        pieces, found = self.graph.modules[conftest], self._unasked.setdefault(conftest, set())
         fixtures = [function for function, is_unasked in pieces.fixtures.values() if is_unasked]
         pending, done = [LOAD, *fixtures, *(name for name in pieces.of if name.startswith("pytest_"))], set[str]()
         while pending:
@@ -94,7 +104,7 @@ class Tree:
         return frozenset(
             (module, function)
             for module, pieces in self.graph.modules.items()
-            for word, function in pieces.commands.items()
+            for function, word in pieces.commands.items()
             if word not in ORDINARY
         )
 
@@ -125,6 +135,7 @@ class TestFile:
         """What it reaches in its own process."""
         graph, found = self.tree.graph, Reach(self.tree.graph)
         found.add(*graph.whole(self.module))
+        found.add(*graph.used(self.module), by=(self.module, LOAD))
         while asked := [each for each in self._fixtures(found) if each not in found.nodes]:
             found.add(*asked, by=(self.module, LOAD))
         return found
@@ -134,7 +145,9 @@ class TestFile:
         """What the processes reach that it starts: what they load in any run (`Tree.loaded`), and from there what the
         test types: a command, or a word in the name of a module, as `metrics` in the option `--metrics-port`."""
         graph, loaded = self.tree.graph, self.tree.loaded
-        words = {part for text in self.texts for word in _TYPED.findall(text) for part in re.findall(r"[a-z]{4,}", word)}
+        words = {
+            part for text in self.texts for word in _TYPED.findall(text) for part in re.findall(r"[a-z]{4,}", word)
+        }
 
         def admits(by: Node, node: Node) -> bool:
             is_beyond = by[0] not in loaded or by in self.tree.commands
@@ -143,7 +156,9 @@ class TestFile:
         found = Reach(graph, admits)
         if "process" in graph.modules[self.module].marks:
             found.type(self.reach.typed)
-            found.add(*graph.whole(COMMAND), *((module, LOAD) for module in sorted(loaded & set(graph.modules))))
+            found.add(
+                (COMMAND, LOAD), (COMMAND, "main"), *((module, LOAD) for module in sorted(loaded & set(graph.modules)))
+            )
         return found
 
     @cached_property
@@ -154,16 +169,26 @@ class TestFile:
     @cached_property
     def texts(self) -> set[str]:
         """What it names as a text, or what a helper of the tests does."""
-        graph = self.tree.graph
-        nodes = [node for node in self.reach.nodes if node[0].startswith("tests.") and node[1] in graph.modules[node[0]].of]
-        return {text for module, name in nodes for text in graph.modules[module].of[name].texts}
+        return {text for piece in self._pieces for text in piece.texts}
 
     @cached_property
-    def walks(self) -> bool:
-        """Whether it lists folders, by itself or in a helper that is no conftest."""
-        graph = self.tree.graph
-        names = (node for node in self.reach.nodes if node[0].startswith("tests."))
-        return any(graph.modules[module].of[name].walks for module, name in names if name in graph.modules[module].of)
+    def walked(self) -> set[str]:
+        """The texts of those modules of tests that list folders."""
+        walking = {module for module, pieces in self._of_tests.items() if any(piece.walks for piece in pieces)}
+        return {text for module in walking for piece in self._of_tests[module] for text in piece.texts}
+
+    @property
+    def _pieces(self) -> Iterator[Piece]:
+        return chain.from_iterable(self._of_tests.values())
+
+    @cached_property
+    def _of_tests(self) -> dict[str, list[Piece]]:
+        """The pieces that are reached, of modules of tests."""
+        found = defaultdict[str, list[Piece]](list)
+        for module, name in self.reach.nodes:
+            if module.startswith("tests.") and (piece := self.tree.graph.modules[module].of.get(name)) is not None:
+                found[module].append(piece)
+        return found
 
     @cached_property
     def _above(self) -> list[str]:
@@ -176,7 +201,7 @@ class TestFile:
     def _fixtures(self, found: Reach) -> Iterator[Node]:
         """The fixtures that are asked for in what is reached: by name of a parameter, or in a text."""
         graph = self.tree.graph
-        asked = set(found.typed)
+        asked = {text for piece in graph.modules[self.module].of.values() for text in piece.texts}
         for module, name in found.nodes:
             if (module.startswith("tests.") or module in self._above) and name in graph.modules[module].of:
                 asked |= graph.modules[module].of[name].parameters
@@ -209,7 +234,7 @@ def choose(tree: Tree, changed: Iterable[str]) -> Chosen:
     chosen = Chosen()
     for path in sorted(set(changed)):
         concerned = dict(_concerned(tree, path))
-        if not concerned:
+        if not concerned or _is_of_all(path):
             chosen.by_all.append(path)
         for test, why in concerned.items():
             chosen.why.setdefault(test, why)
@@ -217,6 +242,11 @@ def choose(tree: Tree, changed: Iterable[str]) -> Chosen:
         for each in tree.tests:
             chosen.why.setdefault(each.path, [chosen.by_all[0]])
     return chosen
+
+
+def _is_of_all(path: str) -> bool:
+    """Whether a file says how all is built or tested, whoever reads it beside."""
+    return "/" not in path and not path.endswith(".md")
 
 
 def _concerned(tree: Tree, path: str) -> Iterator[tuple[str, list[str]]]:
@@ -229,7 +259,9 @@ def _concerned(tree: Tree, path: str) -> Iterator[tuple[str, list[str]]]:
             yield test.path, [test.path, path]
         elif touched := sorted(modules & test.touched):
             ways = (test.reach.chain(touched[0]), test.started.chain(touched[0]))
-            way = ways[0] or ([test.module, "a process", *ways[1]] if ways[1] else [test.module, "conftest", touched[0]])
+            way = ways[0] or (
+                [test.module, "a process", *ways[1]] if ways[1] else [test.module, "conftest", touched[0]]
+            )
             yield test.path, [*way, path]
         elif _names(test, path) or _is_of_wing(test.path, path):
             yield test.path, [test.path, path]
@@ -252,16 +284,15 @@ def _modules(tree: Tree, path: str) -> set[str]:
 
 
 def _names(test: TestFile, path: str) -> bool:
-    """Whether a test reads a file: it names it, or walks a folder that it names."""
-    name, top = PurePosixPath(path).name, PurePosixPath(path).parts[0]
-    if top == "docs":
-        return any(text == "docs" or text.startswith("docs/") or path in text for text in test.texts)
-    if not path.endswith(".py") and any(re.search(rf"(?<![\w.-]){re.escape(name)}(?!\w)", text) for text in test.texts):
+    """Whether a test reads a file: it names it, or lists a folder that it names."""
+    file = PurePosixPath(path)
+    if file.parts[0] == "docs" and any(text == "docs" or text.startswith("docs/") for text in test.texts):
         return True
-    if test.walks and top in TOPS:
-        above = {str(folder) for folder in PurePosixPath(path).parents}
-        return bool(above & test.texts)
-    return path in test.texts
+    if not path.endswith(".py") and any(
+        re.search(rf"(?<![\w.-]){re.escape(file.name)}(?!\w)", text) for text in test.texts
+    ):
+        return True
+    return path in test.texts or not test.walked.isdisjoint({str(folder) for folder in file.parents})
 
 
 def _is_of_wing(test: str, path: str) -> bool:
@@ -273,7 +304,7 @@ def _is_of_wing(test: str, path: str) -> bool:
 # -- the tree and its changes ------------------------------------------------------------------------------------------
 
 
-def read_tree(root: Path = ROOT, gone: Iterable[str] = ()) -> Tree:
+def read_tree(root: Path = ROOT, gone: Iterable[str] = (), made: Callable[[str, str], Pieces] = pieces_of) -> Tree:
     """The project in a folder; files that are `gone` count as empty ones, which others may still import."""
     setup = ConfigParser(interpolation=None)
     setup.read(root / "setup.cfg")
@@ -285,7 +316,30 @@ def read_tree(root: Path = ROOT, gone: Iterable[str] = ()) -> Tree:
     missing = {path: "" for path in gone if path.endswith(".py") and path not in sources}
     recorded = json.loads(LOADED.read_text()) if LOADED.exists() else {}
     loaded = frozenset(name for names in recorded.values() for name in names)
-    return Tree(sources | missing, folders, loaded, tuple(plugins))
+    return Tree(sources | missing, folders, loaded, tuple(plugins), made)
+
+
+class KeptPieces:
+    """The pieces of files, kept in a file, because most of them are as they were: to read all takes seconds."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._rules = Path(graphs.__file__).read_bytes()
+        self._known: dict[bytes, Pieces] = pickle.loads(file.read_bytes()) if file.exists() else {}
+        self._used: dict[bytes, Pieces] = {}
+
+    def __call__(self, source: str, package: str) -> Pieces:
+        key = hashlib.sha256(b"\0".join((self._rules, package.encode(), source.encode()))).digest()
+        found = self._used[key] = self._known.get(key) or pieces_of(source, package)
+        return found
+
+    def keep(self) -> None:
+        """Write those that were asked for, if any of them is new."""
+        if self._used.keys() != self._known.keys():
+            self._file.parent.mkdir(exist_ok=True)
+            part = self._file.with_suffix(f".{os.getpid()}")
+            part.write_bytes(pickle.dumps(self._used))
+            part.replace(self._file)
 
 
 def changed_since(commit: str | None, root: Path = ROOT) -> list[str]:
@@ -355,7 +409,9 @@ def record() -> dict[str, list[str]]:
             daemon.end()
         finally:
             place.close()
-        return by_kind(read_tree(), (line for file in sorted(notes.iterdir()) for line in file.read_text().splitlines()))
+        return by_kind(
+            read_tree(), (line for file in sorted(notes.iterdir()) for line in file.read_text().splitlines())
+        )
 
 
 def by_kind(tree: Tree, notes: Iterable[str]) -> dict[str, list[str]]:
@@ -399,8 +455,10 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    tree = read_tree(gone=changed)
+    kept = KeptPieces(KEPT)
+    tree = read_tree(gone=changed, made=kept)
     chosen = choose(tree, changed)
+    kept.keep()
     if asked.list:
         print("\n".join(sorted(chosen.why)))
         return 0

@@ -9,7 +9,8 @@ What counts beside imports and names:
 
 - a text `isthmus.a.b:Name`, or `isthmus.a.b`, as tables of services and processes have them;
 - in a table the row of a key, as in `{"ray": "isthmus.programs.launch.ray"}`, and of the functions with a decorator
-  `@x.command()` the one of that name: only where a text of the test, or of what it reaches, names the key;
+  `@x.command()` the one of that name: only where a text of the test, or of what it reaches, names the key, or a
+  test the table;
 - of a lazy face, a module with `__getattr__`: the name that it imports for type checking alone.
 
 What does not: other imports for type checking, annotations of functions, and attributes of objects, because whoever
@@ -23,6 +24,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -43,27 +45,33 @@ _WORD: Final = re.compile(r"[\w-]+")
 class Piece:
     """What a part of a module names: `loads` are modules, or names in them, that it imports; `bound` says what a name
     stands for; `names` are dotted names that it uses, `texts` its literals, `rows` keys and the texts of their rows,
-    `parameters` those of its functions; `walks` says whether it lists folders."""
+    `keys` all keys of tables, `parameters` those of its functions; `walks` says whether it lists folders."""
 
     loads: set[str] = field(default_factory=set)
     bound: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     names: set[tuple[str, ...]] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
     rows: set[tuple[str, str]] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
     parameters: set[str] = field(default_factory=set)
     walks: bool = False
 
 
 @dataclass(slots=True)
 class Pieces:
-    """A module: its pieces by name; what its lazy face binds; the functions of its commands, by the word that is
-    typed, and of its fixtures, by the name that is asked for, with whether every test has them unasked; the marks, as in `pytest.mark.slow`, that stand in it."""
+    """A module: the pieces `of` it, by name; what its lazy face binds; of its commands the word that is typed, None where
+    it is computed; of its fixtures the function, by the name that is asked for, and whether tests have it unasked; the
+    marks that stand in it, as in `pytest.mark.slow`."""
 
     of: dict[str, Piece]
     lazy: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, str | None] = field(default_factory=dict)
     fixtures: dict[str, tuple[str, bool]] = field(default_factory=dict)
     marks: set[str] = field(default_factory=set)
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for piece in self.of.values() for key in piece.keys}
 
 
 def pieces_of(source: str, package: str) -> Pieces:
@@ -104,28 +112,41 @@ def _top(body: Iterable[ast.stmt], found: Pieces, package: str) -> None:
 
 
 def _definition(
-    statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, found: Pieces, package: str
+    statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, found: Pieces, package: str, within: str = ""
 ) -> None:
-    piece, load = found.of.setdefault(statement.name, Piece()), found.of[LOAD]
+    """Make a definition a piece; a command that is made within a function becomes one of its own."""
+    name, load = f"{within}{statement.name}", found.of[LOAD]
+    for inner in statement.body if isinstance(statement, ast.FunctionDef) else ():
+        if isinstance(inner, ast.FunctionDef) and any(word == "command" for word, _ in _decorators(inner)):
+            _definition(inner, found, package, f"{name}.")
+            inner.body = []
+    piece = found.of.setdefault(name, Piece())
     _collect([statement], piece, package)
     at_load = Piece()
     _collect(statement.decorator_list, at_load, package)
     load.names |= at_load.names
     found.marks |= _marks(statement)
-    for each in statement.decorator_list:
-        call, arguments = (each.func, each) if isinstance(each, ast.Call) else (each, None)
-        name = call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
-        if name == "command":
-            first = arguments.args[0] if arguments is not None and arguments.args else None
-            typed = first.value if isinstance(first, ast.Constant) else statement.name.strip("_").replace("_", "-")
-            found.commands[str(typed)] = statement.name
-        elif name == "callback":
+    for word, call in _decorators(statement):
+        if word == "command":
+            typed = call.args[0] if call is not None and call.args else ast.Constant(statement.name.replace("_", "-"))
+            found.commands[name] = typed.value if isinstance(typed, ast.Constant) else None
+        elif word == "callback":
             load.names.add((statement.name,))
-        elif name == "fixture":
-            asked = arguments.keywords if arguments is not None else []
+        elif word == "fixture":
+            asked = call.keywords if call is not None else []
             named = [each.value.value for each in asked if each.arg == "name" and isinstance(each.value, ast.Constant)]
             is_unasked = any(each.arg == "autouse" for each in asked)
             found.fixtures[str(named[0]) if named else statement.name] = (statement.name, is_unasked)
+
+
+def _decorators(
+    statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+) -> Iterator[tuple[str, ast.Call | None]]:
+    """The last name of each decorator, with the call that it is, if any."""
+    for each in statement.decorator_list:
+        call = each if isinstance(each, ast.Call) else None
+        made = call.func if call is not None else each
+        yield (made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")), call
 
 
 def _marks(node: ast.AST) -> set[str]:
@@ -188,28 +209,41 @@ def _dotted(node: ast.expr) -> tuple[str, ...] | None:
 def _dict(node: ast.Dict, piece: Piece, package: str) -> None:
     """A row with a key that is a text counts by that key; any other like any expression."""
     for key, value in zip(node.keys, node.values, strict=True):
-        row = Piece()
-        _collect([value], row, package)
-        named = {text for text in row.texts if _TEXT.fullmatch(text)}
-        if isinstance(key, ast.Constant) and isinstance(key.value, str) and named:
-            piece.rows |= {(key.value, text) for text in named}
-            row.texts -= named
-        elif key is not None:
-            _collect([key], piece, package)
-        piece.names |= row.names
-        piece.texts |= row.texts
-        piece.loads |= row.loads
-        piece.bound |= row.bound
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            piece.keys.add(key.value)
+            _row([key.value], [value], piece, package)
+        else:
+            _collect([each for each in (key, value) if each is not None], piece, package)
+
+
+def _row(keys: Iterable[str], values: Iterable[ast.AST], piece: Piece, package: str) -> None:
+    row = Piece()
+    _collect(values, row, package)
+    named = {text for text in row.texts if _TEXT.fullmatch(text)}
+    piece.rows |= row.rows | {(key, text) for key in keys for text in named}
+    piece.texts |= row.texts - named
+    piece.names |= row.names
+    piece.keys |= row.keys
+    piece.loads |= row.loads
+    piece.bound |= row.bound
+    piece.walks |= row.walks
 
 
 def _call(node: ast.Call, piece: Piece, package: str) -> None:
-    """Of `setattr(module, "name", ...)` a name of the module counts, not all of it."""
+    """Of `setattr(module, "name", ...)` a name of the module counts, not all of it; a call with the text of a module, and
+    a table, is a row that counts by the keys of that."""
     arguments = list(node.args)
-    if len(arguments) >= 2 and isinstance(arguments[1], ast.Constant) and isinstance(arguments[1].value, str):
-        if (names := _dotted(arguments[0])) is not None:
-            piece.names.add((*names, arguments[1].value))
-            arguments = arguments[1:]
-    _collect([node.func, *arguments, *(each.value for each in node.keywords)], piece, package)
+    names = _dotted(arguments[0]) if len(arguments) >= 2 else None
+    if names is not None and isinstance(arguments[1], ast.Constant) and isinstance(arguments[1].value, str):
+        piece.names.add((*names, arguments[1].value))
+        arguments = arguments[1:]
+    every = [*arguments, *(each.value for each in node.keywords)]
+    tables = [key for each in every if isinstance(each, ast.Dict) for key in each.keys if isinstance(key, ast.Constant)]
+    _collect([node.func], piece, package)
+    if tables and any(isinstance(each, ast.Constant) and _TEXT.fullmatch(str(each.value)) for each in every):
+        _row([str(key.value) for key in tables], every, piece, package)
+    else:
+        _collect(every, piece, package)
 
 
 class ImportGraph:
@@ -226,10 +260,14 @@ class ImportGraph:
             found.nodes = [*dict.fromkeys(self._nodes(node))]
             pieces = self.modules[node[0]]
             if (piece := pieces.of.get(node[1])) is not None:
-                found.rows = [(word, target) for word, text in piece.rows for target in self._of_text(text)]
+                found.rows = [(word, target) for word, text in sorted(piece.rows) for target in self._of_text(text)]
                 found.words = words_of(piece.texts) if _is_tests(node) else piece.texts
             if node[1] == LOAD:
-                found.commands = [(word, (node[0], function)) for word, function in pieces.commands.items()]
+                found.commands = [
+                    (each, (node[0], function))
+                    for function, word in pieces.commands.items()
+                    for each in ([word] if word is not None else sorted(pieces.keys))
+                ]
         return self._after[node]
 
     def _nodes(self, node: Node) -> Iterator[Node]:
@@ -244,10 +282,21 @@ class ImportGraph:
         for target in piece.loads:
             if target in self.modules:
                 yield target, LOAD
-        for names in piece.names:
-            yield from self.named(module, piece, names)
+        # A fixture that a test asks for by name may come from a helper.
+        asked = {(each,) for each in piece.parameters} if _is_tests(node) else set()
+        for names in piece.names | asked:
+            targets = self.named(module, piece, names)
+            yield from targets
+            if _is_tests(node):
+                yield from (row for target in targets for row in self._rows(target))
         for text in piece.texts:
             yield from self._of_text(text, is_code=_is_tests(node))
+
+    def _rows(self, node: Node) -> Iterator[Node]:
+        """What all rows of a table name."""
+        piece = self.modules[node[0]].of.get(node[1])
+        for _, text in sorted(piece.rows) if piece is not None else ():
+            yield from self._of_text(text)
 
     def _of_text(self, text: str, *, is_code: bool = False) -> Iterator[Node]:
         """What a text names; where tests have it, it may be code, as that of a task."""
@@ -267,8 +316,14 @@ class ImportGraph:
                 yield from self.resolved(module, name) if module in self.modules else ()
 
     def whole(self, module: str) -> list[Node]:
-        """All pieces of a module, or of the package."""
+        """All pieces of a module."""
         return [(module, name) for name in self.modules[module].of] if module in self.modules else []
+
+    def used(self, module: str) -> list[Node]:
+        """All pieces of a module, and what it imports by name at its top."""
+        bound = self.modules[module].of[LOAD].bound.values()
+        named = chain.from_iterable(self.resolved(place, name) for place, name in bound if name is not None)
+        return [*self.whole(module), *named]
 
     def resolved(self, module: str, name: str | None) -> list[Node]:
         """The pieces that `module.name` stands for; without a name the load of the module."""
