@@ -9,8 +9,8 @@ is the one where this branch left `main`, on `main` the last one. With `--list` 
 
 A file of tests reaches a Python file that it loads, or that a function loads which it reaches. Beside that:
 
-- of a `conftest.py`, or a plugin of `setup.cfg`, it reaches the fixtures that it asks for, and the modules that the file
-  names by itself; a change of the file itself concerns all tests below its folder;
+- of a `conftest.py`, or a plugin of `setup.cfg`, it reaches the fixtures that it asks for, and the modules that are
+  named in what runs for each test; a change of the file itself concerns all tests below its folder;
 - a test that is marked `process` reaches the command, and what the processes of a run have loaded when that was last
   recorded (`LOADED`; `--record` runs it again);
 - a file without Python is reached by who names it: a style sheet by the modules of its package that do, else by all of
@@ -45,7 +45,7 @@ from tests.import_graph import LOAD, ImportGraph, Node, Piece, Pieces, Reach, im
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOADED: Final = Path(__file__).with_name("loaded.json")
-"""Kind of process -> the modules that it had loaded, of a short run on this machine and of one in a machine's daemon."""
+"""Kind of process -> the modules that it had loaded, in a run on this machine and in one of a machine's daemon."""
 KEPT: Final = ROOT / ".cache" / "changed.pickle"
 TOPS: Final = ("runtime", "ops", "programs", "tests", "docs")
 WINGS: Final = ("programs/wings/", "tests/wings/")
@@ -54,6 +54,8 @@ ORDINARY: Final = ("train", "daemon")
 """The commands of which `LOADED` says what they load."""
 _TYPED: Final = re.compile(r"^\[*[\w.-]+(?=\]| *=)|(?<!\w)--[\w-]+|\A[\w./:=-]+\Z", re.MULTILINE)
 """What a person types in a text: an option, a key or section of TOML, or all of it, a single word."""
+ELSEWHERE: Final = ("tests/torch_tasks/", "tests/engines/")
+"""Tests that `make test` does not run, because they want what it does not install."""
 NO_TESTS: Final = 5
 """The exit status of pytest where no test has the marks."""
 
@@ -67,7 +69,6 @@ class Tree:
     folders: Mapping[str, str]
     loaded: frozenset[str] = frozenset()
     plugins: tuple[str, ...] = ()
-
     made: Callable[[str, str], Pieces] = pieces_of
     _unasked: dict[str, set[str]] = field(default_factory=dict)
 
@@ -78,7 +79,7 @@ class Tree:
     @cached_property
     def tests(self) -> list[TestFile]:
         """All files of tests, in the order of their paths."""
-        paths = sorted(path for path in self.sources if path.startswith("tests/") and _is_test(path))
+        paths = sorted(path for path in self.sources if _is_test(path))
         return [TestFile(self, path) for path in paths]
 
     def unasked(self, conftest: str) -> set[str]:
@@ -113,7 +114,7 @@ class Tree:
 
 
 def _is_test(path: str) -> bool:
-    return PurePosixPath(path).name.startswith("test_")
+    return path.startswith("tests/") and not path.startswith(ELSEWHERE) and PurePosixPath(path).name.startswith("test_")
 
 
 @dataclass(frozen=True)

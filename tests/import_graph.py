@@ -10,7 +10,7 @@ What counts beside imports and names:
 - a text `isthmus.a.b:Name`, or `isthmus.a.b`, as tables of services and processes have them;
 - in a table the row of a key, as in `{"ray": "isthmus.programs.launch.ray"}`, and of the functions with a decorator
   `@x.command()` the one of that name: only where a text of the test, or of what it reaches, names the key, or a
-  test the table;
+  test the table; the first row where the default is taken, as `next(iter(TABLE))`;
 - of a lazy face, a module with `__getattr__`: the name that it imports for type checking alone.
 
 What does not: other imports for type checking, annotations of functions, and attributes of objects, because whoever
@@ -24,7 +24,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -51,7 +51,7 @@ class Piece:
     bound: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     names: set[tuple[str, ...]] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
-    rows: set[tuple[str, str]] = field(default_factory=set)
+    rows: dict[tuple[str, str], None] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     parameters: set[str] = field(default_factory=set)
     walks: bool = False
@@ -59,9 +59,9 @@ class Piece:
 
 @dataclass(slots=True)
 class Pieces:
-    """A module: the pieces `of` it, by name; what its lazy face binds; of its commands the word that is typed, None where
-    it is computed; of its fixtures the function, by the name that is asked for, and whether tests have it unasked; the
-    marks that stand in it, as in `pytest.mark.slow`."""
+    """A module: the pieces `of` it, by name; what its lazy face binds; of its commands the word that is typed, None for
+    one that is computed; of its fixtures the function, by the name that is asked for, and whether tests have it
+    unasked; the marks that stand in it, as in `pytest.mark.slow`."""
 
     of: dict[str, Piece]
     lazy: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def _definition(
     for word, call in _decorators(statement):
         if word == "command":
             typed = call.args[0] if call is not None and call.args else ast.Constant(statement.name.replace("_", "-"))
-            found.commands[name] = typed.value if isinstance(typed, ast.Constant) else None
+            found.commands[name] = str(typed.value) if isinstance(typed, ast.Constant) else None
         elif word == "callback":
             load.names.add((statement.name,))
         elif word == "fixture":
@@ -220,7 +220,7 @@ def _row(keys: Iterable[str], values: Iterable[ast.AST], piece: Piece, package: 
     row = Piece()
     _collect(values, row, package)
     named = {text for text in row.texts if _TEXT.fullmatch(text)}
-    piece.rows |= row.rows | {(key, text) for key in keys for text in named}
+    piece.rows |= row.rows | dict.fromkeys((key, text) for key in keys for text in sorted(named))
     piece.texts |= row.texts - named
     piece.names |= row.names
     piece.keys |= row.keys
@@ -230,8 +230,8 @@ def _row(keys: Iterable[str], values: Iterable[ast.AST], piece: Piece, package: 
 
 
 def _call(node: ast.Call, piece: Piece, package: str) -> None:
-    """Of `setattr(module, "name", ...)` a name of the module counts, not all of it; a call with the text of a module, and
-    a table, is a row that counts by the keys of that."""
+    """Of `setattr(module, "name", ...)` a name of the module counts, not all of it; a call with the name of a module
+    and a table is a row that counts by the keys of that."""
     arguments = list(node.args)
     names = _dotted(arguments[0]) if len(arguments) >= 2 else None
     if names is not None and isinstance(arguments[1], ast.Constant) and isinstance(arguments[1].value, str):
@@ -260,7 +260,7 @@ class ImportGraph:
             found.nodes = [*dict.fromkeys(self._nodes(node))]
             pieces = self.modules[node[0]]
             if (piece := pieces.of.get(node[1])) is not None:
-                found.rows = [(word, target) for word, text in sorted(piece.rows) for target in self._of_text(text)]
+                found.rows = [(word, target) for word, text in piece.rows for target in self._of_text(text)]
                 found.words = words_of(piece.texts) if _is_tests(node) else piece.texts
             if node[1] == LOAD:
                 found.commands = [
@@ -289,13 +289,15 @@ class ImportGraph:
             yield from targets
             if _is_tests(node):
                 yield from (row for target in targets for row in self._rows(target))
+            elif {("next",), ("iter",)} <= piece.names:
+                yield from (row for target in targets for row in islice(self._rows(target), 1))
         for text in piece.texts:
             yield from self._of_text(text, is_code=_is_tests(node))
 
     def _rows(self, node: Node) -> Iterator[Node]:
         """What all rows of a table name."""
         piece = self.modules[node[0]].of.get(node[1])
-        for _, text in sorted(piece.rows) if piece is not None else ():
+        for _, text in piece.rows if piece is not None else ():
             yield from self._of_text(text)
 
     def _of_text(self, text: str, *, is_code: bool = False) -> Iterator[Node]:

@@ -95,6 +95,12 @@ def test_a_row_of_a_table_counts_where_a_test_names_its_key_or_the_table(test: s
     assert names(reach(test, one=TABLE, two="", three="def f(): ...")) == reached
 
 
+def test_the_first_row_counts_where_it_is_the_default() -> None:
+    one = f"{TABLE}DEFAULT = next(iter(TABLE))\ndef begin(name=DEFAULT): ...\n"
+    test = "from isthmus.runtime.one import begin\n"
+    assert names(reach(test, one=one, two="", three="def f(): ...")) == {"one", "two"}
+
+
 def test_a_row_counts_where_code_that_is_reached_names_its_key_too() -> None:
     asks = "from isthmus.runtime.one import start\ndef ask(): start('slurm')\n"
     test = "from isthmus.runtime.asking import ask\n"
