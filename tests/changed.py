@@ -41,7 +41,18 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tests import import_graph as graphs
-from tests.import_graph import LOAD, ImportGraph, Node, Piece, Pieces, Reach, import_graph, module_name, pieces_of
+from tests.import_graph import (
+    EXAMPLES,
+    LOAD,
+    ImportGraph,
+    Node,
+    Piece,
+    Pieces,
+    Reach,
+    import_graph,
+    module_name,
+    pieces_of,
+)
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOADED: Final = Path(__file__).with_name("loaded.json")
@@ -63,12 +74,13 @@ NO_TESTS: Final = 5
 @dataclass(frozen=True, eq=False)
 class Tree:
     """The project as it lies there: `sources` of Python files by path, the import names of folders, what the processes
-    of a run have loaded, and the modules that plugins of pytest are in."""
+    of a run have loaded, the modules that plugins of pytest are in, and the texts of the pages."""
 
     sources: Mapping[str, str]
     folders: Mapping[str, str]
     loaded: frozenset[str] = frozenset()
     plugins: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
     made: Callable[[str, str], Pieces] = pieces_of
     _unasked: dict[str, set[str]] = field(default_factory=dict)
 
@@ -144,11 +156,11 @@ class TestFile:
     @cached_property
     def started(self) -> Reach:
         """What the processes reach that it starts: what they load in any run (`Tree.loaded`), and from there what the
-        test types: a command, or a word in the name of a module, as `metrics` in the option `--metrics-port`."""
+        test types: a command, or a word in the name of a module, as `metrics` in the option `--metrics-port`. The names
+        of its file and of its helpers count as typed, and all that the pages say where it carries them out."""
         graph, loaded = self.tree.graph, self.tree.loaded
-        words = {
-            part for text in self.texts for word in _TYPED.findall(text) for part in re.findall(r"[a-z]{4,}", word)
-        }
+        typed = {word for text in self.texts for word in _TYPED.findall(text)} | self._of_tests.keys() | {self.module}
+        words = {part for word in typed for part in re.findall(r"[a-z]{4,}", word)}
 
         def admits(by: Node, node: Node) -> bool:
             is_beyond = by[0] not in loaded or by in self.tree.commands
@@ -157,6 +169,8 @@ class TestFile:
         found = Reach(graph, admits)
         if "process" in graph.modules[self.module].marks:
             found.type(self.reach.typed)
+            if "docs" in self.walked:
+                found.read(self.tree.pages, (self.module, LOAD))
             found.add(
                 (COMMAND, LOAD), (COMMAND, "main"), *((module, LOAD) for module in sorted(loaded & set(graph.modules)))
             )
@@ -187,7 +201,10 @@ class TestFile:
         """The pieces that are reached, of modules of tests."""
         found = defaultdict[str, list[Piece]](list)
         for module, name in self.reach.nodes:
-            if module.startswith("tests.") and (piece := self.tree.graph.modules[module].of.get(name)) is not None:
+            if (
+                module.startswith(("tests.", f"{EXAMPLES}."))
+                and (piece := self.tree.graph.modules[module].of.get(name)) is not None
+            ):
                 found[module].append(piece)
         return found
 
@@ -311,13 +328,14 @@ def read_tree(root: Path = ROOT, gone: Iterable[str] = (), made: Callable[[str, 
     setup.read(root / "setup.cfg")
     packages = dict(re.findall(r"^([\w.]+) *= *(\S+)$", setup["options"]["package_dir"], re.MULTILINE))
     plugins = re.findall(r"= *([\w.]+)", setup["options.entry_points"].get("pytest11", ""))
-    files = sorted(path for top in TOPS[:-1] for path in root.joinpath(top).rglob("*.py"))
+    files = sorted(path for top in TOPS for path in root.joinpath(top).rglob("*.py"))
+    pages = tuple(path.read_text() for path in (root / "README.md", *sorted(root.joinpath("docs").rglob("*.md"))))
     sources = {path.relative_to(root).as_posix(): path.read_text() for path in files}
-    folders = {folder: package for package, folder in packages.items()} | {"tests": "tests"}
+    folders = {folder: package for package, folder in packages.items()} | {"tests": "tests", "docs/examples": EXAMPLES}
     missing = {path: "" for path in gone if path.endswith(".py") and path not in sources}
     recorded = json.loads(LOADED.read_text()) if LOADED.exists() else {}
     loaded = frozenset(name for names in recorded.values() for name in names)
-    return Tree(sources | missing, folders, loaded, tuple(plugins), made)
+    return Tree(sources | missing, folders, loaded, tuple(plugins), pages, made)
 
 
 class KeptPieces:

@@ -11,7 +11,8 @@ What counts beside imports and names:
 - in a table the row of a key, as in `{"ray": "isthmus.programs.launch.ray"}`, and of the functions with a decorator
   `@x.command()` the one of that name: only where a text of the test, or of what it reaches, names the key, or a
   test the table; the first row where the default is taken, as `next(iter(TABLE))`;
-- of a lazy face, a module with `__getattr__`: the name that it imports for type checking alone.
+- of a lazy face, a module with `__getattr__`: the name that it imports for type checking alone; with `__all__` each;
+- where a text is of a test or an example, the code in it, and the example that it names.
 
 What does not: other imports for type checking, annotations of functions, and attributes of objects, because whoever
 calls a method reaches the place where the object is made.
@@ -38,6 +39,9 @@ _DOTTED: Final = re.compile(r"isthmus(?:\.[A-Za-z_]\w*)+")
 _FROM: Final = re.compile(r"from (isthmus[\w.]*) import ([\w, ]+|\([\w,\s]+\))")
 _COMMAND: Final = re.compile(r"isthmus ([\w-]+)(?: ([\w-]+))?")
 TYPES: Final = "$ "
+_EXAMPLE: Final = re.compile(r"(\w+)\.py(?!\w)")
+EXAMPLES: Final = "examples"
+"""The package as which examples of the pages count."""
 _WORD: Final = re.compile(r"[\w-]+")
 
 
@@ -260,7 +264,7 @@ class ImportGraph:
             found.nodes = [*dict.fromkeys(self._nodes(node))]
             pieces = self.modules[node[0]]
             if (piece := pieces.of.get(node[1])) is not None:
-                found.rows = [(word, target) for word, text in piece.rows for target in self._of_text(text)]
+                found.rows = [(word, target) for word, text in piece.rows for target in self.of_text(text)]
                 found.words = words_of(piece.texts) if _is_tests(node) else piece.texts
             if node[1] == LOAD:
                 found.commands = [
@@ -292,30 +296,45 @@ class ImportGraph:
             elif {("next",), ("iter",)} <= piece.names:
                 yield from (row for target in targets for row in islice(self._rows(target), 1))
         for text in piece.texts:
-            yield from self._of_text(text, is_code=_is_tests(node))
+            yield from self.of_text(text, is_code=_is_tests(node))
 
     def _rows(self, node: Node) -> Iterator[Node]:
         """What all rows of a table name."""
         piece = self.modules[node[0]].of.get(node[1])
         for _, text in piece.rows if piece is not None else ():
-            yield from self._of_text(text)
+            yield from self.of_text(text)
 
-    def _of_text(self, text: str, *, is_code: bool = False) -> Iterator[Node]:
+    def of_text(self, text: str, *, is_code: bool = False) -> Iterator[Node]:
         """What a text names; where tests have it, it may be code, as that of a task."""
         if _TEXT.fullmatch(text) is not None:
             module, _, name = text.partition(":")
             yield from self.resolved(module, name) if name else self.whole(module)
-        if not is_code or "isthmus" not in text:
+            yield from () if name else self.whole(f"{module}.__main__")
+        if not is_code:
             return
+        for stem in _EXAMPLE.findall(text):
+            yield from self.whole(f"{EXAMPLES}.{stem}")
+        if text == EXAMPLES:
+            yield from (
+                node for module in self.modules if module.startswith(f"{EXAMPLES}.") for node in self.whole(module)
+            )
         for dotted in _DOTTED.findall(text):
             words = dotted.split(".")
             at = next(at for at in range(len(words), 0, -1) if ".".join(words[:at]) in self.modules or at == 1)
             module = ".".join(words[:at])
             if module in self.modules:
-                yield from self.resolved(module, words[at]) if at < len(words) else [(module, LOAD)]
+                yield from self._said(module, words[at] if at < len(words) else None)
         for module, names in _FROM.findall(text):
             for name in _WORD.findall(names):
-                yield from self.resolved(module, name) if module in self.modules else ()
+                yield from self._said(module, name)
+
+    def _said(self, module: str, name: str | None) -> Iterator[Node]:
+        """What code in a text imports; of a table all rows."""
+        if module in self.modules:
+            yield module, LOAD
+            for node in self.resolved(module, name):
+                yield node
+                yield from self._rows(node)
 
     def whole(self, module: str) -> list[Node]:
         """All pieces of a module."""
@@ -337,6 +356,8 @@ class ImportGraph:
             pieces = self.modules.get(module)
             if pieces is None:
                 return []
+            if name == "__all__" and pieces.lazy:
+                return [node for bound in pieces.lazy.values() for node in self.resolved(*bound)]
             if name in pieces.of:
                 return [(module, name)]
             if name in (bound := pieces.of[LOAD].bound):
@@ -380,7 +401,8 @@ class _After:
 
 
 def _is_tests(node: Node) -> bool:
-    return node[0].partition(".")[0] == "tests"
+    """Whether a piece is written for tests, or as users write."""
+    return node[0].partition(".")[0] in ("tests", EXAMPLES)
 
 
 class Reach:
@@ -423,6 +445,12 @@ class Reach:
         """These are words of the test."""
         self._say(words, is_typed=True)
         self.add()
+
+    def read(self, texts: Iterable[str], by: Node) -> None:
+        """The test carries out what these texts say."""
+        for text in texts:
+            self.add(*self._graph.of_text(text, is_code=True), by=by)
+            self.type(words_of([text]))
 
     def chain(self, module: str) -> list[str]:
         """The modules through which a module was reached first, it being the last."""

@@ -161,6 +161,7 @@ def test_a_lazy_face_loads_what_it_is_asked_for() -> None:
     assert names(reach("from isthmus.runtime import face", **modules)) == {"face"}
     assert names(reach("from isthmus.runtime import face\ntask = face.Task()", **modules)) == {"face", "two"}
     assert names(reach("from isthmus.runtime.face import Task", **modules)) == {"face", "two"}
+    assert names(reach("CODE = 'print(isthmus.runtime.face.__all__)'", **modules)) == {"face", "two", "three"}
     text = "TASK = 'from isthmus.runtime.face import Task, train'"
     assert names(reach(text, **modules)) == {"face", "two", "three"}
 
@@ -175,3 +176,26 @@ def test_a_name_that_is_replaced_is_one_of_its_module_only() -> None:
 
 def test_a_module_loads_the_packages_above_it() -> None:
     assert {"isthmus", "isthmus.runtime"} <= reach("import isthmus.runtime.one", one="").modules
+
+
+def test_an_example_that_a_text_names_counts_with_what_it_imports() -> None:
+    sources = {"programs/face/__init__.py": "", "runtime/__init__.py": "", "runtime/one.py": "", "runtime/two.py": ""}
+    sources |= {f"docs/examples/{name}.py": f"from isthmus.runtime import {name}" for name in ("one", "two")}
+    for text, reached in (("one.py:task", {"one"}), ("examples", {"one", "two"}), ("none.py", set())):
+        graph = import_graph(sources | {"tests/test_a.py": f"TASK = {text!r}"}, FOLDERS | {"docs/examples": "examples"})
+        found = Reach(graph)
+        found.add(*graph.used("tests.test_a"))
+        assert names(found) == reached
+
+
+def test_a_package_that_is_run_is_its_main_module() -> None:
+    sources = {"programs/face/__init__.py": "", "runtime/__init__.py": "", "runtime/__main__.py": ""}
+    graph = import_graph(sources | {"tests/test_a.py": "CODE = ['-m', 'isthmus.runtime']"}, FOLDERS)
+    found = Reach(graph)
+    found.add(*graph.used("tests.test_a"))
+    assert names(found) == {"__main__"}
+
+
+def test_a_table_that_code_in_a_text_names_counts_with_all_rows() -> None:
+    test = "CODE = 'from isthmus.runtime.one import TABLE'"
+    assert names(reach(test, one=TABLE, two="", three="def f(): ...")) == {"one", "two", "three"}
