@@ -178,6 +178,8 @@ def passes(place: Path, target: str) -> bool:
     except subprocess.TimeoutExpired:
         return False
     lines = made.stdout.splitlines()
+    if target == "changed" and not any("files of tests" in line for line in lines):
+        raise RuntimeError(f"Choosing tests in {place}: expected a choice, found {made.stderr[-1000:]}")
     told = [line for line in lines if line.startswith(("FAILED", "ERROR")) or "files of tests" in line] + lines[-1:]
     print(f"    make {target}: status {made.returncode}; {'; '.join(told)[:300]}", file=sys.stderr, flush=True)
     return made.returncode == 0

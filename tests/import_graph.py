@@ -459,7 +459,7 @@ class Reach:
         while node is not None:
             if not found or found[-1] != node[0]:
                 found.append(node[0])
-            node = self.nodes[node]
+            node = self.nodes.get(node)
         return found[::-1]
 
     def _reach(self, nodes: Iterable[Node], by: Node | None) -> None:

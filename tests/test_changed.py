@@ -60,16 +60,21 @@ SOURCES = {
     "tests/programs/test_ported.py": "@pytest.mark.process\ndef test_a(): run('train', '--porter-place', 'x')",
     "tests/programs/test_report.py": "from isthmus.programs.report import page",
     "tests/programs/test_pages.py": "def test_a(): assert Path('docs').rglob('*.md')",
+    "tests/programs/test_documents.py": """
+        @pytest.mark.process
+        def test_a(): assert [carry_out(each) for each in Path('docs').rglob('*.md')]
+    """,
     "tests/programs/test_bad.py": "CASES = Path(__file__).with_name('bad.json')",
     "tests/wings/doctor/test_checks.py": "",
     "tests/test_rooms.py": "def test_a(): assert [*(ROOT / 'runtime').rglob('*.py')]",
 }
 FOLDERS = {"programs/face": "isthmus", "runtime": "isthmus.runtime", "programs": "isthmus.programs", "tests": "tests"}
+PAGES = ("Before the run:\n\n    isthmus doctor --json\n",)
 LOADED = frozenset({"isthmus.runtime.daemon", "isthmus.runtime.clock", "isthmus.programs.command.main"})
 
 
 def tree(**more: str) -> Tree:
-    return Tree({path: dedent(source) for path, source in (SOURCES | more).items()}, FOLDERS, LOADED)
+    return Tree({path: dedent(source) for path, source in (SOURCES | more).items()}, FOLDERS, LOADED, pages=PAGES)
 
 
 def concerned(*paths: str, **more: str) -> set[str]:
@@ -77,26 +82,26 @@ def concerned(*paths: str, **more: str) -> set[str]:
     return {Path(path).stem.removeprefix("test_") for path in choose(tree(**more), paths).why}
 
 
-EVERY = {"clock", "words", "typed", "run", "ported", "report", "pages", "bad", "checks", "rooms"}
+EVERY = {"clock", "words", "typed", "run", "ported", "report", "pages", "documents", "bad", "checks", "rooms"}
 
 
 @pytest.mark.parametrize(
     ("path", "tests"),
     [
-        ("runtime/clock.py", {"clock", "run", "ported", "rooms"}),
-        ("runtime/daemon.py", {"run", "ported", "rooms"}),
+        ("runtime/clock.py", {"clock", "run", "ported", "documents", "rooms"}),
+        ("runtime/daemon.py", {"run", "ported", "documents", "rooms"}),
         ("runtime/porter.py", {"ported", "rooms"}),
-        ("programs/command/main.py", {"typed", "run", "ported"}),
-        ("programs/wings/doctor/checks.py", {"typed", "checks"}),
-        ("programs/wings/doctor/page.html", {"typed", "checks"}),
+        ("programs/command/main.py", {"typed", "run", "ported", "documents"}),
+        ("programs/wings/doctor/checks.py", {"typed", "documents", "checks"}),
+        ("programs/wings/doctor/page.html", {"typed", "documents", "checks"}),
         ("programs/start.py", EVERY),
         ("tests/conftest.py", EVERY),
-        ("tests/programs/conftest.py", {"words", "typed", "run", "ported", "report", "pages", "bad"}),
+        ("tests/programs/conftest.py", {"words", "typed", "run", "ported", "report", "pages", "documents", "bad"}),
         ("tests/runtime/test_clock.py", {"clock"}),
         ("tests/patience.py", {"run"}),
         ("programs/report/page.css", {"report"}),
         ("programs/report/logo.png", {"report"}),
-        ("docs/how-to/gpu.md", {"pages"}),
+        ("docs/how-to/gpu.md", {"pages", "documents"}),
         ("tests/programs/bad.json", {"bad"}),
         ("tests/programs/unread.json", EVERY),
         ("setup.cfg", EVERY),
