@@ -22,6 +22,7 @@ from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.answer_rules import usual_rules
@@ -183,14 +184,16 @@ def free_running(
             InnerStep,
             job.task,
             fragments=parts,
-            frozen=job.frozen,
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
-            carries=carry,
-            push=push,
-            tells_links=AUTO in (push, update, interval, overlap),
-            paths=paths,
+            exchange=FragmentExchange(
+                push=push,
+                carries=carry,
+                tells_links=AUTO in (push, update, interval, overlap),
+                frozen=job.frozen,
+                paths=paths,
+            ),
         ),
         never_waits=True,
     )

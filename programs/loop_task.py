@@ -24,7 +24,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
-from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
+from isthmus.ops.island.contract import Evaluating, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, RunSlots
@@ -43,6 +43,10 @@ from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import end_child, status_name
 from isthmus.runtime.system.refusals import remedy
+
+if TYPE_CHECKING:
+    from isthmus.ops.learner.boundary import Boundary, Companion
+    from isthmus.ops.learner.own_evaluation import OwnJudging
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -348,6 +352,17 @@ class LoopTask(OwnTask):
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> SoleLearning:
         assert self.make is not None
         return self.make(fragments, life, alpha)
+
+    def companions(self, boundary: Boundary) -> Iterator[Companion]:
+        """The companions of the learner in a process of the script."""
+        from isthmus.ops.learner.first_losses import FirstLosses
+        from isthmus.ops.learner.last_model import LastModel
+        from isthmus.ops.learner.own_evaluation import OwnEvaluation
+
+        yield FirstLosses(boundary)
+        yield LastModel.of(boundary)
+        if self.own_judge is not None:
+            yield OwnEvaluation(self.own_judge, boundary)
 
     def evaluator(self, seed: int) -> Evaluating:
         return self.judge or Unevaluated()

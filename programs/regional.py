@@ -26,6 +26,7 @@ from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import AtMost
 from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
@@ -171,11 +172,10 @@ def build(
             InnerStep,
             job.task,
             fragments=parts,
-            frozen=job.frozen,
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
-            push=push,
+            exchange=FragmentExchange(push=push, frozen=job.frozen),
         ),
         never_waits=True,
     )

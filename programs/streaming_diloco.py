@@ -20,6 +20,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, units_max
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
@@ -145,13 +146,11 @@ def in_turns(
             LockStep,
             job.task,
             fragments=parts,
-            frozen=job.frozen,
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
             overlap=overlap,
-            alpha=alpha,
-            push=push,
+            exchange=FragmentExchange(push=push, alpha=alpha, frozen=job.frozen),
         ),
     )
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))

@@ -14,9 +14,9 @@ from isthmus.programs.engine.cluster.cluster_file import ClusterKeys, DeviceTabl
 from isthmus.programs.engine.cluster.machine_file import KeysTable, ProgramsTable, RunsTable
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
-from isthmus.programs.launch.launch_file import LaunchTable
 from isthmus.programs.settings import REQUIRED, Key, Schema, describe, value
-from isthmus.programs.study.lab.chaos_plan import DrawnFaults, Planned, SlowLinks
+from isthmus.programs.wings.chaos.chaos_plan import DrawnFaults, Planned, SlowLinks
+from isthmus.programs.wings.launch.launch_file import LaunchTable
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 HEAD: Final = """# Settings

@@ -172,10 +172,10 @@ def _tests(kind: str, python: str, marks: str, files: Sequence[str], *, workers:
 
 
 def _mutants(python: str) -> list[Part]:
-    from tests.programs.study.simulation.mutants import MUTANTS
+    from tests.programs.wings.simulation.mutants import MUTANTS
 
     names = [broken.__name__ for broken, _ in MUTANTS]
-    command = (python, "-m", "tests.programs.study.simulation.mutants")
+    command = (python, "-m", "tests.programs.wings.simulation.mutants")
     return [
         Part(f"mutants-{names[at]}", "mutants", (*command, *names[at : at + MUTANTS_MAX]))
         for at in range(0, len(names), MUTANTS_MAX)
@@ -206,7 +206,7 @@ def _killed(told: str) -> dict[str, Any]:
 
 def too_rare(found: dict[str, Found], *, is_long: bool) -> list[str] | None:
     """What happened in all seeds of each search less often than their number lets expect; None where some are left."""
-    from isthmus.programs.study.simulation import searches
+    from isthmus.programs.wings.simulation import searches
 
     rare = list[str]()
     for name, search in SEARCHES.items():

@@ -19,7 +19,7 @@ import pytest
 import typer.main
 
 from isthmus.ops.exchange.formats import MEASURED_BY
-from isthmus.programs.command.main import app
+from tests.command_line import app
 from tests.programs.page_blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]

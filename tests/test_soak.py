@@ -59,7 +59,7 @@ def test_seeds_of_a_search_are_tried_once_each_and_names_are_of_one_part(is_long
 
 
 def test_every_test_of_the_soak_and_every_mutant_is_in_one_part() -> None:
-    from tests.programs.study.simulation.mutants import MUTANTS
+    from tests.programs.wings.simulation.mutants import MUTANTS
 
     every = soak.parts()
     named = [word for part in every if part.kind == "mutants" for word in part.command[3:]]
@@ -136,7 +136,7 @@ def test_runs_with_kills_are_read() -> None:
 
 def test_what_is_rare_is_asked_of_all_seeds_of_a_search_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "SEARCHES", {"deaths": Search(("--deaths",), 4, 8, 2, 2)})
-    from isthmus.programs.study.simulation.searches import DEATH_KINDS
+    from isthmus.programs.wings.simulation.searches import DEATH_KINDS
 
     once = {kind: {"stepping": 1} for kind in DEATH_KINDS}
     found = {"deaths-0": Found(0, 1.0, seeds=2, phases=once)}

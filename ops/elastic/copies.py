@@ -226,9 +226,5 @@ class FormedGang:
     def size(self) -> int:
         return len(self.names)
 
-    @property
-    def gang(self) -> FormedGang:
-        return self
-
     def find(self) -> tuple[str, str] | None:
         return self.there

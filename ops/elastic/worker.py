@@ -21,12 +21,11 @@ from typing import Any, Final, NoReturn, final
 import numpy as np
 
 from isthmus.ops.data.batches import Step, first_batch
-from isthmus.ops.data.batches_node import InOrder
 from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
-from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import CALLS, TAKES, Following, Leader, LeaderOrders, call, follow
+from isthmus.ops.island.kind import Computed
 from isthmus.ops.island.life import LearnerLife, lower_priority
 
 ORDER_SECONDS: Final = 60.0
@@ -34,24 +33,14 @@ STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTER
 """The statuses of XLA (absl::StatusCode) that a lost connection with a peer may have."""
 
 
-def work(
-    parts: tuple[Any, tuple[Fragment, ...], float],
-    spec: Mapping[str, Any],
-    host: Any,
-    *,
-    seed: int,
-    slot: int,
-    place: WorkerPlace,
-    batches: InOrder | None,
-) -> None:
+def work(computed: Computed, spec: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: WorkerPlace) -> None:
     """Serve `host`, a connection, until it or the island is gone.
 
-    `parts` are task, fragments and alpha, `spec` the fields of WorkerSpec; `batches` are those of a slot, for
-    followers. Exceptions of the task are sent to the host.
+    `spec` are the fields of WorkerSpec. Exceptions of the task are sent to the host.
     """
     fields = WorkerSpec(**{**spec, "basis": None if spec["basis"] is None else tuple(spec["basis"])})
     try:
-        _Worker(parts, LearnerLife(seed, slot, fields.incarnation), fields, place).serve(host, batches)
+        _Worker(computed, LearnerLife(seed, slot, fields.incarnation), fields, place).serve(host)
     except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
@@ -78,11 +67,9 @@ def _tell(host: Any, kind: str, what: str) -> None:
 
 @final
 class _Worker:
-    def __init__(
-        self, parts: tuple[Any, tuple[Fragment, ...], float], life: LearnerLife, spec: WorkerSpec, place: WorkerPlace
-    ) -> None:
+    def __init__(self, computed: Computed, life: LearnerLife, spec: WorkerSpec, place: WorkerPlace) -> None:
         lower_priority()
-        task, fragments, alpha = parts
+        task, fragments, alpha, self._batches = computed
         from isthmus.ops.island.jax_learner import Learner
 
         self._spec, self._files = spec, place.files
@@ -155,11 +142,11 @@ class _Worker:
 
     # -- service -------------------------------------------------------------------------------------------------------
 
-    def serve(self, host: Any, batches: InOrder | None) -> NoReturn:
+    def serve(self, host: Any) -> NoReturn:
         """Serve requests, for ever."""
         if self._following is None:
             self._lead(host)
-        following = self._following
+        following, batches = self._following, self._batches
         assert following is not None
         assert batches is not None
         following.ready()

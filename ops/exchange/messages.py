@@ -563,7 +563,11 @@ class LoopLeaves(TypedDict):
     last: NotRequired[LastLeaves]
 
 
-class StepReport(Progress, LearnerEvaluation, LoopLeaves):
+class CompanionReport(LearnerEvaluation, LoopLeaves):
+    """Of a learner: what its companions add to a report."""
+
+
+class StepReport(Progress, CompanionReport):
     """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
     `stepping` is the time since its first step began, but for what it was `away` of it (`runtime.host.busy`), `waited`

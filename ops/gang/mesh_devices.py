@@ -48,8 +48,8 @@ def devices_of(island: LearnerDevices | None) -> tuple[Any, ...]:
             f"{', '.join(map(repr, present))}. Correct `device` of the machine in the cluster file, or install what "
             "jax needs for it there."
         )
-    if island.gang is not None:
-        return _of_gang(island.devices or len(devices), island.gang.size)
+    if island.size > 1:
+        return _of_several(island.devices or len(devices), island.size)
     if island.devices is None:
         return devices
     end = island.begin + island.devices
@@ -61,7 +61,7 @@ def devices_of(island: LearnerDevices | None) -> tuple[Any, ...]:
     return devices[island.begin : end]
 
 
-def _of_gang(each: int, size: int) -> tuple[Any, ...]:
+def _of_several(each: int, size: int) -> tuple[Any, ...]:
     """The devices of all processes of an island, by process; IslandError if any process has another number of them."""
     devices = tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
     counts = [sum(device.process_index == number for device in devices) for number in range(size)]

@@ -121,5 +121,5 @@ class LearnerDevices(Protocol):
         """Why there are none available; empty where there are."""
 
     @property
-    def gang(self) -> Gang | None:
-        """The processes of an island of several; `devices` are then those of each."""
+    def size(self) -> int:
+        """The number of processes whose devices jax takes for those of one island; `devices` are those of each."""

@@ -8,17 +8,14 @@ which never leave it. A task may bring its own learner (`LearnerSource`, and for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, final, runtime_checkable
+from typing import Any, Protocol, cast, final, runtime_checkable
 
-from isthmus.ops.data.batches import Step, first_batch
+from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.evaluation_time import Parts
 from isthmus.ops.island.life import LeafPart, LearnerLife, Tensors
-
-if TYPE_CHECKING:
-    from isthmus.ops.gang.orders import Following, Led
 
 
 class Learning(Protocol):
@@ -146,6 +143,14 @@ class SoleLearning(LastingLearning, Protocol):
 
 
 @runtime_checkable
+class Keeping(Protocol):
+    """A learner whose local leaves outlive its process by themselves: it neither needs those of another nor lends."""
+
+    has_kept: bool
+    """Whether `restart` has kept the local leaves of the life before."""
+
+
+@runtime_checkable
 class LoopLearning(Protocol):
     """A learner whose steps a loop of its user's makes, in the thread that calls inner-step."""
 
@@ -250,22 +255,6 @@ class PathEvaluating(Evaluating, Protocol):
         """The number of its batches."""
 
 
-class OwnJudging(Evaluating, Protocol):
-    """An evaluation by a learner, between two of its steps, which leaves the learner's own leaves as they are."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether this learner is the one that evaluates."""
-
-
-@runtime_checkable
-class OwnJudgeSource(Protocol):
-    """A task whose learners may evaluate."""
-
-    own_judge: OwnJudging | None
-    """What evaluates in this process, if anything."""
-
-
 @final
 class Unevaluated:
     """The evaluation of a task that has none, or none on this host."""
@@ -277,11 +266,6 @@ class Unevaluated:
     def assemble(self, fragments: Sequence[Fragment], values: Mapping[int, Any]) -> Tensors:
         """No tensors: nothing reads them."""
         return {}
-
-
-def own_judge_of(task: Any) -> OwnJudging | None:
-    """What evaluates in a learner of a task, if anything."""
-    return task.own_judge if isinstance(task, OwnJudgeSource) else None
 
 
 def scalars_of(result: Any, call: str) -> dict[str, float]:
@@ -344,50 +328,6 @@ def sole_learner_of(
     from isthmus.ops.island.jax_learner import Learner
 
     return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes, carries=carries)
-
-
-def led_learner_of(
-    task: Any,
-    fragments: Sequence[Fragment],
-    *,
-    life: LearnerLife,
-    alpha: float,
-    island: LearnerDevices,
-    where: Callable[[], Step],
-) -> LastingLearning:
-    """The learner of a task on an island of several processes, which this process leads.
-
-    `where` returns the position of a step's batch in its slot; the other processes make their part of the batch from
-    it. Raises GangError if they do not connect.
-    """
-    from isthmus.ops.gang.meeting import lead
-    from isthmus.ops.gang.orders import Leader
-    from isthmus.ops.island.life import lower_priority
-
-    lower_priority()
-    from isthmus.ops.island.jax_learner import Learner
-
-    assert island.gang is not None
-    orders = lead(island.gang)
-    return Leader(Learner(task, fragments, life=life, alpha=alpha, island=island), orders, where)
-
-
-def follower_of(
-    task: Any, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float, island: LearnerDevices
-) -> tuple[Led, Following]:
-    """This process's part of a learner that another process leads, and that leader's orders.
-
-    Raises GangError if the leader is not found.
-    """
-    from isthmus.ops.gang.meeting import join
-    from isthmus.ops.island.life import lower_priority
-
-    lower_priority()
-    from isthmus.ops.island.jax_learner import Learner
-
-    assert island.gang is not None
-    orders = join(island.gang)
-    return Learner(task, fragments, life=life, alpha=alpha, island=island), orders
 
 
 def gradient_learner_of(task: Any, seed: int, batch: Any, island: LearnerDevices | None) -> GradientLearning:

@@ -14,23 +14,18 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
-import xxhash
 
 from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
-from isthmus.ops.elastic.learner import ElasticLearner
-from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import (
+    CompanionReport,
     Control,
-    LearnerEvaluation,
     Loan,
-    LoopLeaves,
     Own,
     Progress,
     Restored,
@@ -40,28 +35,17 @@ from isthmus.ops.exchange.messages import (
     Vector,
     is_withdrawn,
 )
-from isthmus.ops.exchange.paths import PathParts
-from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
-from isthmus.ops.island.contract import (
-    Carrying,
-    LastingLearning,
-    LoopLearning,
-    SoleLearning,
-    led_learner_of,
-    own_judge_of,
-    prepare_learner,
-    sole_learner_of,
-)
+from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
 from isthmus.ops.island.evaluate import TIMES_DEFAULT
-from isthmus.ops.island.evaluation_time import EvaluationTime
+from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
-from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragment, StepMetrics
+from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
+from isthmus.ops.learner.boundary import Boundary, Companion, companions_of
 from isthmus.ops.learner.first_version import begun_from
 from isthmus.ops.learner.follow import Follow
+from isthmus.ops.learner.fragment_exchange import PLAIN, FragmentExchange
 from isthmus.ops.learner.fragment_send import outer_gradient
-from isthmus.ops.learner.last_model import LastModel
-from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.ops.learner.recovery import Inheritance, Lending
 from isthmus.ops.learner.step_times import StepTimes
 
@@ -77,14 +61,15 @@ class InnerStep:
     `progress` is for pacing, every `report_every` steps or 100 ms; `report`, with everything, is for observers, every
     250 ms, or as often as `progress` where no node paces.
 
-    `fragments` are those of the program, none for programs that exchange whole trees; `report_every` the steps between
-    two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
-    no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `carries` what was
-    trained since the last answer survives whole, and is in the next one. With `tells_links`, `progress` includes the
-    goodput of its links. Its local leaves are lent to others on `moments`, and those of others arrive on `loan`. Where
-    its host is to leave, it gives last answers if it `answers_last`. `frozen`: the digests of leaves that are not
-    trained; a learner that makes others refuses to open. `paths`: of a model made of modules, of whose `fragments` a
-    learner has those of its path. It counts these by themselves; messages name them as the whole model does.
+    Arguments:
+        fragments: those of the program; none for programs that exchange whole trees.
+        emit_every: the steps between two copies of all parameters.
+        report_every: the steps between two reports of progress, which come at least every 100 ms.
+        tokens: the budget that the learning rate follows, where no message sets it.
+        evaluations: how often the model is evaluated on the way, where learners do that.
+        exchange: how fragments are exchanged.
+
+    Its local leaves are lent to others on `moments`, and those of others arrive on `loan`.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -107,28 +92,16 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         evaluations: int = TIMES_DEFAULT,
-        alpha: float = 0.0,
-        carries: bool = False,
-        push: Format | Literal["auto"] = "float32",
-        tells_links: bool = False,
-        answers_last: bool = True,
-        frozen: Digests = (),
-        paths: PathParts | None = None,
+        exchange: FragmentExchange = PLAIN,
     ) -> None:
-        self._task = task
-        self._paths = paths
+        self._task, self._exchange = task, exchange
         self._parts = tuple(fragments)
-        self._fragments = self._parts if paths is None else paths.own
+        self._fragments = self._parts if exchange.paths is None else exchange.paths.own
         self._emit_every = emit_every or 0
         self._report_every = report_every
         self._budget = tokens
         self._evaluations = evaluations
-        self._alpha = alpha
-        self._carries = carries
-        self._push = push
-        self._tells_links = tells_links
-        self._answers_last = answers_last and bool(fragments)
-        self._frozen = frozen
+        self._answers_last = exchange.answers_last and bool(fragments)
         self.is_idle = bool(fragments)
         self.is_finished = False
         self._phase: Literal["ready", "stepping", "leaving", "final"] = "ready" if fragments else "stepping"
@@ -145,21 +118,20 @@ class InnerStep:
         self._sick = self._is_over = False
         self._unhealed: set[int] = set()
         self._sick_step = 0
-        self._sole: SoleLearning | None = None
         self._loop: LoopLearning | None = None
-        self._evaluation: OwnEvaluation | None = None
-        self._last_model: LastModel | None = None
+        self.companions: tuple[Companion, ...] = ()
+        """The companions of this learner at its boundaries."""
 
     def prepare(self) -> None:
         """Do what needs no device: trace every function, or import the task's framework."""
-        prepare_learner(self._task, self._fragments, self._alpha)
+        prepare_learner(self._task, self._fragments, self._exchange.alpha)
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         from isthmus.ops.island.functions import functions_of
 
-        functions = functions_of(self._task, self._fragments, self._alpha, devices)
-        return functions.calls(first_batch(self._task, seed, slot), carries=self._carries)
+        functions = functions_of(self._task, self._fragments, self._exchange.alpha, devices)
+        return functions.calls(first_batch(self._task, seed, slot), carries=self._exchange.carries)
 
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
@@ -167,22 +139,22 @@ class InnerStep:
         self._times = StepTimes(context.now, context.away)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
-        paths = self._paths
+        paths = self._exchange.paths
         self._numbers = tuple(range(len(self._parts))) if paths is None else paths.numbers(paths.path_of(self._slot))
         self._own_of = {number: p for p, number in enumerate(self._numbers)}
         if "parameters" not in context.connected:
             self._emit_every = 0
-        self._learner = self._learner_of(context)
+        parts = LearnerParts(
+            self._task,
+            self._fragments,
+            LearnerLife(context.seed, self._slot, self._incarnation),
+            self._exchange.alpha,
+            pushes=coarser(self._exchange.push),
+            carries=self._exchange.carries,
+            frozen=self._exchange.frozen,
+        )
+        self._learner = kind_of(context.island).learner(parts, self._where, context.now)
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
-        self._last_model = None if self._loop is None else LastModel(self._learner, self._fragments, self._held)
-        if self._fragments and (judge := own_judge_of(self._task)) is not None:
-            self._evaluation = OwnEvaluation(
-                judge,
-                self._fragments,
-                time=EvaluationTime(context.now, context.stop_requested, context.queued),
-                tokens=self._budget,
-                times=self._evaluations,
-            )
         self._answers = Answers(
             self._slot,
             self._incarnation,
@@ -191,60 +163,54 @@ class InnerStep:
             held=self._held,
             odometer=self._odometer,
             feed=self._feed,
-            push=self._push,
+            push=self._exchange.push,
             begun_from=lambda p, values: begun_from(context.folder, self._parts[p], values),
             own_of=dict(enumerate(paths.own_of)) if paths is not None else self._own_of,
             numbers=self._numbers,
-            carries=self._carries,
+            carries=self._exchange.carries,
         )
-        elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(
             context,
             learner=self._learner,
             held=self._held,
             odometer=self._odometer,
-            alpha=self._alpha,
-            has_kept=lambda: elastic is not None and elastic.has_kept,
+            alpha=self._exchange.alpha,
             model_bytes=4 * sum(part.size for part in self._fragments),
         )
-        self._lending = Lending(context, None if elastic is not None else self._learner, self._odometer)
+        self._lending = Lending(context, self._learner, self._odometer)
+        if self._fragments:
+            self.companions = companions_of(self._boundary(), self._task)
         self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
 
-    def work(self, spec: Mapping[str, Any], host: Any, **at: Any) -> None:
-        """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
-        from isthmus.ops.elastic.worker import work
+    def computes(self, seed: int, slot: int) -> Computed:
+        """What a process that leads such an island's processes needs; it is told the batch of each step."""
+        return Computed(self._task, self._fragments, self._exchange.alpha)
 
-        work((self._task, self._fragments, self._alpha), spec, host, batches=None, **at)
+    def _where(self) -> Step:
+        """The position of the batch of the next step in its slot."""
+        return Step(self._feed.latest, self._feed.reached_state())
 
-    def _learner_of(self, context: Any) -> LastingLearning:
-        """The learner of this island; also stored as `_sole` if the island has no other processes."""
-
-        def where() -> Step:
-            return Step(self._feed.latest, self._feed.reached_state())
-
-        island, life = context.island, LearnerLife(context.seed, self._slot, self._incarnation)
-        if island is not None and island.elastic is not None:
-            return ElasticLearner(island.elastic, where=where, now=context.now)
-        if island is not None and island.gang is not None:
-            return led_learner_of(self._task, self._fragments, life=life, alpha=self._alpha, island=island, where=where)
-        self._sole = sole_learner_of(
-            self._task,
+    def _boundary(self) -> Boundary:
+        return Boundary(
+            self._context,
+            self._learner,
             self._fragments,
-            life=life,
-            alpha=self._alpha,
-            island=island,
-            pushes=coarser(self._push),
-            carries=self._carries,
+            self._held,
+            self._odometer,
+            self._times,
+            self._metrics,
+            self._budget,
+            self._evaluations,
+            trained=lambda: self._totals.trained,
+            phase=lambda: self._phase,
+            publish=self._publish,
         )
-        frozen_leaves.check(self._frozen, self._sole)
-        return self._sole
 
     def _whole(self) -> SoleLearning:
         """The learner, in a program that exchanges whole trees: such programs refuse islands of several processes."""
-        assert self._sole is not None
-        return self._sole
+        return cast(SoleLearning, self._learner)
 
     def __call__(
         self,
@@ -285,7 +251,7 @@ class InnerStep:
             del answers  # The captures are not kept while the step is made.
         if before[0] != "leaving" and self._phase == "leaving" and not self._sick:
             self._inheritance.leave_last_copy()  # After the answers, which wait for no disk.
-        has_evaluated = self._evaluate()
+        companions_news = [each.before_step() for each in self.companions]  # Each is called, whatever another one says.
         tokens = 0
         if batch is not None and not self._is_last:
             if self._loop is None:
@@ -310,7 +276,7 @@ class InnerStep:
         self.is_finished = self._phase == "final" and not self._fragments
         last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
         now = self._times.last_at if has_stepped else self._context.now()
-        has_changed = self._reported_step < 0 or has_evaluated or before != (self._phase, self.is_idle)
+        has_changed = self._reported_step < 0 or any(companions_news) or before != (self._phase, self.is_idle)
         # After the last answers: the report has the accounts with them.
         if has_changed or self._is_report_due(now, has_news=has_news):
             emitted += self._reports(now, has_changed=has_changed)
@@ -340,11 +306,6 @@ class InnerStep:
     def own(self, overlap: int) -> Own | None:
         """The state that only this learner has, when it has answered; None if a later life could not use it."""
         return None if self._sick else self._inheritance.own(overlap, self._totals)
-
-    def write_last_model(self) -> str:
-        """Write the run's last model, if it is there, over what a user's loop has made of it since; returns the first
-        leaf that has other values nevertheless, '' if none has."""
-        return "" if self._last_model is None else self._last_model.write()
 
     def give(self, restored: Restored) -> None:
         """Store the saved state of this slot: the first step waits for it."""
@@ -405,7 +366,7 @@ class InnerStep:
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
             # After the last version no answer would have it, and the values of a sick learner are worth nothing.
-            carries = self._carries and not self._sick and update["kind"] != "final"
+            carries = self._exchange.carries and not self._sick and update["kind"] != "final"
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
             held.ledger.adopted(version, clock_of(update["clock"], self._slot), carries=carries)
             if carries and held.ledger.steps:
@@ -413,14 +374,12 @@ class InnerStep:
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions, held.sent = update["positions"], None
         adopt(p, update["values"])
-        if self._last_model is not None:
-            self._last_model.adopted(p, is_last=is_last)
+        for each in self.companions:
+            each.adopted(p, is_last=is_last)
         self._inheritance.overtaken(p)
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
-        self._is_over |= update["kind"] == "final"
-        if update["kind"] == "final" and self._evaluation is not None:
-            self._evaluation.adopted_final(p)
+        self._is_over |= is_last
         self._move_on()  # To the final phase, where this was the last version.
 
     def _carry(self, p: int, values: Vector, *, anchor: Vector, sent: Any) -> None:
@@ -505,24 +464,6 @@ class InnerStep:
             self._captured = self._whole().copy()
         return [] if captured is None else [("parameters", self._whole().tree(captured))]
 
-    def _evaluate(self) -> bool:
-        """Evaluate the global model, where that is this learner's, and due.
-
-        It is no part of a step's time, and no step that lasts too long.
-        """
-        if self._evaluation is None or self._phase == "leaving":
-            return False
-        kind = self._evaluation.due(self._held, self._totals.trained)
-        if kind is None:
-            return False
-        began = self._context.now()
-        self._publish("serving")
-        self._evaluation.evaluate(kind, self._held, self._totals.trained)
-        self._publish(self._phase)
-        if self._odometer.steps:
-            self._times.pause(self._context.now() - began)
-        return True
-
     # -- the step ------------------------------------------------------------------------------------------------------
 
     @property
@@ -592,14 +533,9 @@ class InnerStep:
         usual = {"usual_step_ns": usual_step} if (usual_step := self._times.usual) else {}
         usual |= {"overwritten": self._overwritten} if self._overwritten else {}
         status = {"phase": phase, "step": self._odometer.steps, "sick": self._sick}
-        self._context.publish({**status, **begun, **usual, **self._data_digest()})
-
-    def _data_digest(self) -> dict[str, int]:
-        """A digest of the first losses of a user's loop, 60 bits: where two islands have the same, their data are."""
-        losses = self._metrics.first_losses
-        if self._loop is None or len(losses) < FIRST_LOSSES:
-            return {}
-        return {"data_digest": xxhash.xxh3_64_intdigest(np.array(losses, np.float64).tobytes()) >> 4}
+        for each in self.companions:
+            status |= each.published()
+        self._context.publish({**status, **begun, **usual})
 
     def _progress(self) -> Progress:
         progress = Progress(
@@ -616,18 +552,19 @@ class InnerStep:
         if self._phase == "leaving":
             own = zip(self._numbers, self._held, strict=True)
             progress["unmerged"] = [number for number, held in own if held is not None and held.ledger.steps]
-        if self._tells_links:
+        if self._exchange.tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress
 
     def _report(self, progress: Progress) -> StepReport:
         ledgers = [None if held is None else held.ledger for held in self._held]
         traffic, nothing = self._context.traffic, [0] * len(FATES)
-        means = self._metrics.means()
+        means, more = self._metrics.means(), CompanionReport()
+        for each in self.companions:
+            more |= each.reported()
         report: StepReport = {
             **progress,
-            **self._evaluated(),
-            **self._leaves(),
+            **more,
             "stepping": self._stepping,
             "away": self._times.away,
             "loss": means.pop("loss", math.nan),
@@ -652,23 +589,10 @@ class InnerStep:
 
     def _of_whole(self, own: list[Any], nothing: Any) -> list[Any]:
         """What is said of each own fragment, for those of the whole; `nothing` of those of other paths."""
-        if self._paths is None:
+        if self._exchange.paths is None:
             return own
         said = dict(zip(self._numbers, own, strict=True))
         return [said.get(number, nothing) for number in range(len(self._parts))]
-
-    def _leaves(self) -> LoopLeaves:
-        """What the leaves of a user's loop have, in each report until the next, because a report may be overtaken."""
-        return {} if self._last_model is None else LoopLeaves(last=self._last_model.leaves())
-
-    def _evaluated(self) -> LearnerEvaluation:
-        """The last evaluation of this learner: in all reports until the next one, because a report may be overtaken."""
-        if self._evaluation is None:
-            return {}
-        own = LearnerEvaluation(evaluates=self._evaluation.is_on and self._phase != "leaving")
-        if self._evaluation.last is not None:
-            own["evaluation"] = self._evaluation.last
-        return own
 
 
 def _items(received: Mapping[Any, Any]) -> list[Any]:

@@ -12,20 +12,21 @@ into the leaves once more as the script leaves its `with`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
 import numpy as np
 
 from isthmus.ops.exchange import last_digests
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import LastLeaves, Vector
+from isthmus.ops.exchange.messages import CompanionReport, LastLeaves, Vector
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.learner.answers import HeldFragment
+from isthmus.ops.learner.boundary import Boundary, Companion
 
 
 @final
-class LastModel:
+class LastModel(Companion):
     """The last versions that a loop's learner has adopted, of `fragments` of which it has `held` the newest version."""
 
     def __init__(
@@ -36,6 +37,11 @@ class LastModel:
         self._looked_at: list[tuple[int, int]] = []
         self._leaves = LastLeaves(digests=[], leaf="")
 
+    @classmethod
+    def of(cls, boundary: Boundary) -> Self:
+        """That of the learner of this boundary."""
+        return cls(boundary.learner, boundary.fragments, boundary.held)
+
     def adopted(self, fragment: int, *, is_last: bool) -> None:
         """A version of a fragment was adopted; another one may follow the last one, where its shard has died."""
         (self._last.add if is_last else self._last.discard)(fragment)
@@ -44,6 +50,9 @@ class LastModel:
     def is_there(self) -> bool:
         """Whether the last version of every fragment was adopted."""
         return len(self._last) == len(self._held)
+
+    def reported(self) -> CompanionReport:
+        return CompanionReport(last=self.leaves())
 
     def leaves(self) -> LastLeaves:
         """What the leaves have, as it was found when the last of these versions was adopted."""

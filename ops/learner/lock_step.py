@@ -8,17 +8,17 @@ learners are at one boundary when they have answered a turn, so a cut is made th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
 
 from isthmus.ops.data.batches import Cursor
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
-from isthmus.ops.exchange.requested import Format
+from isthmus.ops.island.kind import Computed
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
+from isthmus.ops.learner.fragment_exchange import PLAIN, FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
 
 
@@ -44,9 +44,7 @@ class LockStep:
         tokens: int,
         evaluations: int,
         overlap: int,
-        alpha: float = 0.0,
-        push: Format = "float32",
-        frozen: Digests = (),
+        exchange: FragmentExchange = PLAIN,
     ) -> None:
         self._step = InnerStep(
             task,
@@ -54,10 +52,7 @@ class LockStep:
             report_every=report_every,
             tokens=tokens,
             evaluations=evaluations,
-            alpha=alpha,
-            push=push,
-            answers_last=False,  # A turn is everybody's: none is held for one who leaves.
-            frozen=frozen,
+            exchange=replace(exchange, answers_last=False),  # A turn is everybody's: none is held for one who leaves.
         )
         self._overlap = overlap
         self._wanted: WantedCut | None = None
@@ -75,9 +70,9 @@ class LockStep:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         return self._step.calls_on(devices, seed, slot)
 
-    def work(self, spec: Mapping[str, Any], host: Any, **at: Any) -> None:
-        """Compute for the host of this body, in a process of its own."""
-        self._step.work(spec, host, **at)
+    def computes(self, seed: int, slot: int) -> Computed:
+        """As of InnerStep."""
+        return self._step.computes(seed, slot)
 
     def open(self, context: Any) -> None:
         """Compile every function."""

@@ -23,7 +23,7 @@ import xxhash
 
 from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer, Totals
-from isthmus.ops.island.contract import LastingLearning, local_parts
+from isthmus.ops.island.contract import Keeping, LastingLearning, local_parts
 from isthmus.ops.island.life import LeafPart
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, packed, type_of, unpacked
@@ -36,17 +36,16 @@ BORROW_STEPS: Final = 64
 class Lending:
     """The loans of the life that a host opens with `context`.
 
-    `learner` is None where it neither borrows nor lends: an elastic island has copies of its own.
-
     A life without local leaves of its own steps at once, and takes those of another that arrive within BORROW_STEPS
     steps; later its own are as good. It lends once it has found or borrowed some, or has made twice as many steps:
     where all begin together, none has any to lend. Leaves that have the right form but bad values lead to a loss that
     is not finite, and then they are initialized again.
     """
 
-    def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
+    def __init__(self, context: Any, learner: LastingLearning, odometer: Odometer) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
-        self._learner = learner if "moments" in context.connected else None
+        lends = "moments" in context.connected and not isinstance(learner, Keeping)
+        self._learner = learner if lends else None
         self._odometer = odometer
         self._lacks: bool | None = None
         """None before the first step."""
@@ -300,8 +299,8 @@ def _send(file: Generator[None, Chunk, None], chunk: Chunk) -> None:
 class Inheritance:
     """The inheritance of the life that a host opens with `context`.
 
-    `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
-    leaves, once created, are those of a former life already. `model_bytes` is the size of the merged leaves.
+    `held` and `odometer` belong to the `learner`, and change here, too. `model_bytes` is the size of the merged leaves.
+    Of a learner that keeps its local leaves by itself (`Keeping`) they may be those of a former life already.
 
     A cut is made when an answer was captured. By then a learner had adopted a version of each fragment, and had worked
     since: that work is in its parameters, and in no version. Its next life continues with both, and includes that work
@@ -317,12 +316,10 @@ class Inheritance:
         held: Sequence[HeldFragment | None],
         odometer: Odometer,
         alpha: float,
-        has_kept: Callable[[], bool],
         model_bytes: int = 0,
     ) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
-        self._has_kept = has_kept
         self._copies: LocalCopies | None = None
         if context.folder is not None:
             self._copies = LocalCopies(
@@ -365,7 +362,7 @@ class Inheritance:
         this life continues from a cut, returns the progress of the run as known at the cut.
         """
         own = self._own
-        if self._has_kept():
+        if isinstance(self._learner, Keeping) and self._learner.has_kept:
             return None
         if own is not None and self._take_own(own):
             totals = Totals()  # The totals that this life has received since may exceed those at the cut.

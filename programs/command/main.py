@@ -1,8 +1,9 @@
 """The command `isthmus`.
 
 Modules that take time to import are imported by the commands that need them, so that help and a mistyped option answer
-at once. So does typer: it builds the options of all commands that it is given, which takes longer than most commands;
-so it is given the one that is named, and for the list of all of them none with its options (`narrowed`).
+at once. So are the commands of wings. typer takes time, too: it builds the options of all commands that it is given,
+which takes longer than most commands; so it is given the one that is named, and for the list of all of them none with
+its options (`narrowed`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from isthmus.programs.command import (
-    data_commands,
-    lab_commands,
-    launch_commands,
-    machine_commands,
-    model_commands,
-    run_commands,
-)
+from isthmus.programs import wing_table
+from isthmus.programs.command import data_commands, machine_commands, model_commands, run_commands
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import check_descriptors, check_linux, signal_masks, unblock
@@ -40,29 +35,6 @@ def _empty() -> typer.Typer:
     )
 
 
-app = _empty()
-app.add_typer(run_commands.commands)
-app.add_typer(run_commands.past_commands)
-app.add_typer(lab_commands.chaos_commands)
-app.add_typer(lab_commands.plan_commands)
-app.add_typer(machine_commands.commands)
-app.add_typer(
-    launch_commands.commands,
-    name="launch",
-    rich_help_panel=machine_commands.PANEL,
-    help="Launch a run on Slurm, Ray or Kubernetes; scale it, end it.",
-)
-app.add_typer(
-    lab_commands.simulate_commands,
-    name="simulate",
-    rich_help_panel=run_commands.PANEL,
-    help="Simulate runs, or their goodput, without any machine.",
-)
-app.add_typer(model_commands.commands)
-app.add_typer(data_commands.commands)
-
-
-@app.callback(invoke_without_command=True)
 def isthmus(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
@@ -81,16 +53,28 @@ def isthmus(
 
 
 def narrowed(arguments: Sequence[str]) -> typer.Typer:
-    """The app with the one command that the arguments name; with all, but without options, where they ask for help."""
+    """The command line with the one command that the arguments name; with all, but without options, where they ask for
+    help."""
     if not arguments or arguments[0] in _HELP:
-        return _of(map(_without_options, _infos()))
-    named = [info for info in _infos() if _name_of(info) == arguments[0]]
-    return _of(named) if named else app
+        return _of(map(_without_options, _infos(None)))
+    named = [info for info in _infos(arguments[0]) if _name_of(info) == arguments[0]]
+    return _of(named or _infos(None))
 
 
-def _infos() -> Iterator[Any]:
-    """What typer knows of each command, and of each group of commands, in their order."""
-    for group in app.registered_groups:
+def whole() -> typer.Typer:
+    """The command line with all commands."""
+    return _of(_infos(None))
+
+
+def _infos(name: str | None) -> Iterator[Any]:
+    """What typer knows of each command, and of each group of commands, in their order: of wings those that have the one
+    of this name, all for None."""
+    offered = _empty()
+    for module in (run_commands, machine_commands, model_commands, data_commands):
+        offered.add_typer(module.commands)
+    for wing in wing_table.commands_of(name):
+        wing.offer(offered)
+    for group in offered.registered_groups:
         if isinstance(group.name, str) or group.typer_instance is None:
             yield group
         else:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WHERE: Final = "Where"
 SHOWN: Final = "What is shown"
+EXPERIMENTS: Final = "Experiments"
+"""The panel of commands that try something, on machines or without any."""
 
 RunDir: TypeAlias = Annotated[
     Path | None,

@@ -15,13 +15,10 @@ import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.commands import FAILED, Commands
-from isthmus.programs.command.options import AsJson
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.system.addresses import LOOPBACK
-from isthmus.runtime.system.files import put_bytes
-from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
@@ -208,80 +205,6 @@ def compile_ahead(
 
 
 @commands.command(rich_help_panel=PANEL)
-@takes_options("program", "run_dir", "transport", "cluster")
-def compare(
-    requested: Options,
-    programs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROGRAM",
-            help="As for train; the first is the reference. Default: data-parallel decoupled-diloco.",
-            show_default=False,
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds, from --seed on.")] = 3,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep",
-            metavar="section.key=A,B",
-            help="A side for each of these values; may be repeated: then for each combination.",
-            show_default=False,
-        ),
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            "--margin", metavar="X", help="By how much a loss may differ, and be as good.", show_default=False
-        ),
-    ] = None,
-    speeds: Annotated[
-        str | None,
-        typer.Option(
-            "--speeds",
-            metavar="S,S,...",
-            help="In virtual time, at these speeds of the slots; one 1 for all alike.",
-            rich_help_panel=options.WHERE,
-        ),
-    ] = None,
-    delay_ms: Annotated[
-        float | None,
-        typer.Option(
-            "--delay",
-            metavar="MS",
-            help="In virtual time: what a transfer between hosts takes, where a step takes 10. Default: 1.",
-            show_default=False,
-            rich_help_panel=options.WHERE,
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="The folder of the runs. Default: runs/compare-ID.",
-            rich_help_panel=options.WHERE,
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Train by several programs and seeds, and compare the losses.
-
-    With intervals of differences, and one learner alone as the control.
-
-    The same call goes on where it was broken off, and shows again what came of it.
-
-    Exit status 1 if a run failed.
-    """
-    from isthmus.programs.command.comparing import CompareOptions
-    from isthmus.programs.command.comparing import compare as comparing
-
-    comparison = CompareOptions(requested, programs or [], sweep or [], seeds, margin, speeds, delay_ms, folder)
-    if not comparing(comparison, as_json=as_json):
-        raise typer.Exit(FAILED)
-
-
-@commands.command(rich_help_panel=PANEL)
 def status(
     run: Run = None,
     cluster: Cluster = None,
@@ -299,30 +222,6 @@ def status(
     if every and not as_json:
         typer.echo(status.daemon_lines(), nl=False)
     status_view.show(folder, every=every, watch=watch, as_json=as_json, home=home)
-
-
-@commands.command(rich_help_panel=PANEL)
-def dashboard(
-    run: Run = None,
-    cluster: Cluster = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Where it is; 0: any port that is free.")] = 0,
-    address: Annotated[
-        str, typer.Option("--address", metavar="ADDRESS", help="Of this machine; off loopback only with a token.")
-    ] = "127.0.0.1",
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="The password of the page; or ISTHMUS_DASHBOARD_TOKEN."),
-    ] = None,
-) -> None:
-    """Follow runs on a page in the browser.
-
-    The address is the first line of the output. The page only reads; Ctrl-C ends it, and no run.
-
-    RUN may be a folder of runs.
-    """
-    from isthmus.programs.command import dashboard as page
-
-    page.dashboard(run, cluster, address, port, token_file)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -369,111 +268,3 @@ def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: b
         shape = graph_view.as_json(request.graph, request.proof, request.fingerprint, placement)
         return json.dumps(shape, indent=2)
     return graph_view.text(request.graph, request.proof, request.plans if plans else None)
-
-
-past_commands = typer.Typer(cls=Commands)
-
-
-@past_commands.command(rich_help_panel=PANEL)
-def why(
-    run: Run = None,
-    fragment: Annotated[int | None, typer.Option("--fragment", metavar="P", help="Of this fragment.")] = None,
-    version: Annotated[
-        str | None, typer.Option("--version", metavar="N", help="This version of it, as N or EPOCH.N; or its newest.")
-    ] = None,
-    last: Annotated[bool, typer.Option("--last", help="The newest of all; the default.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Explain one merge: its contributors, late answers, and reasons.
-
-    From merges.jsonl, the tape of the syncer, trace.json and events.jsonl.
-
-    It may be asked while the run goes on.
-    """
-    from isthmus.programs.engine.results.why import MergeQuery
-    from isthmus.programs.study.lab import past as why_view
-    from isthmus.programs.study.terminal import status
-
-    wanted = MergeQuery.of(fragment, version, is_last=last)
-    why_view.show_why(status.whole_folder_of(run), wanted, as_json=as_json)
-
-
-@past_commands.command(rich_help_panel=PANEL)
-def replay(run: Run = None, as_json: AsJson = False) -> None:
-    """Replay the tapes of a run, and check that cores decide the same.
-
-    A tape has what a host or a daemon was told, and what its core decided.
-
-    A fresh core is told the same; exit status 1 if it decides anything else.
-    """
-    from isthmus.programs.study.lab import past as replay_view
-    from isthmus.programs.study.terminal import status
-
-    if not replay_view.show_replay(status.whole_folder_of(run), as_json=as_json):
-        raise typer.Exit(FAILED)
-
-
-@past_commands.command(rich_help_panel=PANEL)
-def borders(
-    run: Run = None,
-    digests: Annotated[
-        bool, typer.Option("--digests", help="With --json: the digest of each item that a tape has.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what crossed between the machines of a run.
-
-    Between its regions, too. By kind: bytes of TCP, items, the largest, first, last, digests of what tapes have.
-
-    It may be asked while the run goes on.
-    """
-    from isthmus.programs.engine.results import borders as accounts
-    from isthmus.programs.study.terminal import status
-    from isthmus.programs.study.terminal.borders_page import page
-
-    folder = status.whole_folder_of(run)
-    try:
-        found = accounts.read(folder)
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        do = "Name a run folder: isthmus status --all shows them."
-        raise ConfigError(
-            f"Reading {folder}", "graph.json of a run", f"{type(error).__name__}: {error}", remedy(error, do)
-        ) from None
-    typer.echo(json.dumps(found.as_data(with_digests=digests), indent=2) if as_json else printable(page(found)))
-
-
-@past_commands.command(rich_help_panel=PANEL)
-def report(
-    run: Run = None,
-    pictures: Annotated[
-        Path | None,
-        typer.Option("--pictures", metavar="DIR", help="Write timeline.svg there, and absence.svg if a host was away."),
-    ] = None,
-) -> None:
-    """Write the report of a run again, from the files that are there.
-
-    Also of a run that goes on, or that ended without one.
-    """
-    from isthmus.programs.engine.report.page import absence_svg, timeline_svg, write_report
-    from isthmus.programs.study.terminal import status
-
-    folder = status.whole_folder_of(run)
-    try:
-        written = [write_report(folder)]
-        if pictures is not None:
-            pictures.mkdir(parents=True, exist_ok=True)
-            for name, draw in (("timeline.svg", timeline_svg), ("absence.svg", absence_svg)):
-                try:
-                    drawing = draw(folder)
-                except ValueError as error:
-                    typer.echo(f"not drawn: {error}")
-                else:
-                    put_bytes(pictures / name, drawing.encode())
-                    written.append(pictures / name)
-    except OSError as error:
-        reason = f"{error.strerror or error}: {error.filename}"
-        do = "Make room there, or write elsewhere."
-        raise ConfigError(
-            f"Writing the report of {folder}", "files that can be written", reason, remedy(error, do)
-        ) from None
-    typer.echo("\n".join(map(str, written)))

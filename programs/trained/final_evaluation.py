@@ -21,6 +21,7 @@ import msgspec
 
 from isthmus.ops.exchange.paths import modules_among, of_path
 from isthmus.ops.island.scores import evaluated, extract_of
+from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.weights import FINAL, tensors_in
@@ -192,9 +193,7 @@ def _complete(folder: Path, line: EvaluationLine, doing: str) -> None:
     except OSError as error:
         do = "Make room, and ask again: what was computed is in evaluations.jsonl."
         raise ConfigError(doing, "a disk that takes the summary", error.strerror or str(error), do) from None
-    from isthmus.programs.engine.report.page import write_report
-
     try:
-        write_report(folder)
+        wing_table.write_last(folder)
     except OSError as error:
         sys.stderr.write(f"isthmus: report.html could not be written: {error}\n")

@@ -69,7 +69,7 @@ class IslandBody(Protocol):
     """What a body may declare beside that computes on the devices of an island, with the defaults.
 
     `follower`: the body of a process that repeats the calls of this one, on an island of several processes; None where
-    an island must have one process. `prepare` and `work` are called on instances that are never opened.
+    an island must have one process. `prepare` and `computes` are called on instances that are never opened.
     """
 
     follower: ClassVar[Callable[..., Any] | None] = None
@@ -83,8 +83,8 @@ class IslandBody(Protocol):
         """The functions that a learner in this slot calls on these devices, for compilation ahead of time."""
         return iter(())
 
-    def work(self, spec: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
-        """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
+    def computes(self, seed: int, slot: int) -> Any:
+        """What processes that compute for the host of this body need: on islands whose hosts do not compute."""
         return
 
 
@@ -94,7 +94,7 @@ class _Defaults(Body, IslandBody):
 
 Trait: TypeAlias = Literal[
     "outputs", "collects", "schemas", "noted", "calls_user", "is_idle", "is_finished", "is_engaged", "take_early",
-    "open", "close", "follower", "prepare", "calls_on", "work",
+    "open", "close", "follower", "prepare", "calls_on", "computes",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.ids import MachineOwner, Member
 from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.supervision.messages import Form, Formed
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.user_files import is_users
 
@@ -73,22 +74,69 @@ class Traffic:
     round_trips: dict[tuple[str, int], Duration] = field(default_factory=dict)
 
 
+class IslandProcesses:
+    """The processes of an island, as one of its hosts has them: here of an island of one, of which there is nothing to
+    know. Kinds of islands of several are classes of this one."""
+
+    size: int = 1
+    """The number of processes whose devices belong to one island for those that compute in a host."""
+
+    def kind(self, island: IslandDevices) -> Any:
+        """The kind of that island, for its bodies; None for one of one process."""
+        return None
+
+    def begin(self, island: IslandDevices, body: Callable[[], Any], seed: int, slot: int) -> None:
+        """Do what must be done before this process has threads; `body` makes the one that computes on the island."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where this host awaits the others, for their daemons to tell them; empty where it awaits none."""
+        return ()
+
+    def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+        """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of islands."""
+
+    @property
+    def form_result(self) -> Formed:
+        """What this host reports of the newest form."""
+        return Formed()
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether computation pauses, because processes form the island."""
+        return False
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of processes that compute for this host."""
+        return 0.0
+
+
+ONE_PROCESS: Final = IslandProcesses()
+
+
 @dataclass(frozen=True, slots=True)
 class IslandDevices:
     """The devices that a host may use.
 
     `kinds` are the names that they may have, none for any; `devices` is their number, None for all that its process
-    sees, and `begin` the index of the first among those; `refusal` is the reason if it cannot have them; `gang` are the
-    processes of an island of several, None where one process has it, and `devices` then those of each; `elastic` the
-    same of one that goes on without some of them.
+    sees, and `begin` the index of the first among those; `refusal` is the reason if it cannot have them; `processes`
+    are those of the island, and `devices` those of each.
     """
 
     kinds: tuple[str, ...] = ()
     devices: int | None = None
     begin: int = 0
     refusal: str = ""
-    gang: Any = None
-    elastic: Any = None
+    processes: IslandProcesses = ONE_PROCESS
+
+    @property
+    def size(self) -> int:
+        """The number of processes whose devices belong to one island for those that compute in a host."""
+        return self.processes.size
+
+    def kind(self) -> Any:
+        """The kind of the island, for its bodies; None for one of one process."""
+        return self.processes.kind(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import uvloop
@@ -29,7 +29,17 @@ from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, Replica
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.bodies import Bodies
-from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
+from isthmus.runtime.host.contract import (
+    ONE_PROCESS,
+    IslandDevices,
+    Span,
+    Trace,
+    Traffic,
+    raised,
+    spans_file,
+    story,
+    untold,
+)
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import LEARNER, ONE_MACHINE, RECORDER, MachineOwner, Member, Replica, leader
@@ -65,6 +75,29 @@ Row: TypeAlias = Sequence[Any]
 """A row of a roster: [replica, incarnation, endpoints, machine]; a third endpoint is the machine's porter."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerReach:
+    """How one host is reached by its peers, and reaches them.
+
+    Attributes:
+        meets: the way to meet a replica.
+        listens: the endpoint at which others dial it, as `bind` takes it; None if none do.
+        porter: the endpoint of this machine's porter; '' if it has none.
+        reaches: addresses of other machines' porters as this machine reaches them, where it knows better than they do.
+        only_porters: there is no other way to another machine.
+        machines: gets the machine of each replica that a roster names.
+        keys: gets the keys of the machines in the directory; None in a run without keys.
+    """
+
+    meets: Callable[[Replica], Meeting]
+    listens: str | None = None
+    porter: str = ""
+    reaches: Mapping[str, str] = field(default_factory=dict)
+    only_porters: bool = False
+    machines: dict[Replica, str] = field(default_factory=dict)
+    keys: Keyring | None = None
+
+
 class Meetings:
     """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself.
 
@@ -72,39 +105,32 @@ class Meetings:
     to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
     has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
     before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
-    later roster. When the relay has a new life, the members behind it are reached through that. `reaches` are addresses
-    of other machines' porters as this machine reaches them, where it knows better than they do; `only_porters`: there
-    is no other way to another machine. `machines` gets the machine of each replica that a roster named.
+    later roster. When the relay has a new life, the members behind it are reached through that.
     """
 
     def __init__(
         self,
         plan: Plan,
         member: Member,
+        reach: PeerReach,
         *,
         channel: DiallingChannel,
-        meets: Callable[[Replica], Meeting],
         tell: Callable[[Event], None],
-        reaches: Mapping[str, str] = MappingProxyType({}),
-        machines: dict[Replica, str] | None = None,
-        only_porters: bool = False,
     ) -> None:
         self.live: dict[Replica, Member] = {member.replica: member}
-        self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
-        self._reaches, self._only_porters = reaches, only_porters
+        self._member, self._reach, self._channel, self._tell = member, reach, channel, tell
         crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
         mine = member.replica.role
         self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
         self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
         self._relay: Member | None = None
-        self._machines = {} if machines is None else machines
         self._directory = NOBODY
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
 
     def owner_of(self, role: str, slot: int) -> MachineOwner:
         """Whose the machine of a host in the rosters is; of nobody in a run of one machine."""
-        machine = self._machines.get(Replica(role, slot), "")
+        machine = self._reach.machines.get(Replica(role, slot), "")
         return self._directory.owners.get(machine, MachineOwner("" if machine == ONE_MACHINE else machine))
 
     def follow(self, rows: Sequence[Row], directory: Directory) -> None:
@@ -113,7 +139,7 @@ class Meetings:
         A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
         """
         named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
-        self._machines.update((row[0].replica, row[2]) for row in named)
+        self._reach.machines.update((row[0].replica, row[2]) for row in named)
         self._directory = directory
         present = {row[0].replica: row for row in named if not self._is_former(row[0])}
         if present.get(self._member.replica, (None,))[0] != self._member:
@@ -129,7 +155,7 @@ class Meetings:
         if relay != self._relay and relay is not None:
             self._relay = relay
             for replica in sorted(self.live):
-                if replica != self._member.replica and self._meets(replica) == "relay":
+                if replica != self._member.replica and self._reach.meets(replica) == "relay":
                     self._channel.relay(self.live[replica], relay)
         for replica, (member, endpoints, machine) in sorted(present.items()):
             if replica not in self.live and replica.role in self._roles:
@@ -145,8 +171,8 @@ class Meetings:
         machines are one, as in tests.
         """
         control, data, *porters = endpoints
-        porter = self._reaches.get(machine, porters[0]) if porters and machine != own else ""
-        is_inside = bool(porter) and (self._only_porters or is_loopback(control))
+        porter = self._reach.reaches.get(machine, porters[0]) if porters and machine != own else ""
+        is_inside = bool(porter) and (self._reach.only_porters or is_loopback(control))
         return Endpoints(control, data, keys.get(machine, ""), porter, is_inside)
 
     def _is_former(self, member: Member) -> bool:
@@ -157,7 +183,7 @@ class Meetings:
 
     def _meet(self, member: Member, endpoints: Endpoints | None, relay: Member | None) -> bool:
         """Dial or expect a peer, or reach it through the relay; False if that is not possible yet."""
-        meeting = self._meets(member.replica)
+        meeting = self._reach.meets(member.replica)
         if meeting == "wait":
             self._channel.expect(member)
         elif meeting == "dial" and endpoints is not None:
@@ -383,103 +409,87 @@ OpenChannel = Callable[[Clock, Any, OnTransfer], DiallingChannel]
 """(clock, loop, watch) -> the channel of this host."""
 
 
-class HostIsland(Protocol):
-    """A host's view of its island, where that goes on without some of its processes."""
+@dataclass(frozen=True, slots=True)
+class RunLife:
+    """One life of a host in a run.
 
-    @property
-    def form_result(self) -> Formed: ...
+    Attributes:
+        folder: the run's, on this machine.
+        run: the name of the run.
+        daemon: the endpoint of its daemon.
+        zero_ns: the instant 0 of the run, as the machine's clock has it.
+        seed: that of the run.
+        tape_bytes: the most that the tapes of all lives of its replica have together.
+        niceness: the nice level at which bodies compute for which no other host waits, once they are open; 0 of all
+            others, of which learners lower theirs once they step.
+    """
 
-    @property
-    def is_forming(self) -> bool: ...
-
-    def cpu_seconds(self) -> float: ...
+    member: Member
+    folder: Path
+    run: str
+    daemon: str
+    zero_ns: int
+    seed: int
+    tape_bytes: int = TAPE_BYTES
+    niceness: int = 0
 
 
 class HostProcess:
-    """Runs one plan as one member of the run named `run`, until the daemon orders it to exit.
+    """Runs one plan as one life in a run, until the daemon orders it to exit.
 
-    `listens` is the endpoint at which others dial it, as `bind` takes it, None if none do, and `porter` that of this
-    machine's porter, '' if it has none; `reaches` as in Meetings. Rosters keep `machines` (the machine of each
-    member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
-    lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
-    called with every roster, `elastic` is queried for the state of an elastic island. `lent` is a node whose thread
-    other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave. The
-    process goes on with what is not ours once this host has left or failed: it says that it is gone, and not silent.
-    `niceness` is the nice level at which bodies compute for which no other host waits, once they are open; 0 of all
-    others, of which learners lower theirs once they step.
+    Arguments:
+        reach: how it and its peers reach each other; rosters keep its machines and keys up to date.
+        resolve: what a reference among the arguments of a body stands for.
+        open_channel: makes its channel.
+        island: the devices that it may use, and the processes of its island; None for all devices of this process.
+        lent: a node whose thread other code of this process lends: then `run` is called in a thread beside that, and
+            that code may ask to leave. The process goes on with what is not ours once this host has left or failed: it
+            says that it is gone, and not silent.
     """
 
     def __init__(
         self,
         plan: Plan,
-        member: Member,
+        life: RunLife,
+        reach: PeerReach,
         *,
-        folder: Path,
-        run: str,
-        daemon: str,
-        zero_ns: int,
-        seed: int,
-        listens: str | None,
-        porter: str = "",
-        reaches: Mapping[str, str] = MappingProxyType({}),
-        only_porters: bool = False,
-        machines: dict[Replica, str],
-        keys: Keyring | None,
-        meets: Callable[[Replica], Meeting],
         resolve: Callable[[Reference], Any],
         open_channel: OpenChannel,
         island: IslandDevices | None = None,
-        door: Sequence[str] = (),
-        on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
-        elastic: HostIsland | None = None,
-        tape_bytes: int = TAPE_BYTES,
         lent: tuple[int, LentThread] | None = None,
-        niceness: int = 0,
     ) -> None:
-        self._member, self._plan, self._folder = member, plan, folder
-        self._niceness = niceness
-        self._listens, self._porter, self._run = listens, porter, run
-        self._machines, self._keys = machines, keys
+        self._plan, self._life, self._reach = plan, life, reach
         loop = uvloop.new_event_loop()
         loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._loop = SharedLoop(loop)
-        self._clock = LoopClock(self._loop, zero_ns)
+        self._clock = LoopClock(self._loop, life.zero_ns)
         self._is_lent = lent is not None
-        self._trace, self._tape = Trace(), Tape(segment_bytes(tape_bytes))
-        self._tape_files = TapeFiles.of_host(folder, member, bytes_max=tape_bytes)
-        self._executor = ThreadExecutor(self._loop, str(member.replica), lent)
+        self._trace, self._tape = Trace(), Tape(segment_bytes(life.tape_bytes))
+        self._tape_files = TapeFiles.of_host(life.folder, life.member, bytes_max=life.tape_bytes)
+        self._executor = ThreadExecutor(self._loop, str(life.member.replica), lent)
         self._channel = open_channel(self._clock, self._loop, self._watch)
         self._host = Host(
             plan,
-            member,
+            life.member,
             clock=self._clock,
             channel=self._channel,
             executor=self._executor,
-            seed=seed,
+            seed=life.seed,
             resolve=resolve,
             tape=self._tape,
             trace=self._trace,
             island=island,
-            folder=folder,
+            folder=life.folder,
             owner_of=lambda role, slot: self._meetings.owner_of(role, slot),
             on_ended=self._node_ended,
             on_failed=self._failed,
             on_opened=lambda: self._note("open", self._clock.now()),
         )
-        self._meetings = Meetings(
-            plan,
-            member,
-            channel=self._channel,
-            meets=meets,
-            tell=self._host.handle,
-            reaches=reaches,
-            machines=machines,
-            only_porters=only_porters,
-        )
+        self._meetings = Meetings(plan, life.member, reach, channel=self._channel, tell=self._host.handle)
         self._places: dict[Member, str] = {}
         """The machine of each member that was ever in a roster."""
-        self._endpoints, self._door = list[str](), list(door)
-        self._on_roster, self._elastic = on_roster, elastic
+        self._endpoints = list[str]()
+        self._island = ONE_PROCESS if island is None else island.processes
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._computed, self._memory = time.process_time(), ProportionalMemory()
@@ -491,15 +501,14 @@ class HostProcess:
         """Whether that is because the run is over."""
         self._beats_kept = 0
         self._is_over = self._gives_way = self._is_gone = False
-        self._zero_ns = zero_ns
         self._noted: set[Phase] = set()
-        self._daemon = ControlClient(self._loop, daemon, self._on_message)
+        self._daemon = ControlClient(self._loop, life.daemon, self._on_message)
 
     def run(self) -> int:
         """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
-        if self._listens is not None:
-            self._endpoints = list(self._channel.bind(self._listens)[:2])
-            self._endpoints += [self._porter] if self._porter else []
+        if self._reach.listens is not None:
+            self._endpoints = list(self._channel.bind(self._reach.listens)[:2])
+            self._endpoints += [self._reach.porter] if self._reach.porter else []
         self._loop.call_soon(self._begin)
         self._loop.run_forever()
         self._close()
@@ -530,7 +539,7 @@ class HostProcess:
             self._failed(self._host, node, story(error))
 
     def _begin(self) -> None:
-        self._host.start([self._member])
+        self._host.start([self._life.member])
         self._say("hello")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
@@ -557,30 +566,28 @@ class HostProcess:
         """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
         directory = msgspec.convert(known, Directory)
         self._places |= {Member(Replica.parse(name), incarnation): machine for name, incarnation, _, machine in rows}
-        if self._keys is not None:
-            self._keys.replace({key: machine for machine, key in directory.keys.items()})
+        if self._reach.keys is not None:
+            self._reach.keys.replace({key: machine for machine, key in directory.keys.items()})
         self._meetings.follow(rows, directory)
-        if self._on_roster is not None:
-            self._on_roster(rows, msgspec.convert(forms, list[Form]))
+        self._island.on_roster(rows, msgspec.convert(forms, list[Form]))
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         starved = self._supply.look(self._host.traffic, self._clock.now())
-        elastic = self._elastic
         told = message_of(
             self._host,
             self._channel,
             self._clock.now(),
-            formed=Formed() if elastic is None else elastic.form_result,
-            cpu_seconds=used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
+            formed=self._island.form_result,
+            cpu_seconds=used.ru_utime + used.ru_stime + self._island.cpu_seconds(),
             memory_bytes=self._memory.peak_bytes,
             places=self._places_of_user(),
             starved=None if starved is None else msgspec.to_builtins(starved),
             full=DISK.full.now()[:FULL_MAX],
         )
         phase = self._phase(self._host.published)
-        said = {"type": kind, "run": self._run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}
-        said["door"] = self._door
+        said = {"type": kind, "run": self._life.run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}
+        said["door"] = list(self._island.endpoints)
         self._daemon.send({**told, **said, **more})
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
@@ -588,12 +595,8 @@ class HostProcess:
         if self._is_gone:
             return "gone"
         is_away = self._host.busy.firings(self._clock.now()).is_away
-        reported = phase(self._member.replica, published, is_open=self._host.is_open, is_away=is_away)
-        return (
-            "recovering"
-            if reported in ("stepping", "away") and self._elastic is not None and self._elastic.is_forming
-            else reported
-        )
+        reported = phase(self._life.member.replica, published, is_open=self._host.is_open, is_away=is_away)
+        return "recovering" if reported in ("stepping", "away") and self._island.is_forming else reported
 
     def _beat(self) -> None:
         if self._is_gone:
@@ -663,8 +666,8 @@ class HostProcess:
         """Note when this life reached a phase of its start, once."""
         if phase not in self._noted:
             self._noted.add(phase)
-            member = self._member
-            note(self._folder, str(member.replica), phase, life=member.incarnation, at_ns=self._zero_ns + at)
+            member = self._life.member
+            note(self._life.folder, str(member.replica), phase, life=member.incarnation, at_ns=self._life.zero_ns + at)
 
     def _note_first_step(self) -> None:
         """Note when the learner began its first step, once it says so."""
@@ -677,17 +680,17 @@ class HostProcess:
         leaves a slot empty meanwhile, and what is to be evaluated first is soon another model."""
         if self._gives_way:
             return
-        if self._niceness and self._host.is_open:
+        if self._life.niceness and self._host.is_open:
             self._gives_way = True
-            processes.lower_other_threads(self._niceness)  # This one is the loop, which answers the daemon.
-            processes.lower_priority(self._niceness)
+            processes.lower_other_threads(self._life.niceness)  # This one is the loop, which answers the daemon.
+            processes.lower_priority(self._life.niceness)
         elif self._phase(self._host.published) == "stepping":
             self._gives_way = True
             processes.lower_priority()
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""
-        note = note_of(self._folder)
+        note = note_of(self._life.folder)
         if note is None:
             return False
         if note.endpoint != self._daemon.endpoint:
@@ -698,12 +701,12 @@ class HostProcess:
     # -- the host ------------------------------------------------------------------------------------------------------
 
     def _node_ended(self, host: Host, node: str) -> None:
-        if self._member.replica.role == RECORDER:
+        if self._life.member.replica.role == RECORDER:
             self._is_over = True
             self._say("over")
 
     def _failed(self, host: Host, node: str, error: str) -> None:
-        sys.stderr.write(f"{self._member}, node {node!r}: {error}\n")
+        sys.stderr.write(f"{self._life.member}, node {node!r}: {error}\n")
         self._error, self._is_gone = error, self._is_lent
         self._say("failed", error=msgspec.to_builtins(host.raised or untold(node, error)))
         self._loop.call_later(0.1, self._loop.stop)
@@ -741,9 +744,9 @@ class HostProcess:
             peer = {"peer": str(member.replica), "incarnation": member.incarnation}
             peer |= {"machine": self._places.get(member, ""), "through": "" if through is None else str(through)}
             account += lines(peer, crossed, names)
-        own, member = self._places.get(self._member, ""), self._member
+        own, member = self._places.get(self._life.member, ""), self._life.member
         account_files.write(
-            account_files.of_member(self._folder, member),
+            account_files.of_member(self._life.folder, member),
             Account(
                 str(member.replica),
                 member.incarnation,
@@ -751,7 +754,7 @@ class HostProcess:
                 self._clock.now(),
                 time.time(),
                 is_last,
-                self._keys is not None,
+                self._reach.keys is not None,
                 account,
                 lent={name: count for name, count in self._channel.statistics().items() if name in LENT},
             ),
@@ -767,7 +770,7 @@ class HostProcess:
         self._write_account(is_last=True)
         spans = msgspec.json.encode(list(self._trace.spans))
         with suppress(OSError):  # The timeline then lacks this host; the run does not depend on it.
-            write_bytes(spans_file(self._folder, self._member), spans)
+            write_bytes(spans_file(self._life.folder, self._life.member), spans)
         self._tape_files.close()
         self._daemon.close()
         self._loop.close()

@@ -29,6 +29,7 @@ from isthmus.runtime.host.own_process import (
     Meeting,
     Meetings,
     Parting,
+    PeerReach,
     Row,
     is_orphan,
     is_searching,
@@ -246,8 +247,8 @@ class Life:
         self.meetings = Meetings(
             self.plan,
             member,
+            PeerReach(lambda other: setting.meets(member.replica, other)),
             channel=self.channel,
-            meets=lambda other: setting.meets(member.replica, other),
             tell=self.host.handle,
         )
 

@@ -28,7 +28,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.engine.results import borders
+from isthmus.programs.wings.borders import borders
 from isthmus.runtime.system.memory import proportional_bytes
 
 HERE = Path(__file__).parent

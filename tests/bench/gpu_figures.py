@@ -248,8 +248,8 @@ def table(told: Mapping[str, Any]) -> str:
 
 def draw(path: Path) -> None:
     """The page beside gpu.json."""
-    from isthmus.programs.engine.report.page import write_sheet
-    from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
+    from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
+    from isthmus.programs.wings.report.page import write_sheet
 
     told = read(path)
     ran = [

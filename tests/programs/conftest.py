@@ -14,7 +14,7 @@ import pytest
 import typer.testing
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
+from tests.command_line import app
 from tests.programs.engine.run.process_run import Run
 
 # A runner makes the commands of an app anew at each call, which takes longer than most refusals.

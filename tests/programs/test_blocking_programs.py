@@ -15,8 +15,8 @@ from isthmus import Program
 from isthmus.ops.island.optimizer import adamw
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.job import Job
-from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
+from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Reference
 from tests.effort import long, soaked

@@ -24,8 +24,8 @@ from isthmus.programs.engine.request.task_checks import check_alike, layout_of
 from isthmus.programs.engine.run.resume import changes
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.routers import route
-from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.trained.run_model import task_of
+from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.sim.faults import Cut, Kill, Pause, RefuseStarts
 from tests.programs.family import ADAM, final_model, recorded

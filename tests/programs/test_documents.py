@@ -35,7 +35,7 @@ APART = {
     "docs/how-to/slurm.md": "a cluster: tests/engines/test_slurm.py",
     "docs/how-to/ray.md": "a cluster: tests/engines/test_ray.py",
     "docs/how-to/kubernetes.md": "a cluster: tests/engines/test_kubernetes.py",
-    "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
+    "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/wings/dashboard",
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
     "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
     "docs/how-to/join-with-a-loop.md": "a second machine: tests/torch_tasks/test_joining_loops.py",

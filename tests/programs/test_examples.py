@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
 from isthmus.programs.job import Job
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.plans import lower
@@ -22,6 +21,7 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
+from tests.command_line import app
 from tests.effort import soaked
 from tests.patience import PATIENCE
 

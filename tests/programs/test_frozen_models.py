@@ -15,7 +15,7 @@ from isthmus import At, Program, Task, load
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.snapshots.snapshots import FOLDER
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from tests.effort import long
 

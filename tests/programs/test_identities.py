@@ -15,8 +15,8 @@ from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.ops.syncer import merge as merge_node
 from isthmus.ops.syncer.merge import Merge
-from isthmus.programs.study.simulation import virtual_run
-from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.simulation import virtual_run
+from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.sim.world import World
 from tests.programs.family import ADAM, SGD, final_model, recorded

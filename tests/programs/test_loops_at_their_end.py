@@ -100,7 +100,7 @@ def test_one_that_is_away_is_waited_for_and_one_that_never_asks_is_led_out_of_it
     (tmp_path / "away").touch()
     run.wait_for(lambda: run.host("learner/1").get("state") == "away")
     host = run.host("learner/1")
-    assert host["user_code_ns"] >= 3e9
+    assert host["user_code_ns"] >= 2.9e9  # Its host is away after 3 s, by the beat before the one that says how long.
     assert [place[2] for place in host["places"]] == ["evaluate"]
     steps = run.steps()["learner/0"]
     run.wait_for(lambda: run.steps()["learner/0"] > steps + 10)

@@ -21,8 +21,8 @@ from isthmus.programs.engine.request.environment import compute_on_cpu
 from isthmus.programs.engine.request.faults import mesh_faults
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.request.task_in_hand import differences
-from isthmus.programs.study.simulation.toy_task import LAYOUT, ToyEvaluation, ToyLearner
 from isthmus.programs.task import ModelLeaf, OwnTask
+from isthmus.programs.wings.simulation.toy_task import LAYOUT, ToyEvaluation, ToyLearner
 from isthmus.runtime.errors import ConfigError, Fault
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs import SHIPPED
-from isthmus.programs.command.main import app
+from tests.command_line import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

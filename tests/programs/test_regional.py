@@ -11,8 +11,8 @@ import pytest
 from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.programs.engine.results.changes import settings
-from isthmus.programs.engine.results.why import MergeQuery, table, why
-from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.why.why import MergeQuery, table, why
 from isthmus.runtime.errors import ConfigError
 from tests.effort import long
 from tests.programs.family import ADAM, final_model, recorded

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from isthmus import Program, Task, load
-from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences
 from isthmus.programs.engine.results import reading
 from isthmus.programs.job import TensorSpec
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.programs.task import StepTask, TaskLayout
+from isthmus.programs.wings.report.charts_lines import charts
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.testing import Kill
 from tests.effort import soaked

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus import At, Program, Tokens
 from isthmus.programs.engine.request.batch_checks import tokens_mean
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.testing import Kill
 from tests.effort import soaked

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isthmus import Program
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.torch_tasks.torch_models import task_of
 
 pytestmark = pytest.mark.torch

@@ -27,7 +27,7 @@ from isthmus.programs.engine.islands.gang import ElasticHost, GangOfProcesses
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.host.contract import IslandDevices
+from isthmus.runtime.host.contract import ONE_PROCESS, IslandDevices, IslandProcesses
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.locks import FileLock
@@ -132,18 +132,22 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
         set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
         if accelerators is not None and islands.platform == accelerators.platform:
             set_environment(environment.compiling(len(islands.ids), os.environ))
-        gang = (
-            GangOfProcesses(member, size, run_spec.here.address)
-            if size > 1 and not run_spec.is_elastic(replica.slot)
-            else None
-        )
-        elastic = ElasticHost(member, size, run_spec.here.address) if run_spec.is_elastic(replica.slot) else None
+        processes = _processes(member, run_spec)
     except (ConfigError, OSError) as error:
         return IslandDevices(refusal=str(error))
     if islands.platform is None:
-        return IslandDevices(gang=gang, elastic=elastic) if size > 1 else None
+        return IslandDevices(processes=processes) if size > 1 else None
     kinds = run_spec.here.kinds if platform_of(run_spec.here.kinds) == islands.platform else ()
-    return IslandDevices(kinds, islands.devices, gang=gang, elastic=elastic)
+    return IslandDevices(kinds, islands.devices, processes=processes)
+
+
+def _processes(member: Member, run_spec: Spec) -> IslandProcesses:
+    """Those of a learner's island, as its host has them; OSError where it cannot await them."""
+    slot = leader(member.replica).slot
+    size, address = run_spec.processes_of(slot), run_spec.here.address
+    if run_spec.is_elastic(slot):
+        return ElasticHost(member, size, address)
+    return GangOfProcesses(member, size, address) if size > 1 else ONE_PROCESS
 
 
 def _beside(run_spec: Spec) -> Mapping[str, str | None]:

@@ -22,6 +22,7 @@ import msgspec
 
 from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import WorkerPlace
+from isthmus.runtime.host.contract import IslandDevices, IslandProcesses
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
 from isthmus.runtime.system import addresses
@@ -31,7 +32,7 @@ TOKEN_BYTES = 16
 
 
 @final
-class GangOfProcesses:
+class GangOfProcesses(IslandProcesses):
     """The host side of one of the `size` processes of an island, in its life as `member`.
 
     The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
@@ -48,6 +49,11 @@ class GangOfProcesses:
         self._life = str(first), member.incarnation
         self._leader_at: tuple[str, str] | None = None
         self._door = addresses.serve(address, 0, size) if self.number == 0 else None
+
+    def kind(self, island: IslandDevices) -> Any:
+        from isthmus.ops.island.gang_kind import GangKind
+
+        return GangKind(self, island)
 
     @property
     def door(self) -> socket.socket:
@@ -190,10 +196,10 @@ class _OfNumbers(NamedTuple):
 
 
 @final
-class ElasticHost:
+class ElasticHost(IslandProcesses):
     """The host side of one of the at most `size` processes of an island, in its life as `member`.
 
-    `workers` is set once this host has begun its forker. OSError if the leader cannot listen at `address`.
+    `workers` is there once this host has begun. OSError if the leader cannot listen at `address`.
 
     Daemons announce in which form each island trains; the leader's host reports in its heartbeat in which it does, so
     that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
@@ -214,13 +220,21 @@ class ElasticHost:
         self._formed = Formed()
         self._is_forming = False
 
-    def start_forker(self, work: Work) -> None:
-        """Start the forker, which forks workers, while this process has no threads."""
-        self.workers = WorkerForker(self.names[self.number], work)
+    def kind(self, island: IslandDevices) -> Any:
+        from isthmus.ops.elastic.elastic_kind import ElasticKind
 
-    def place(self, devices: int | None, kinds: tuple[str, ...]) -> WorkerPlace:
-        """The resources that a worker gets from this host."""
-        return WorkerPlace(self.files, self.door, self.token, devices, kinds)
+        return ElasticKind(self)
+
+    def begin(self, island: IslandDevices, body: Callable[[], Any], seed: int, slot: int) -> None:
+        """Start the forker, which forks workers, while this process has no threads."""
+        place = WorkerPlace(self.files, self.door, self.token, island.devices, island.kinds)
+
+        def work(worker_spec: Mapping[str, Any], host: Connection) -> None:
+            from isthmus.ops.elastic import worker
+
+            worker.work(body().computes(seed, slot), worker_spec, host, seed=seed, slot=slot, place=place)
+
+        self.workers = WorkerForker(self.names[self.number], work)
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
+from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder import summary as recorded
 from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_of, summarise
-from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
@@ -62,7 +62,7 @@ def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span]
     try:
         events = {"traceEvents": list(as_perfetto(list(spans), zero)), "displayTimeUnit": "ms"}
         write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
-        write_report(folder)
+        wing_table.write_last(folder)
     except OSError as error:
         sys.stderr.write(f"isthmus: trace.json or report.html could not be written: {error}\n")
 

@@ -23,7 +23,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import IslandDevices
-from isthmus.runtime.host.own_process import HostProcess, meets
+from isthmus.runtime.host.own_process import HostProcess, PeerReach, RunLife, meets
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system import phases
@@ -49,24 +49,6 @@ def settle_on_core(replica: Replica, learners: int) -> None:
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
 
-def start_forker(
-    plan: Plan, member: Member, island: IslandDevices, seed: int, resolve: Callable[[Reference], Any]
-) -> None:
-    """Start the forker, which forks the processes that compute for this host: before it has threads."""
-    node = next(node for node in plan.nodes if has(node.body, "work"))
-    place = island.elastic.place(island.devices, island.kinds)
-
-    def work(worker_spec: Mapping[str, Any], host: Any) -> None:
-        keywords = {name: resolved(value) for name, value in node.keywords.items()}
-        body = node.body(*map(resolved, node.arguments), **keywords)
-        body.work(worker_spec, host, seed=seed, slot=member.replica.slot, place=place)
-
-    def resolved(value: Any) -> Any:
-        return resolve(value) if isinstance(value, Reference) else value
-
-    island.elastic.start_forker(work)
-
-
 def host_of(
     folder: Path,
     run_spec: spec.Spec,
@@ -81,56 +63,63 @@ def host_of(
     replica = member.replica
     if leader(replica).role not in (LEARNER, EVALUATOR):  # Those of jax do it, and PyTorch's keep malloc's own limit.
         keep_no_large_blocks(sum(4 * math.prod(tensor.shape) for tensor in run_spec.job.layout))
-    gang = None if island is None else island.elastic or island.gang
-    resolve = resolving_of(folder, run_spec, replica)
-    if island is not None and island.elastic is not None:
-        start_forker(plan, member, island, run_spec.job.seed, resolve)
-    machines: dict[Replica, str] = {}
-    keys = None
-    if run_spec.here.secret:
-        keys = Keyring(read_pair(Path(run_spec.here.secret)), name=run_spec.here.machine)
+    resolve, job = resolving_of(folder, run_spec, replica), run_spec.job
+    if island is not None:
+        island.processes.begin(island, lambda: computing_body(plan, resolve), job.seed, replica.slot)
+    here = run_spec.here
+    reach = PeerReach(
+        lambda other: meets(replica, other),
+        listens=None if leader(replica).role == LEARNER else here.listens,
+        porter=here.porter,
+        reaches=dict(here.reaches),
+        only_porters=here.is_far and bool(here.reaches),
+        keys=Keyring(read_pair(Path(here.secret)), name=here.machine) if here.secret else None,
+    )
     return HostProcess(
         plan,
-        member,
-        folder=folder,
-        run=run_spec.run,
-        daemon=daemon,
-        zero_ns=run_spec.zero_ns,
-        seed=run_spec.job.seed,
-        listens=None if leader(replica).role == LEARNER else run_spec.here.listens,
-        porter=run_spec.here.porter,
-        reaches=dict(run_spec.here.reaches),
-        only_porters=run_spec.here.is_far and bool(run_spec.here.reaches),
-        door=() if gang is None else gang.endpoints,
-        on_roster=None if gang is None else gang.on_roster,
-        elastic=None if island is None else island.elastic,
-        machines=machines,
-        keys=keys,
-        meets=lambda other: meets(replica, other),
+        RunLife(
+            member,
+            folder,
+            run_spec.run,
+            daemon,
+            run_spec.zero_ns,
+            job.seed,
+            run_spec.settings.tape_bytes,
+            niceness_of(replica, job.layout),
+        ),
+        reach,
         resolve=resolve,
         open_channel=lambda clock, loop, watch: WireChannel(
             member,
             clock=clock,
             sockets=ZmqSockets(
                 loop,
-                keys,
+                reach.keys,
                 os.environ.get(PROXY, ""),
-                is_far=run_spec.here.is_far,
+                is_far=here.is_far,
                 # What is shared passes no proxy, which is there to be passed.
                 desk=SegmentDesk() if run_spec.settings.shared_memory and PROXY not in os.environ else None,
             ),
             run=run_spec.run,
             fingerprint=run_spec.fingerprint,
-            limits=FAR_LIMITS if run_spec.here.is_far else None,
+            limits=FAR_LIMITS if here.is_far else None,
             watch=watch,
-            machine_of=lambda other: machines.get(other.replica),
+            machine_of=lambda other: reach.machines.get(other.replica),
             holds_strangers=True,
         ),
         island=island,
-        tape_bytes=run_spec.settings.tape_bytes,
         lent=lent,
-        niceness=niceness_of(replica, run_spec.job.layout),
     )
+
+
+def computing_body(plan: Plan, resolve: Callable[[Reference], Any]) -> Any:
+    """The body of a plan that computes on the devices of an island, not opened."""
+    node = next(node for node in plan.nodes if has(node.body, "computes"))
+
+    def resolved(value: Any) -> Any:
+        return resolve(value) if isinstance(value, Reference) else value
+
+    return node.body(*map(resolved, node.arguments), **{name: resolved(each) for name, each in node.keywords.items()})
 
 
 def niceness_of(replica: Replica, layout: Sequence[TensorSpec]) -> int:

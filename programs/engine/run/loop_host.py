@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning
+from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.last_model import LastModel
+from isthmus.ops.learner.own_evaluation import OwnJudging
 from isthmus.ops.learner.recovery import LocalCopies
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
@@ -269,7 +271,7 @@ class LoopHost:
             return
         if not self._has_last_model():
             self._take_last_model()
-        elif leaf := self._body().write_last_model():
+        elif leaf := next(each for each in self._body().companions if isinstance(each, LastModel)).write():
             raise RunError(f"the leaves of this island are not the run's last model: first {leaf!r} has other values")
 
     def _take_last_model(self) -> None:

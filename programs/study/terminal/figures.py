@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.engine.report.sheet import Column, Sheet
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
+from isthmus.programs.study.terminal.sheet import Column, Sheet
 from isthmus.runtime.cores.membership_messages import SILENT
 from isthmus.runtime.errors import printable
 from isthmus.runtime.supervision.incidents import Departed

@@ -27,7 +27,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
@@ -65,6 +64,7 @@ from isthmus.programs.study.terminal.figures import (
     no_room,
     resumption_words,
 )
+from isthmus.programs.study.terminal.sheet import Column
 from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
 from isthmus.runtime.system.disk import FullNotes, open_regular

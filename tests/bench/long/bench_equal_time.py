@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.request import Program, prepare
-from isthmus.programs.study.lab.compare_outcome import difference
-from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.programs.sweeps import batch_default
+from isthmus.programs.wings.compare.compare_outcome import difference
+from isthmus.programs.wings.simulation.virtual_run import VirtualPace, VirtualRun
 from tests.bench.kept_cells import KeptCells
 
 LEARNERS: Final = 4

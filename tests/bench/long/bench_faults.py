@@ -39,9 +39,9 @@ from typing import Any, Final
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
-from isthmus.programs.study.lab.chaos_plan import ChaosPlan, DrawnFaults, Planned, faults_of
-from isthmus.programs.study.lab.chaos_snapshots import StepTime, step_times
-from isthmus.programs.study.lab.goodput import FailureTerms, RestartTerms, lived
+from isthmus.programs.wings.chaos.chaos_plan import ChaosPlan, DrawnFaults, Planned, faults_of
+from isthmus.programs.wings.chaos.chaos_snapshots import StepTime, step_times
+from isthmus.programs.wings.simulation.goodput import FailureTerms, RestartTerms, lived
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, HEALTHY_IF_KILLED

@@ -28,8 +28,8 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.study.lab.compare_outcome import difference
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.compare.compare_outcome import difference
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells
 
 MARGIN: Final = 0.02

@@ -27,7 +27,7 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.recovery import Inheritance
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs import language_model
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Join
 
 LEARNERS, JOINED, AT = 3, 3, 2.2

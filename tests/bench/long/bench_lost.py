@@ -22,7 +22,7 @@ from isthmus.ops.syncer.answer_rules import RoundTally
 from isthmus.ops.syncer.merge import Merge
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.long.bench_joined import replaced
 
 PUSHES: Final = ("int4", "int2", "int1")

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.command.demands import Demand, check, within
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
-from isthmus.programs.engine.report.page import write_sheet
-from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
-from isthmus.programs.study.lab.demands import Demand, check, within
-from isthmus.programs.study.simulation import toy_task
-from isthmus.programs.study.simulation.universe import FOLDER
-from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.programs.study.terminal.figures import show
+from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
+from isthmus.programs.wings.report.charts_lines import ChartLine, draw_lines
+from isthmus.programs.wings.report.page import write_sheet
+from isthmus.programs.wings.simulation import toy_task
+from isthmus.programs.wings.simulation.universe import FOLDER
+from isthmus.programs.wings.simulation.virtual_run import VirtualPace
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace

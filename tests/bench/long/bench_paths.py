@@ -48,7 +48,7 @@ from isthmus.programs import language_model
 from isthmus.programs.engine.recorder.summary import paths_in
 from isthmus.programs.engine.request.request import Program, prepare
 from isthmus.programs.routers import reroute, route, sharded_corpus, training_documents
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells
 
 PATHS: Final = 4

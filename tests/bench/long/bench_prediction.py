@@ -8,12 +8,12 @@ for each; one that is away at that moment is passed over, as a chip is that fail
 and of 4 learners at three mean times between failures of a learner go on at the same time, so that whatever else the
 machine does, it does to all of them.
 
-The model (`programs.study.lab.goodput`) is set by one of these cells alone, the `SET_BY`: by its step, from the end of
-one to the end of the next; its stall, from a kill to the next process of that learner; and its rejoin, from there to
-that process's first inner step. What dies with a learner follows from H and the step: half of an interval. It then has
-to say the goodput of all other cells: `same` of runs with the same moments of failure, and `rate`, which knows nothing
-of a run but its rate, learners and length. Measured is `goodput` of summary.json: inner-step time whose tokens were
-neither lost nor refused, by the time of all slots."""
+The model (`programs.wings.simulation.goodput`) is set by one of these cells alone, the `SET_BY`: by its step, from the
+end of one to the end of the next; its stall, from a kill to the next process of that learner; and its rejoin, from
+there to that process's first inner step. What dies with a learner follows from H and the step: half of an interval. It
+then has to say the goodput of all other cells: `same` of runs with the same moments of failure, and `rate`, which knows
+nothing of a run but its rate, learners and length. Measured is `goodput` of summary.json: inner-step time whose tokens
+were neither lost nor refused, by the time of all slots."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from typing import Any, Final, NamedTuple
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import BATCH, STEP
-from isthmus.programs.study.lab.chaos_strikes import ProcessTable, comes_about
-from isthmus.programs.study.lab.goodput import FailureTerms, failures, lived
+from isthmus.programs.wings.chaos.chaos_strikes import ProcessTable, comes_about
+from isthmus.programs.wings.simulation.goodput import FailureTerms, failures, lived
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, RunBody
 from isthmus.runtime.graph.plans import Plan, lower
 from tests.bench.size import ordered

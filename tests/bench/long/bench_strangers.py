@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.study.simulation.invariants_model import OF_FORGERIES
+from isthmus.programs.wings.simulation.invariants_model import OF_FORGERIES
 from tests.bench.observed import ISTHMUS, lines_of
 from tests.bench.strangers.forging import LIAR, STRANGERS, VARIABLE
 

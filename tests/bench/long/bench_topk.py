@@ -29,7 +29,7 @@ from isthmus.ops.learner import fragment_send
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells
 from tests.bench.long.bench_joined import replaced
 

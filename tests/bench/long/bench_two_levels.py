@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs.engine.run.host_process import PROXY
-from isthmus.programs.study.lab.chaos_strikes import (
+from isthmus.programs.wings.chaos.chaos_strikes import (
     SEGMENT_BYTES,
     LinkProxy,
     ProcessTable,
@@ -43,7 +43,7 @@ from isthmus.programs.study.lab.chaos_strikes import (
     _open_files,
     owner_of,
 )
-from isthmus.programs.study.lab.chaos_trial import figures_of
+from isthmus.programs.wings.chaos.chaos_trial import figures_of
 from tests.bench.observed import COMMAND
 
 TASK: Final = Path(__file__).parents[1] / "links" / "paced.py"

@@ -13,7 +13,7 @@ reset  A run that says 'done' holds the training that it says. Its loss falls by
        which went on from a snapshot, as they do where all that held the model were killed; the last loss is what a run
        without kills comes to, for the share of tokens that was merged, where no answer was shortened; no fragment has a
        first version behind a merged one. books  Steps and merges are those on the tapes
-       (`programs.study.simulation.taped_tokens`), and the books have no differences but lines that died with the
+       (`programs.wings.simulation.taped_tokens`), and the books have no differences but lines that died with the
        recorder. end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last
        merge.
 
@@ -45,7 +45,7 @@ from typing import Any
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
-from isthmus.programs.study.simulation.taped_tokens import Taped, contradictions, taped_of
+from isthmus.programs.wings.simulation.taped_tokens import Taped, contradictions, taped_of
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.wire.control_client import ask
 from tests.bench.observed import ISTHMUS

@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs.study.simulation.toy_task import LAYOUT_EVEN, Toy, ToyLearner
+from isthmus.programs.wings.simulation.toy_task import LAYOUT_EVEN, Toy, ToyLearner
 from isthmus.runtime.graph.template import Reference
 
 STEP_SECONDS: Final = 0.5

@@ -135,10 +135,10 @@ def main(number: int, there: str = "") -> None:
     task = LanguageTask()
     fragments = fragments_of(task, 3)
     learner = Learner(
-        task, fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, gang=gang)
+        task, fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, processes=gang)
     )
     square = Learner(
-        SquareTask(), fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, gang=gang)
+        SquareTask(), fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, processes=gang)
     )
     if number == 0:
         leader = Leader(learner, given, lambda: Step(POSITION[0]))

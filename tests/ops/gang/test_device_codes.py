@@ -21,6 +21,7 @@ from isthmus.ops.gang.mesh_devices import DeviceCodes, coded, levels_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.kernels import coding
+from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend, norms, outer_gradient
 from isthmus.ops.learner.inner_step import InnerStep
 from tests.effort import examples
@@ -114,7 +115,11 @@ def answers_of(pushes: tuple[str, ...], push: str, asked: str | None) -> list[An
     """What a learner and its fragment-send answer to a pull of each fragment, after three steps."""
     task = SmallTask()
     parts = fragments_of(task, 2)
-    body, context, send = InnerStep(task, fragments=parts, push=push), Context(), FragmentSend(parts, push=push)  # type: ignore[arg-type]
+    body, context, send = (
+        InnerStep(task, fragments=parts, exchange=FragmentExchange(push=push)),
+        Context(),
+        FragmentSend(parts, push=push),
+    )  # type: ignore[arg-type]
     body.open(context)
     send.open(context)
     body._learner.codes = pushes  # type: ignore[attr-defined]

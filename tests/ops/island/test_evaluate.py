@@ -13,7 +13,7 @@ import pytest
 from isthmus.ops.island.evaluate import EvaluateMean, EvaluationSchedule
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.programs.study.simulation import toy_task
+from isthmus.programs.wings.simulation import toy_task
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask
 

@@ -13,7 +13,7 @@ from isthmus.ops.island.contract import evaluation_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen
 from isthmus.programs.engine.request import reference
-from isthmus.programs.study.simulation.toy_task import TOY
+from isthmus.programs.wings.simulation.toy_task import TOY
 from tests.ops.bodies import SmallTask
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "numpy_task.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from isthmus.ops.exchange.messages import Progress, StepReport
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner import recovery
+from isthmus.ops.learner.boundary import Boundary, Companion
+from isthmus.ops.learner.first_losses import FirstLosses
+from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
@@ -35,9 +40,12 @@ def drive(body: InnerStep, **inputs: Any) -> tuple[list[tuple[str, Any]], list[t
             return yielded, end.value
 
 
-def opened(task: SmallTask, count: int = 2, **more: Any) -> tuple[InnerStep, Any, Context]:
+def opened(
+    task: SmallTask, count: int = 2, emit_every: int | None = None, **terms: Any
+) -> tuple[InnerStep, Any, Context]:
     parts = fragments_of(task, count) if count else ()
-    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=1000, **more), Context()
+    exchange, context = FragmentExchange(**terms), Context()
+    body = InnerStep(task, fragments=parts, emit_every=emit_every, report_every=2, tokens=1000, exchange=exchange)
     body.open(context)
     return body, parts, context
 
@@ -185,7 +193,8 @@ class Judge:
 
 
 class JudgingTask(SmallTask):
-    own_judge = Judge()
+    def companions(self, boundary: Boundary) -> Iterator[Companion]:
+        yield OwnEvaluation(Judge(), boundary)
 
 
 def test_a_learner_that_is_to_evaluate_the_model_does_it_with_what_was_published(
@@ -350,7 +359,7 @@ def test_means_of_values_are_replaced_where_the_rest_is_carried_over() -> None:
     part = replace(
         part, units=tuple(replace(unit, merge="mean" if unit.tensor == "w" else unit.merge) for unit in part.units)
     )
-    body = InnerStep(task, fragments=(part,), report_every=2, tokens=1000, carries=True)
+    body = InnerStep(task, fragments=(part,), report_every=2, tokens=1000, exchange=FragmentExchange(carries=True))
     body.open(Context())
     drive(body, update={KEY: update(part, 0, 0.5)})
     drive(body, batch=batch(task, 0))
@@ -728,6 +737,9 @@ class LoopedTask(SmallTask):
 
     def learner(self, fragments: Any, *, life: LearnerLife, alpha: float) -> Any:
         return Looped(Learner(self, fragments, life=life, alpha=alpha, island=None, pushes=()), self)
+
+    def companions(self, boundary: Boundary) -> Iterator[Companion]:
+        yield FirstLosses(boundary)
 
 
 def test_a_firing_is_interrupted_for_the_users_step_after_answers_and_before_the_count() -> None:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from isthmus.programs import settings, training
 from isthmus.programs.command.config import MODELS
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.request import reference
 from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import RunError
+from tests.command_line import app
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
 from isthmus.programs.study.aot import compiling
+from tests.command_line import app
 from tests.patience import PATIENCE
 from tests.programs.study.aot.made import EXTRACT, REFUSED, STEP, answer
 

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.process
 
 COMMAND = """
 import contextlib, io
-from isthmus.programs.command.main import app
+from isthmus.programs.command.main import whole
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    app({arguments!r}, prog_name="isthmus", standalone_mode=False)
+    whole()({arguments!r}, prog_name="isthmus", standalone_mode=False)
 """
 LOADED = """
 import sys

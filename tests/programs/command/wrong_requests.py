@@ -19,10 +19,10 @@ from unittest import mock
 from isthmus.programs import settings
 from isthmus.programs.command import commands
 from isthmus.programs.command.commands import WRONG
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster import cluster_file, machine_file
-from isthmus.programs.study.lab import chaos_plan
+from isthmus.programs.wings.chaos import chaos_plan
 from isthmus.runtime.errors import Fault, RequestError
+from tests.command_line import app
 
 RECORDED: Final = Path(__file__).with_suffix(".json")
 HERE: Final = "FOLDER"

@@ -8,7 +8,7 @@ from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
-from isthmus.runtime.host.own_process import Meetings, meets, phase
+from isthmus.runtime.host.own_process import Meetings, PeerReach, meets, phase
 from isthmus.runtime.ids import ONE_MACHINE, MachineOwner, Member, Replica
 from isthmus.runtime.supervision.messages import NOBODY, Directory
 from tests.runtime.graph.example_bodies import collecting
@@ -68,9 +68,8 @@ class Story:
 def begin(*, to_others: bool = True) -> tuple[Meetings, Story]:
     story: Any = Story()
     mine = Member(Replica("learner", 0), 1)
-    made = Meetings(
-        plan(to_others=to_others), mine, channel=story, meets=lambda other: meets(mine.replica, other), tell=story.tell
-    )
+    reach = PeerReach(lambda other: meets(mine.replica, other))
+    made = Meetings(plan(to_others=to_others), mine, reach, channel=story, tell=story.tell)
     return made, story
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.summary import fragment_sizes
@@ -21,6 +20,7 @@ from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Placement, Topology
+from tests.command_line import app
 
 HERE = "tcp://127.0.0.1:7400"
 HUB = Machine("hub", HERE, roles=("syncer", "evaluator"), bandwidth_bits=10**7)

@@ -17,7 +17,7 @@ from isthmus.programs.engine.islands.environment import (
     process_environment,
     process_places,
 )
-from isthmus.programs.study.lab.compare_runs import placed
+from isthmus.programs.wings.compare.compare_runs import placed
 
 
 def gpus(count: int) -> Accelerators:

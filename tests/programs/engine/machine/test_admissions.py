@@ -12,7 +12,6 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster import machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, joining, serve
@@ -22,6 +21,7 @@ from isthmus.programs.engine.machine.names import NameClaim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
+from tests.command_line import app
 from tests.loops import run_until
 
 ALPHA, BETA, GAMMA, DELTA = (KeyPair.make() for _ in range(4))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.engine.results import borders
-from isthmus.programs.engine.results.borders import BorderWay
 from isthmus.programs.engine.results.crossing_kinds import (
     CONTROL,
     FILES,
@@ -20,6 +18,8 @@ from isthmus.programs.engine.results.crossing_kinds import (
     REPORTS,
     VERSIONS,
 )
+from isthmus.programs.wings.borders import borders
+from isthmus.programs.wings.borders.borders import BorderWay
 from tests.programs.engine.machine.cluster_place import accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.machine.namespaces import Namespaces, why_not

@@ -19,7 +19,6 @@ import pytest
 import uvloop
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, invitations, links, serve
 from isthmus.programs.engine.machine.admissions import (
@@ -38,6 +37,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
+from tests.command_line import app
 from tests.loops import run_until
 from tests.programs.engine.machine.owner import Owner
 

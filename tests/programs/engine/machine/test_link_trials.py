@@ -13,16 +13,16 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from isthmus.programs.command import linking
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import link_trials
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.link_trials import rate
 from isthmus.programs.engine.machine.links import HomeAddress
+from isthmus.programs.wings.doctor import linking
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
+from tests.command_line import app
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.owner import Owner
 

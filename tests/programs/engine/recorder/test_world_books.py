@@ -11,10 +11,10 @@ import pytest
 from isthmus import Program, Task
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
-from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
+from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.sim.faults import Blackout, Cut, Kill
-from tests.programs.study.simulation.test_world import LINEAR
+from tests.programs.wings.simulation.test_world import LINEAR
 
 PROGRAM = Program("decoupled-diloco", fragments=2, interval=8)
 

@@ -7,7 +7,7 @@ import pytest
 from isthmus.programs.engine.request.faults import item_faults
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.job import TensorSpec
-from isthmus.programs.study.simulation.toy_task import Toy, graph_of
+from isthmus.programs.wings.simulation.toy_task import Toy, graph_of
 
 LARGE = Toy("LARGE", (TensorSpec("embedding", (1000, 8), "float32"), TensorSpec("stack", (600_000, 1000), "float32")))
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.engine.recorder.books import LAST_COUNT, Changes
-from isthmus.programs.engine.report import sections
 from isthmus.programs.engine.results.changes import in_use, is_better, read, sentence, settings
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.why import MergeQuery, rows, why
 from isthmus.programs.study.terminal.live import NoticeFeed
+from isthmus.programs.wings.report import sections
+from isthmus.programs.wings.why.why import MergeQuery, rows, why
 
 PUSH: dict[str, Any] = {
     "shard": 0,

@@ -19,7 +19,7 @@ from isthmus.programs.engine.results.lines import (
     name_of,
     records,
 )
-from isthmus.programs.engine.results.why import MergeQuery, why
+from isthmus.programs.wings.why.why import MergeQuery, why
 from tests.programs.engine.recorder.recorder_story import evaluated, merging
 
 LINES: tuple[Line, ...] = (

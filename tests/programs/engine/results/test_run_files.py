@@ -22,7 +22,7 @@ from isthmus.programs.engine.results.run_files import (
     over_of,
     summary_of,
 )
-from isthmus.programs.study.dashboard.serving import LiveParts, Shown
+from isthmus.programs.wings.dashboard.serving import LiveParts, Shown
 from tests.odd_files import ODD, lay
 from tests.programs.engine.results import whole_files
 from tests.programs.engine.results.made_up_run import build

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs import SHIPPED
-from isthmus.programs.command.main import app
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.results.absences import Waiting, waiting_in, waiting_of
+from tests.command_line import app
 from tests.shipped import SETS
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"

@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
-from isthmus.programs.study.simulation.taped_tokens import contradictions, taped_of
+from isthmus.programs.wings.simulation.taped_tokens import contradictions, taped_of
 from isthmus.runtime.graph.plans import lower
 
 FATES = ("merged", "overlapped", "refused", "lost", "pending")

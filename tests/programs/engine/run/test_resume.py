@@ -251,7 +251,8 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(
     assert summary["books"]["unreported_estimate"] < 2 * 16_000  # A second of two learners, and not the time until now.
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     began = {(line["learner"], line["incarnation"]): line["began"] for line in lines if line.get("began")}
-    assert {life: how[:2] for life, how in began.items()} == {(slot, 2): ["copy", 1] for slot in range(2)}
+    second = {life: how[:2] for life, how in began.items() if life[1] == 2}  # A late first life may have borrowed.
+    assert second == {(slot, 2): ["copy", 1] for slot in range(2)}
     assert all(step > 0 for _, _, step in began.values())
     lines = map(json.loads, (run.folder / "merges.jsonl").read_text().splitlines())
     later = {line["fragment"]: line for line in lines if line["epoch"] == 2}

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.study.terminal.figures import fitted, in_lines
+from isthmus.programs.study.terminal.sheet import Column
 
 COLUMNS = (
     Column("host", ["learner/0", "syncer/0"], is_text=True),

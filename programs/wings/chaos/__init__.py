@@ -1,0 +1,1 @@
+"""Runs under deliberate faults: decides what is struck and when, and measures what that costs."""

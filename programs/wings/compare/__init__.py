@@ -1,0 +1,1 @@
+"""Comparisons: trains by several programs and seeds, and decides what the differences of their losses say."""

@@ -1,0 +1,135 @@
+"""`isthmus launch`: makes up the request of a file and options, and shows launches.
+
+The request is prepared before anything is submitted, as that of `isthmus train` is: a wrong one waits in no queue. What
+follows from the number of learners is written down, since the home begins with none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import typer
+
+from isthmus.programs import DEFAULT
+from isthmus.programs.command import config
+from isthmus.programs.command.request_options import Options
+from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.run_settings import LEARNERS
+from isthmus.programs.engine.run.preparing import in_child
+from isthmus.programs.wings.launch import launching
+from isthmus.programs.wings.launch.folder import Launch
+from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchRequest, modules_of
+from isthmus.runtime.errors import ConfigError, Fault, RequestError, printable
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What `isthmus launch ENGINE` was asked for."""
+
+    train: Options
+    file: Path
+    islands: int | None
+    nodes_per_island: int
+    grace: float
+    is_printed: bool
+    to: Path | None
+    invite_by: str | None = None
+
+
+def launch(engine: str, options: LaunchOptions) -> None:
+    """Launch, or show what would be submitted; ConfigError with nothing submitted and nothing left."""
+    request = request_of(options)
+    if options.is_printed:
+        typer.echo(launching.show(engine, request, options.to))
+    else:
+        typer.echo(launching.launch(engine, request, options.to))
+
+
+def request_of(options: LaunchOptions) -> LaunchRequest:
+    """The request of a file and options; ConfigError with all its faults."""
+    file = LaunchFile.read(options.file, **({"invite_by": options.invite_by} if options.invite_by else {}))
+    islands = options.islands if options.islands is not None else file.islands or 1
+    given = options.train
+    known = Cluster(file.path, (), file.sections)
+    sections, faults = config.read(given.config, given.model, given.keys(), given.sets or (), known)
+    if LEARNERS in sections.run:
+        do = "Leave it out: each island is a learner."
+        faults.append(Fault("Reading run.learners", "--islands in its place", str(sections.run[LEARNERS]), do))
+    sections.run[LEARNERS] = islands
+    program = sections.program_reference or DEFAULT
+
+    def work() -> dict[str, Any]:
+        request = prepare(
+            Program(program, **sections.program),
+            sections.task_reference,
+            run=sections.run,
+            task_settings=sections.task,
+            known_faults=faults,
+        ).to_train()
+        chosen = [name for name in request.chosen if name not in _named(sections)]
+        return {"most": request.run.slots_max, "sections": _sections(request, sections), "chosen": chosen}
+
+    try:
+        prepared = in_child(work)
+    except RequestError as error:
+        raise type(error).of(map(_of_islands, error.faults)) from None
+    request = LaunchRequest(
+        file.name,
+        file.table,
+        prepared["sections"],
+        islands,
+        prepared["most"],
+        options.grace,
+        options.nodes_per_island,
+        modules_of(sections.program_reference, sections.task_reference),
+        frozenset(prepared["chosen"]),
+    )
+    if numbers := list(request.faults()):
+        raise ConfigError.of(numbers)
+    return request
+
+
+def shown(note: Launch, *, as_json: bool) -> str:
+    """What the engine has of a launch, and how its run ended, as far as its folder knows."""
+    state = launching.state_of(note)
+    members, outcome = state.machines, state.phase or None
+    if as_json:
+        fields = {"launch": note.name, "engine": note.engine, "folder": str(note.folder), "outcome": outcome}
+        return json.dumps({**fields, "members": [asdict(member) for member in members]}, indent=2)
+    lines = [f"{note.name} on {note.engine}: {outcome or 'not running'}, in {note.folder}"]
+    width = max((len(member.name) for member in members), default=0)
+    lines += [f"  {each.name:{width}}  {each.state:12}  {each.id}  {each.node}".rstrip() for each in members]
+    lines += filter(None, [state.keeps])
+    return printable("\n".join(lines))
+
+
+def _named(sections: config.Sections) -> set[str]:
+    """The keys that were requested, as section.key."""
+    return {f"{section}.{key}" for section in config.SECTIONS for key in getattr(sections, section)}
+
+
+def _sections(request: Request, requested: config.Sections) -> dict[str, dict[str, Any]]:
+    """The keys that were requested, as a cluster file has them, and those that follow from the number of learners."""
+    result: dict[str, dict[str, Any]] = {"run": {"program": request.config["run"]["program"], LEARNERS: 0}}
+    if "task" in request.config["run"]:
+        result["run"]["task"] = request.config["run"]["task"]
+    chosen = [key.partition(".")[::2] for key in request.chosen]
+    for section in config.SECTIONS:
+        names = [*getattr(requested, section), *(name for of, name in chosen if of == section)]
+        values = {name: request.config[section][name] for name in names if name in request.config[section]}
+        result[section] = {**values, **result.get(section, {})}
+    return result
+
+
+def _of_islands(fault: Fault) -> Fault:
+    """The same fault in terms of the options of this command: here each island is a learner."""
+    if fault.action != "Reading run.learners":
+        return fault
+    return fault._replace(
+        action="Reading --islands", remedy="Change it; --set run.slots_max=N is the most there can be."
+    )

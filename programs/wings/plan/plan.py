@@ -1,0 +1,762 @@
+"""The plan of a run: traffic on links, memory, goodput and cost of every shipped program, from the request and from the
+merge rate of this machine.
+
+Decides which requests can be planned, and what follows from one; nothing of the run is started. It also shows a plan:
+as text, as JSON, and as a page with a picture.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, final
+
+import numpy as np
+from markupsafe import Markup
+
+from isthmus.ops.exchange.adaptive import (
+    AUTO,
+    INTERVAL,
+    LADDER,
+    Choice,
+    LinkGoodput,
+    LinkRate,
+    Needs,
+    WantedSettings,
+    best,
+)
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.requested import Format
+from isthmus.ops.kernels import averaging, coding, nesterov
+from isthmus.programs.command import demands
+from isthmus.programs.command.demands import Demand, within
+from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
+from isthmus.programs.engine.results.words import percent, scaled, seconds, size
+from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
+from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
+from isthmus.programs.wings.plan.bucket_plan import BucketLoad, bucket_load
+from isthmus.programs.wings.report.charts_drawing import Scale, drawing, line, rectangle, text
+from isthmus.programs.wings.simulation.goodput import (
+    CHIPS_MAX,
+    DATA_PARALLEL,
+    DECOUPLED,
+    ELASTIC,
+    LEARNERS_MAX,
+    SECONDS,
+    TERMS,
+    YEAR_SECONDS,
+    goodput_of,
+)
+from isthmus.runtime.errors import ConfigError, nearest
+
+PARAMETERS_MAX: Final = 1e14
+_DOING: Final = "Reading the options of `isthmus plan`"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A run: its size, its learners, and how they exchange.
+
+    `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
+    share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
+    in each direction, None if not given; `islands` are one for each learner, or none; `via_every` is the interval in
+    seconds of learners that reach the home through a store, None where none does; bytes are those of `steps` inner
+    steps of each learner.
+    """
+
+    parameters: float
+    learners: int
+    step_seconds: float
+    islands: tuple[Target, ...] = ()
+    interval: int = 24
+    fragments: int = 24
+    overlap: int = 2
+    shards: int = 1
+    push: str = "float32"
+    update: str = "float32"
+    gradients: str = "float32"
+    gradient_share: float = 1.0
+    link_bits: float | None = None
+    chips: int | None = None
+    failures_per_year: float = 1.0
+    price_per_hour: float | None = None
+    via_every: float | None = None
+    steps: int = 1000
+
+    @property
+    def fragment_values(self) -> float:
+        """Values of a fragment, on average."""
+        return self.parameters / self.fragments
+
+    @property
+    def chips_total(self) -> int | None:
+        """Chips of all learners: by default those of the islands."""
+        counted = sum(island.count // island.devices_a_chip for island in self.islands)
+        return self.chips if self.chips is not None else counted or None
+
+
+def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
+    """One island for each learner, from a single name or one name for each."""
+    targets = [target(name, _DOING) for name in names]
+    if len(targets) == 1:
+        return tuple(targets * max(learners, 0))
+    if targets and len(targets) != learners:
+        expected = f"one --island for all learners, or {learners}, one for each"
+        raise ConfigError(_DOING, expected, f"{len(targets)}", "Name one, or all; or change --learners.")
+    return tuple(targets)
+
+
+def check(wanted: PlanRequest) -> None:
+    """ConfigError with everything that cannot be."""
+    demands.check(_DOING, _demands(wanted))
+
+
+def _demands(of: PlanRequest) -> list[Demand]:
+    least = f"from 1 to {of.interval}, no more than --interval"
+    demanded = [
+        within("--parameters", of.parameters, 1, PARAMETERS_MAX, "Say how many, as in 12e9."),
+        within("--learners", of.learners, 1, LEARNERS_MAX, "Say how many there are."),
+        within("--step-seconds", of.step_seconds, 1e-6, 1e6, "Say how long an inner step takes."),
+        within("--interval", of.interval, 1, 1e6, "Say after how many steps a fragment is merged again."),
+        within("--fragments", of.fragments, 1, _fragments_max(of), "Say into how many to cut the model."),
+        Demand(
+            1 <= of.overlap <= of.interval,
+            f"--overlap {least}",
+            str(of.overlap),
+            "Say in how many steps it is back.",
+        ),
+        within("--shards", of.shards, 1, min(max(of.fragments, 1), 1e6), "A shard has a fragment at least."),
+        within("--gradient-share", of.gradient_share, 1e-6, 1, "Say in which share of a step gradients may cross."),
+        within("--failures-per-year", of.failures_per_year, 0, 1e4, "Say how often a chip fails."),
+        within("--steps", of.steps, 1, 1e9, "Say how many steps of a learner the bytes are of."),
+    ]
+    for option, value, most in (
+        ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
+        ("--chips", of.chips, CHIPS_MAX),
+        ("--price", of.price_per_hour, 1e6),
+    ):
+        if value is not None:
+            demanded.append(within(option, value, 1 if option == "--chips" else 1e-6, most, "Leave it out, or say it."))
+    if of.via_every is not None:
+        demanded.append(within("--via-every", of.via_every, EVERY_MIN, EVERY_MAX, "Say how often, as for `join`."))
+    for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
+        demanded.append(
+            Demand(form in FORMATS, f"{option} one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
+        )
+    if of.chips is not None and of.chips < of.learners:
+        demanded.append(Demand(False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
+    return demanded
+
+
+def _fragments_max(of: PlanRequest) -> float:
+    """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
+    return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
+
+
+LARGEST: Final = 4 / 3
+"""Largest fragment, as a multiple of the mean one, at most."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """The load of links under one program.
+
+    Mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard in the busier
+    direction (None without a syncer), with what it sends to recorder and evaluator; the smallest link of a learner on
+    which no step waits, None if steps wait on every one; at the given link, the mean wait of a step, and the interval.
+    `utilisation_bits`: at each of UTILISATIONS, the smallest link of a learner on which it steps for that share of the
+    time, None if it does on none, 0 if it does on every one.
+    """
+
+    program: str
+    up_bits: float
+    down_bits: float
+    peak_bits: float | None
+    shard_bits: float | None
+    smallest_bits: float | None
+    wait_seconds: float | None
+    interval: float | None
+    utilisation_bits: tuple[float | None, ...] = ()
+
+
+UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Shares of the time in steps, as in Table 4 of Streaming DiLoCo (arXiv 2501.18512)."""
+
+
+def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
+    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge.
+
+    Bits a second in each direction, full duplex:
+
+        decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
+        diloco                 the same bits, all at once every H steps, while all wait
+        data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
+
+    with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
+    step. A shard takes M pushes of its fragments, and sends M updates and what `home_bits` says. A peak is that of the
+    largest fragment. The smallest link without a wait brings the largest fragment to the syncer and back, and leaves
+    time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
+    shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until
+    everything fits.
+    """
+    return [
+        _data_parallel(wanted, DATA_PARALLEL),
+        _data_parallel(wanted, ELASTIC),
+        _diloco(wanted, merge_seconds),
+        _streaming(wanted, merge_seconds, "streaming-diloco"),
+        _streaming(wanted, merge_seconds, DECOUPLED),
+    ]
+
+
+def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
+    bits = 2 * (of.learners - 1) / of.learners * of.parameters * FORMATS[of.gradients].bits
+    mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
+    wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
+    least = tuple(bits / (room + allowed) for allowed in _waits(of))
+    return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None, least)
+
+
+def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
+    up, down = _means(of)
+    ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.interval
+    merge = _busy(of, merge_seconds) * of.step_seconds
+    wait = None if of.link_bits is None else ways / of.link_bits + merge
+    least = tuple(ways / (allowed - merge) if allowed > merge else None for allowed in _waits(of))
+    return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval), least)
+
+
+def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
+    up, down = _means(of)
+    largest = LARGEST * of.fragment_values
+    there_and_back = largest * (FORMATS[of.push].bits + FORMATS[of.update].bits)
+    room = of.overlap * of.step_seconds - merge_seconds
+    busy = _busy(of, merge_seconds)
+    smallest = max(there_and_back / room, up, down) if room > 0 and busy <= 1 else None
+    if program == DECOUPLED:
+        slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
+        wait, interval = 0.0, of.interval * max(1.0, slower)
+        always = tuple(0.0 for _ in UTILISATIONS)
+        return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval, always)
+    late, least = None, list[float | None]()
+    for share, allowed in zip(UTILISATIONS, _waits(of), strict=True):
+        patience = room + allowed * of.interval / of.fragments
+        suffices = patience > 0 and busy <= 1 / share
+        least.append(max(there_and_back / patience, max(up, down) * share) if suffices else None)
+    if of.link_bits is not None:
+        late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
+        late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
+    peak, interval = LARGEST * max(up, down), float(of.interval)
+    return LinkLoad(program, up, down, peak, _shard(of), smallest, late, interval, tuple(least))
+
+
+def _waits(of: PlanRequest) -> Iterator[float]:
+    """Seconds for which a step may wait, at each of UTILISATIONS."""
+    return (of.step_seconds * (1 / share - 1) for share in UTILISATIONS)
+
+
+def _busy(of: PlanRequest, merge_seconds: float) -> float:
+    """The share of the time in which each shard merges: above 1, fragments arrive faster than it can merge them."""
+    return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
+
+
+def _shard(of: PlanRequest) -> float:
+    up, down = _means(of)
+    home = of.parameters * home_bits(of.update) / (of.interval * of.step_seconds)
+    return max(up * of.learners, down * of.learners + home) / of.shards
+
+
+def home_bits(update: str) -> float:
+    """Bits of a value that a shard sends to evaluator and recorder with each version.
+
+    Whole versions go twice to the evaluator, which evaluates one and holds one, and once to the recorder, with the
+    outer momentum. Coded ones go once to each of the two; the recorder also takes what the codes leave out, and the
+    momentum, in STATE_FORMAT. A run of so few sweeps that it has no momentum sends less.
+    """
+    bits = FORMATS[update].bits
+    return 4 * bits if update == "float32" else 2 * bits + 2 * FORMATS[STATE_FORMAT].bits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SentBytes:
+    """Bytes that all hosts send in `steps` steps: those of learners and shards among themselves, and those to recorder
+    and evaluator (None where these depend on how often a run evaluates, or takes a snapshot of its learners)."""
+
+    working: float
+    home: float | None
+
+
+def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
+    """The bytes under one program, from its first version, which crosses whole, to its last: each fragment is merged
+    once more at the end, and the recorder takes the final model whole."""
+    if links.interval is None:
+        return SentBytes(links.up_bits / 8 * of.step_seconds * of.learners * of.steps, None)
+    sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
+    a_sweep = of.learners * (FORMATS[of.push].bits + FORMATS[of.update].bits)
+    working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
+    if links.program != DECOUPLED:
+        return SentBytes(working, None)
+    first = home_bits(of.update) + (0.0 if of.update == "float32" else 2 * (whole - FORMATS[of.update].bits))
+    return SentBytes(working, of.parameters / 8 * (sweeps * home_bits(of.update) + first + whole))
+
+
+def _means(of: PlanRequest) -> tuple[float, float]:
+    a_second = of.parameters / (of.interval * of.step_seconds)
+    return a_second * FORMATS[of.push].bits, a_second * FORMATS[of.update].bits
+
+
+def overlap_left(of: PlanRequest, merge_seconds: float) -> float:
+    """Seconds of the overlap that the merge of the largest fragment leaves, and its ways on the link that was given."""
+    ways = 0.0
+    if of.link_bits is not None:
+        ways = LARGEST * of.fragment_values * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
+    return of.overlap * of.step_seconds - merge_seconds - ways
+
+
+def rounds_at_once(of: PlanRequest) -> int:
+    """The maximum number of rounds that each shard has in flight."""
+    return math.ceil(of.overlap * of.fragments / (of.interval * of.shards))
+
+
+STATE_BYTES: Final = 16
+"""A parameter on an island: value, gradient and two moments of AdamW, float32."""
+ANCHOR_BYTES: Final = 4
+"""Beside it, in the memory of the learner's machine: the global fragment that it last adopted."""
+VALUE_BYTES: Final = 4
+"""A value, momentum or published value of a shard, float32."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedMemory:
+    """Bytes: of a learner's island, of the machine it runs on, and of each shard."""
+
+    island: float
+    machine: float
+    shard: float
+
+
+def memory_of(of: PlanRequest) -> PlannedMemory:
+    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight.
+
+    A shard has its values, and a momentum in a run of enough sweeps, and each once more in memory that it shares
+    with hosts of its machine: learners have the newest version, the recorder both. Where updates are coded it has the
+    published values instead, and sends codes. A version that the evaluator still evaluates is as much as the values at
+    most; it is not in here.
+    """
+    has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
+    kept = 2 * (1 + has_momentum) if of.update == "float32" else 2 + has_momentum
+    largest = LARGEST * of.fragment_values
+    answers = rounds_at_once(of) * of.learners * largest * FORMATS[of.push].bits / 8
+    return PlannedMemory(
+        STATE_BYTES * of.parameters,
+        ANCHOR_BYTES * of.parameters + largest * (FORMATS[of.push].bits + FORMATS[of.update].bits) / 8,
+        kept * VALUE_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
+    )
+
+
+INTERVALS: Final = (1, 2, 4)
+"""Multiples of the interval that was asked for, for which pairs are shown."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedPair:
+    """An interval, and a format in which answers leave.
+
+    Mean bits a second of a learner's link up; how many times fewer bytes than float32 at the interval that was asked
+    for; the share of the link that was given, None without one; the loss that it costs, in nats a byte, where it was
+    measured (`formats.MEASURED`), else None.
+    """
+
+    push: Format
+    interval: int
+    up_bits: float
+    fewer: float
+    load: float | None
+    loss: float | None
+
+
+def pairs_of(wanted: PlanRequest) -> list[PlannedPair]:
+    """The pairs between which `auto` chooses, and others, by interval."""
+    of_coded = [push for push in LADDER if (push, INTERVAL) in MEASURED]
+    return [_pair(wanted, push, times) for times in INTERVALS for push in (LADDER if times == 1 else of_coded)]
+
+
+def _pair(of: PlanRequest, push: Format, times: int) -> PlannedPair:
+    bits, interval = FORMATS[push].bits, times * of.interval
+    up = of.parameters * bits / (interval * of.step_seconds)
+    load = None if of.link_bits is None else up / of.link_bits
+    return PlannedPair(push, interval, up, times * FORMATS["float32"].bits / bits, load, MEASURED.get((push, interval)))
+
+
+def chosen_of(wanted: PlanRequest) -> Choice | None:
+    """What `auto` takes of formats, interval and overlap on the link that was given; None without one.
+
+    The rounds are as long as the largest fragment is on its ways, as they are at the steps of a learner.
+    """
+    if wanted.link_bits is None:
+        return None
+    rate = LinkRate(*[round(wanted.link_bits / 8)] * 2)
+    link = LinkGoodput(0, rate, rate)
+    asked = replace(WantedSettings.of(push=AUTO, update=AUTO, interval=AUTO, overlap=AUTO), interval=wanted.interval)
+    largest = round(min(LARGEST * wanted.fragment_values, wanted.parameters))
+    needs = Needs(round(wanted.parameters), largest, round(wanted.step_seconds * 1e9), 0.0, wanted.overlap)
+    choice = Choice({}, asked.update, asked.interval, min(asked.overlap, asked.interval))
+    for _ in range(2):  # Of the second, rounds are those of the first.
+        choice = best(asked, [link], needs, choice)
+        needs = needs._replace(round_trip=needs.trip_steps(link, choice.push[0], choice.update))
+    return choice
+
+
+VALUES: Final = 4 << 20
+"""16 MiB a gradient: beyond the caches of a core, and measured in a second."""
+GRADIENTS_MAX: Final = 4
+TRIES: Final = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Values a second: of gradients merged, each counted, and of a fragment stepped and coded; by `threads` threads."""
+
+    merged: float
+    stepped: float
+    threads: int
+
+    def merge_seconds(self, of: PlanRequest) -> float:
+        """Seconds of merge and outer step of the largest fragment, with every learner in it."""
+        largest = LARGEST * of.fragment_values
+        return of.learners * largest / self.merged + largest / self.stepped
+
+
+def measure(of: PlanRequest) -> Rates:
+    """The median rates of some tries, with gradients in the format that is wanted."""
+    threads, count = len(os.sched_getaffinity(0)), min(of.learners, GRADIENTS_MAX)
+    rows = VALUES // 1024
+    fragment = Fragment(0, (Unit("weights", 0, rows, (rows, 1024)),))
+    rng = np.random.default_rng(0)
+    plain = [rng.standard_normal(VALUES, np.float32) for _ in range(count)]
+    sent = [coding.encode(each, fragment, of.push) for each in plain]
+    norms = [averaging.unit_norms(each, fragment).astype(np.float32) for each in plain]
+    merged = averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads)
+
+    def step() -> None:
+        stepped, _ = nesterov.outer_step(
+            plain[0], plain[0], merged.direction, merged.scale, fragment, 0.4, 0.7, threads=threads
+        )
+        if of.update != "float32":
+            coding.advance(stepped, plain[0], fragment, of.update)
+
+    seconds = _median(lambda: averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads))
+    return Rates(count * VALUES / seconds, VALUES / _median(step), threads)
+
+
+def _median(run: Callable[[], Any]) -> float:
+    run()
+    durations = []
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        run()
+        durations.append(time.perf_counter() - begun)
+    return sorted(durations)[TRIES // 2]
+
+
+FAILURES: Final = 2000
+"""Minimum number of failures in a simulated run: their mean is within 2 %."""
+_TOGETHER: Final = "diloco", "streaming-diloco"
+"""Programs in which all learners wait for each: one that stalls holds up all, as if there were one learner."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The prediction for one program.
+
+    Its links; the bytes it sends; the seconds of a step with its wait, at the given link; expected goodput and uptime
+    at the failure rate, None if the chips are unknown; and the cost of 1000 steps that count.
+    """
+
+    links: LinkLoad
+    sent: SentBytes
+    step_seconds: float | None
+    goodput: float | None
+    uptime: float | None
+    cost: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """`chosen` is what `auto` takes on the link that was given, None without one. `merge_seconds` and `overlap_left`
+    are of the largest fragment; `cost_per_hour` is of all devices."""
+
+    wanted: PlanRequest
+    outlooks: tuple[Outlook, ...]
+    pairs: tuple[PlannedPair, ...]
+    chosen: Choice | None
+    memory: PlannedMemory
+    rates: Rates
+    merge_seconds: float
+    overlap_left: float
+    cost_per_hour: float | None
+
+    @property
+    def bucket(self) -> BucketLoad | None:
+        """The load on a store, if learners go through one."""
+        if self.wanted.via_every is None:
+            return None
+        links = next(each.links for each in self.outlooks if each.links.program == DECOUPLED)
+        return bucket_load(self.wanted.via_every, (links.up_bits + links.down_bits) / 8)
+
+
+def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
+    """The prediction for a run that `check` has accepted."""
+    merge = rates.merge_seconds(wanted)
+    cost = _cost_per_hour(wanted)
+    return RunPlan(
+        wanted,
+        tuple(_outlook(wanted, links, cost) for links in links_of(wanted, merge)),
+        tuple(pairs_of(wanted)),
+        chosen_of(wanted),
+        memory_of(wanted),
+        rates,
+        merge,
+        overlap_left(wanted, merge),
+        cost,
+    )
+
+
+def _outlook(of: PlanRequest, links: LinkLoad, cost_per_hour: float | None) -> Outlook:
+    step = None if links.wait_seconds is None else of.step_seconds + links.wait_seconds
+    goodput, uptime = _goodput(of, links.program) if of.chips_total is not None else (None, None)
+    cost = None
+    if cost_per_hour is not None:
+        cost = (
+            cost_per_hour / 3600 * 1000 * (step or of.step_seconds) / (1.0 if goodput is None else max(goodput, 1e-9))
+        )
+    return Outlook(links, sent_of(of, links), step, goodput, uptime, cost)
+
+
+def _goodput(of: PlanRequest, program: str) -> tuple[float, float]:
+    """Goodput and uptime by the event model, whose terms are calibrated to the published cells."""
+    chips = of.chips_total or 0
+    if not of.failures_per_year:
+        return 1.0, 1.0
+    is_one = program in (DATA_PARALLEL, ELASTIC, *_TOGETHER)
+    terms = TERMS.get(program, TERMS[ELASTIC])
+    seconds = max(SECONDS, FAILURES * YEAR_SECONDS / (chips * of.failures_per_year))
+    return goodput_of(terms, 1 if is_one else of.learners, chips, 0, of.failures_per_year, seconds)
+
+
+def _cost_per_hour(of: PlanRequest) -> float | None:
+    """The cost of all devices per hour, by the given price, or by the known prices of all islands; else None."""
+    if of.price_per_hour is not None and of.chips_total is not None:
+        return of.price_per_hour * of.chips_total
+    prices = [island.device.price_per_hour for island in of.islands]
+    priced = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
+    return sum(priced) if priced and len(priced) == of.learners else None
+
+
+_COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
+_DISPENSABLE = ("shard's link", "peak", "down, mean", "up, mean")
+_LEGEND = (
+    "no wait from: the smallest link on which every fragment is back within the overlap; -: on none. In "
+    "decoupled-diloco no step ever waits; what comes back later is older, and H is lengthened where it has to be."
+)
+_ASSUMED = (
+    "Bits a second of each learner's link, full duplex, without latency. The peak is that of the largest fragment, at "
+    "most 4/3 of the mean one; of data-parallel training that of the share of a step in which gradients cross; diloco "
+    "sends everything at once, as fast as its link is.",
+    "Memory is the least: parameters, gradient and AdamW on an island, without activations.",
+    "Goodput is of the event model of `isthmus simulate goodput`, calibrated to published cells; in diloco and "
+    "streaming-diloco, where all wait for each, it is that of one learner with all chips. Without --chips or --island "
+    "there is none.",
+)
+
+
+def sheet(plan: RunPlan) -> Sheet:
+    """The plan; its data are all figures, in bits, bytes and seconds."""
+    wanted = plan.wanted
+    lead = (
+        f"{scaled(wanted.parameters)} parameters, {wanted.learners} learners, {seconds(wanted.step_seconds)} a step, "
+        f"{wanted.fragments} fragments, each merged once in {wanted.interval} steps. Nothing ran but the merge."
+    )
+    is_priced = plan.cost_per_hour is not None
+    columns = (*_COLUMNS, "1000 steps cost") if is_priced else _COLUMNS
+    rows = [(*_row(each), f"{each.cost:,.2f}") if is_priced else _row(each) for each in plan.outlooks]
+    return Sheet(
+        "A plan",
+        lead,
+        [
+            PageSection("Links", [table(columns, rows, _DISPENSABLE)], [_LEGEND], _drawing(plan)),
+            PageSection("Compute utilisation", [_utilisation_table(plan)], [_UTILISATION]),
+            PageSection(f"Bytes of {wanted.steps} steps", [_bytes_table(plan)], [_BYTES]),
+            PageSection("Formats and intervals", [_pairs_table(plan)], list(_pairs_legend(plan))),
+            PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
+        ],
+        {
+            "wanted": asdict(wanted) | {"islands": [island.name for island in wanted.islands]},
+            "programs": [
+                {
+                    **asdict(each.links),
+                    "sent_bytes": each.sent.working,
+                    "home_bytes": each.sent.home,
+                    **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
+                    "cost_per_1000_steps": each.cost,
+                }
+                for each in plan.outlooks
+            ],
+            "pairs": [asdict(pair) for pair in plan.pairs],
+            "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
+            "memory_bytes": plan.memory,
+            "islands": list(_islands(plan)),
+            "utilisations": UTILISATIONS,
+            "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
+            "cost_per_hour": plan.cost_per_hour,
+            "bucket": None if plan.bucket is None else plan.bucket._asdict(),
+        },
+    )
+
+
+def _utilisation_table(plan: RunPlan) -> Any:
+    rows = [
+        (each.links.program, *("any" if bits == 0 else scaled(bits, "bit/s") for bits in each.links.utilisation_bits))
+        for each in plan.outlooks
+    ]
+    return table(("program", *map(percent, UTILISATIONS)), rows)
+
+
+_UTILISATION = (
+    "The smallest link of a learner on which it steps for this share of the time, without failures; -: on none. "
+    "decoupled-diloco does not wait on any link: where its link carries less than its mean, H is lengthened instead."
+)
+
+
+def _bytes_table(plan: RunPlan) -> Any:
+    rows = [(each.links.program, size(each.sent.working), size(each.sent.home)) for each in plan.outlooks]
+    return table(("program", "learners and shards", "recorder and evaluator"), rows)
+
+
+_BYTES = (
+    "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
+    "copies that recorder and evaluator keep, with an outer momentum; -: it depends on how often a run evaluates, or "
+    "takes a snapshot of its learners."
+)
+
+
+def _pairs_table(plan: RunPlan) -> Any:
+    rows = [
+        (
+            pair.push,
+            f"{pair.interval}",
+            f"{pair.fewer:.1f}",
+            scaled(pair.up_bits, "bit/s"),
+            percent(pair.load),
+            "-" if pair.loss is None else f"{pair.loss:+.3f}",
+        )
+        for pair in plan.pairs
+    ]
+    return table(("push", "H", "fewer bytes", "up, mean", "of the link", "loss"), rows)
+
+
+def _pairs_legend(plan: RunPlan) -> Iterator[str]:
+    yield (
+        "fewer bytes: than float32 at the same --interval, as often. loss: nats a byte above int4 at H = 24, measured "
+        f"on the model of 0.13 M parameters by `{MEASURED_BY}`; -: not measured."
+    )
+    if plan.chosen is not None:
+        chosen = plan.chosen
+        yield (
+            f"On this link `auto` takes push = {chosen.push[0]}, update = {chosen.update}, H = {chosen.interval} and "
+            f"tau = {chosen.overlap}: a load of half the link at most, bits before steps."
+        )
+
+
+def _row(of: Outlook) -> tuple[str, ...]:
+    links = of.links
+    return (
+        links.program,
+        *(scaled(bits, "bit/s") for bits in (links.up_bits, links.down_bits, links.peak_bits)),
+        *(scaled(bits, "bit/s") for bits in (links.shard_bits, links.smallest_bits)),
+        _step(of),
+        percent(of.goodput),
+    )
+
+
+def _step(of: Outlook) -> str:
+    duration = seconds(of.step_seconds)
+    raised = of.links.interval
+    return f"{duration}, H = {raised:.0f}" if of.links.program == DECOUPLED and raised is not None else duration
+
+
+def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    memory, rates = plan.memory, plan.rates
+    yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
+    yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
+    for island in _islands(plan):
+        if not island["fits"]:
+            yield "too small", f"{island['island']} has {size(island['memory_limit_bytes'])}"
+    measured = f"{scaled(rates.merged)} values a second merged and {scaled(rates.stepped)} stepped"
+    yield (
+        "merge",
+        f"{seconds(plan.merge_seconds)} for the largest fragment; here, by {rates.threads} threads: {measured}",
+    )
+    yield "overlap", _overlap(plan.overlap_left, plan.wanted.overlap * plan.wanted.step_seconds)
+    if (load := plan.bucket) is not None:
+        step = plan.wanted.step_seconds
+        yield (
+            "bucket",
+            f"at most {scaled(load.writes + load.lists)} writes and lists, {scaled(load.reads)} reads and "
+            f"{scaled(load.removals)} removals an hour for each learner, {load.price_per_hour:.2f} $ at S3's prices, "
+            f"traffic apart; there and back in about {seconds(load.round_trip_seconds)}: overlap from "
+            f"{load.overlap(step)}, interval from {load.interval(step)}",
+        )
+    if plan.cost_per_hour is not None:
+        yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
+
+
+def _overlap(left: float, overlap: float) -> str:
+    """What is left of the overlap, or how much longer a fragment is away, in words."""
+    if left < 0:
+        return f"a fragment is away for {seconds(overlap - left)}, longer than {seconds(overlap)}"
+    return f"{seconds(left)} of {seconds(overlap)} left"
+
+
+def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:
+    for slot, island in enumerate(plan.wanted.islands):
+        memory = island.device.memory_bytes
+        limit = None if memory is None else memory * island.count // island.devices_a_chip
+        fits = limit is None or plan.memory.island <= limit
+        yield {"learner": slot, "island": island.name, "memory_limit_bytes": limit, "fits": fits}
+
+
+def _drawing(plan: RunPlan) -> Markup:
+    """Mean, peak and smallest link of each program, on a logarithmic scale."""
+    bars = [(each.links, *named) for each in plan.outlooks for named in _bits(each.links).items()]
+    exponents = [math.log10(bits) for _, _, bits in bars if bits]
+    left, row, width, height = 250, 22, 1080, 22 * len(bars) + 34
+    across = Scale(math.floor(min(exponents, default=0)), math.ceil(max(exponents, default=1)), left, width - 120)
+    decades = range(int(across.low), int(across.high) + 1)
+    parts = [line(across(each), 8, across(each), height - 26, "grid") for each in decades]
+    parts += [text(across(each), height - 8, scaled(10.0**each, "bit/s"), "mid") for each in decades]
+    for index, (links, name, bits) in enumerate(bars):
+        y, end, value = 10 + row * index, float(left), "-"
+        if not index % len(_bits(links)):
+            parts.append(text(0, y + 12, links.program, "name"))
+        if bits:
+            end, value = across(math.log10(bits)), scaled(bits, "bit/s")
+            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", value))
+        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, value)]
+    return drawing(width, height, "Bits a second of a learner's link", *parts)
+
+
+def _bits(links: LinkLoad) -> dict[str, float | None]:
+    return {"mean": max(links.up_bits, links.down_bits), "peak": links.peak_bits, "no wait from": links.smallest_bits}

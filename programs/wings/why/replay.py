@@ -1,0 +1,536 @@
+"""Replays the tapes of a run folder: the events of each go into a fresh core, whose commands are compared with those on
+the tape.
+
+Decides which core a tape needs, which tapes cannot be those of the run (reported before any is fed), and how a
+difference is described. Plans come from the run's spec, which names the program; neither its task nor jax is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from isthmus.programs.engine.cluster.handover import Sites
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import user_of
+from isthmus.programs.engine.results import tapes, words
+from isthmus.programs.engine.results.tapes import HOME, TapeFile
+from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import (
+    BodyFailed,
+    CreditGranted,
+    FiringEnded,
+    HostRecord,
+    ItemArrived,
+    ItemsEmitted,
+    NodeOpened,
+    ReplicaJoined,
+    ReplicaLeft,
+    RunBody,
+)
+from isthmus.runtime.errors import ConfigError, Fault, RequestError
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Quorum
+from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import HomeBegan, Places
+from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station_events import StationBegan
+from isthmus.runtime.tape.reading import FOLDER, Reading, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first record of a tape after which a fresh core decides otherwise.
+
+    Its number (`record`), from 1; its time, in nanoseconds since the submission of the run; the event, and the node or
+    edge it is about (`place`, empty for others); and from the first command that differs on (`command`, from 1), the
+    commands of the tape and of the core. `error` is the core's error instead, empty if there was none.
+    """
+
+    record: int
+    at_ns: int
+    event: Any
+    place: str
+    command: int
+    taped: Sequence[Any]
+    replayed: Sequence[Any]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
+
+    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. The first `before` records of
+    the tape were dropped; it then begins `begins_ns` after the submission (None: at its start). `missing` records after
+    that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
+    """
+
+    tape: str
+    host: str
+    number: int
+    records: int
+    commands: int
+    merges: int
+    torn_bytes: int = 0
+    before: int = 0
+    missing: int = 0
+    begins_ns: int | None = None
+    difference: Difference | None = None
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether its core decided the same."""
+        return self.difference is None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The replay of a run folder; `absent` are initial hosts without a tape."""
+
+    run: str
+    tapes: Sequence[Replayed]
+    absent: Sequence[str]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether no core decided otherwise."""
+        return all(each.is_identical for each in self.tapes)
+
+    @property
+    def commands(self) -> int:
+        return sum(each.commands for each in self.tapes)
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.tapes)
+
+    @property
+    def merges(self) -> int:
+        return sum(each.merges for each in self.tapes)
+
+
+NOBODY: Final = frozenset[int]()
+
+
+class ReplayedCore(Protocol):
+    """A state machine: events and the time go in, commands come out."""
+
+    def handle(self, event: Any, now: Instant) -> list[Any]:
+        """The commands that follow from an event."""
+
+    def saved(self) -> bytes:
+        """The state between two events."""
+
+    def restore(self, state: bytes) -> None:
+        """Load the state of another core; ValueError for bytes that are no state of such a core."""
+
+
+class Again(NamedTuple):
+    """The extent of a replay: up to the tape's end, or up to and including the record of the first difference."""
+
+    records: int
+    commands: int
+    merges: int
+    difference: Difference | None
+
+
+def again(
+    make: Callable[[], ReplayedCore], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0
+) -> Again:
+    """Feed a core with the events of a tape, and compare its commands.
+
+    Arguments:
+        make: makes a fresh core.
+        segments: the available ones of the tape.
+        plan: that of a host; None for a core of a daemon.
+        zero_ns: the instant of the tape's clock when the run was submitted.
+
+    ValueError if a segment does not begin with a state of such a core.
+
+    The core begins in the state with which the first segment begins. Where the next segment follows on it, the core
+    continues, and must have come to that state by itself; where records are missing before it, it starts from that
+    state. A core that raises has decided otherwise, too: an event at which it raises is never on a tape.
+    """
+    done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
+    for segment in segments:
+        opening = segment.opening
+        if opening.before != end or not opening.before:
+            core = make()
+            core.restore(opening.state)
+        elif core.saved() != opening.state:
+            error = f"came to another state than that with which segment {opening.segment} begins"
+            return done._replace(difference=Difference(end, at - zero_ns, StateTaken(), "", 1, [], [], error))
+        done = _segment_again(done, core, segment, plan, zero_ns)
+        if done.difference is not None:
+            break
+        end, at = segment.end, segment.records[-1].at if segment.records else at
+    return done
+
+
+def _segment_again(done: Again, core: ReplayedCore, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
+    """Feed a core with the events of a segment; `done` is the extent replayed before."""
+    count, commands, merges, _ = done
+    mergers = NOBODY if plan is None else _mergers(plan)
+    for number, record in enumerate(segment.records, segment.opening.before + 1):
+        count += 1
+        commands += len(record.commands)
+        merges += sum(
+            isinstance(command, RunBody) and command.node in mergers and "closed_at" in (command.decision or {})
+            for command in record.commands
+        )
+        try:
+            commands_now = core.handle(record.event, record.at)
+        except Exception as error:  # The core that wrote the tape did not raise any error.
+            difference = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
+            return Again(count, commands, merges, difference)
+        if commands_now != record.commands:
+            return Again(count, commands, merges, _difference(number, record, commands_now, zero_ns, plan))
+    return Again(count, commands, merges, None)
+
+
+class StateTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The begin of a segment, in place of an event."""
+
+
+def _mergers(plan: Plan) -> frozenset[int]:
+    """The nodes of a host that fire by Quorum: each firing that a quorum has closed is a merge round."""
+    return frozenset(node.index for node in plan.nodes if isinstance(node.fires, Quorum))
+
+
+def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str:
+    """Why a tape cannot be that of this life in this graph, in words; empty if it can.
+
+    `is_alone`: the host had a process of its own, and so heard of itself first; in one process all hear of all at once.
+    """
+    records = tape.records
+    if records and not tape.begins and (reason := _another(records, member, is_alone=is_alone)):
+        return reason
+    nodes = {node.index for node in plan.nodes}
+    for number, record in enumerate(records, tape.begins + 1):
+        reason = _unknown(record.event, nodes, plan)
+        if reason:
+            return f"{reason} in record {number}"
+    return ""
+
+
+def _another(records: Sequence[HostRecord], member: Member, *, is_alone: bool) -> str:
+    """The other life to which a tape with these first records belongs; empty if it is this one's."""
+    at_first = []
+    for record in records:
+        if not isinstance(record.event, ReplicaJoined):
+            break
+        at_first.append(record.event.member)
+    if member not in at_first[: 1 if is_alone else None]:
+        return f"one that begins with {_first(records[0], at_first)}"
+    return ""
+
+
+def _first(record: HostRecord, at_first: Sequence[Member]) -> str:
+    return f"the life {at_first[0]}" if at_first else f"{type(record.event).__name__}"
+
+
+def _unknown(event: Any, nodes: set[int], plan: Plan) -> str:
+    """The node, edge or role of an event that the graph lacks; empty if it lacks none."""
+    match event:
+        case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed() if event.node not in nodes:
+            return f"node {event.node}, which {plan.role} does not have,"
+        case ItemArrived() | CreditGranted() if event.edge not in plan.edges:
+            return f"edge {event.edge}, which {plan.role} does not have,"
+        case ReplicaJoined() | ReplicaLeft() if event.member.replica.role not in plan.replicas:
+            return f"a role {event.member.replica.role!r}, which the graph does not have,"
+    return ""
+
+
+def _difference(
+    number: int, record: Any, replayed: Sequence[Any], zero_ns: int, plan: Plan | None, error: str = ""
+) -> Difference:
+    taped = record.commands
+    same = next((i for i, (one, other) in enumerate(zip(taped, replayed, strict=False)) if one != other), None)
+    same = min(len(taped), len(replayed)) if same is None else same
+    place = "" if plan is None else _place(record.event, plan)
+    return Difference(number, record.at - zero_ns, record.event, place, same + 1, taped[same:], replayed[same:], error)
+
+
+def _place(event: Any, plan: Plan) -> str:
+    """The name of the node or edge that an event is about."""
+    match event:
+        case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed():
+            return next(node.name for node in plan.nodes if node.index == event.node)
+        case ItemArrived() | CreditGranted():
+            return plan.edges[event.edge].name
+    return ""
+
+
+_WHOLE: Final = "Fetch the folder again; without its tapes as they were written a run cannot be replayed."
+_SAME: Final = "Replay with the isthmus with which it was trained."
+_DAEMON_NS: Final = 1_000_000_000
+"""The cores of one daemon begin within that; the next daemon needs longer to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TapeSetting:
+    """The material of this run's cores; `formers` are those from before a resume with changes, with the names of their
+    tapes."""
+
+    run_spec: spec.Spec
+    plans: Mapping[str, Plan]
+    places: Places
+    formers: tuple[tuple[_TapeSetting, frozenset[str]], ...] = ()
+
+    def of(self, file: TapeFile) -> _TapeSetting:
+        """The setting in which a tape was written: this one, or one from before a resume."""
+        return next((former for former, names in self.formers if file.name in names), self)
+
+
+def replay(folder: Path) -> Replay:
+    """Replay the run in `folder`. ConfigError, with all that is wrong, for one in progress, and for tapes that cannot
+    be those of its graph."""
+    doing = f"Replaying the run {folder}"
+    if user := user_of(folder):
+        do = "Wait for its end, or stop it with: isthmus stop."
+        raise ConfigError(doing, "a run that is over", f"one that goes on, of process {user}", do)
+    setting = _setting(folder, doing)
+    files, others = tapes.of_folder(folder)
+    faults = [Fault(f"Reading {name}", "a tape of a host or a daemon", "another name", _WHOLE) for name in others]
+    if not files:
+        faults.append(Fault(doing, f"tapes in {folder / FOLDER}", "none", _WHOLE))
+    read: list[tuple[TapeFile, Reading]] = []
+    for file in files:
+        try:
+            read.append((file, tapes.read(file)))
+        except (OSError, ValueError) as error:
+            faults.append(Fault(f"Reading {file.name}", "a tape", str(error), _WHOLE))
+    faults += _faults(folder, setting, read)
+    if faults:
+        raise ConfigError.of(faults)
+    done = []
+    for file, tape in read:
+        try:
+            done.append(_replayed(file, tape, setting.of(file)))
+        except ValueError as error:
+            faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
+    if faults:
+        raise ConfigError.of(faults)
+    return Replay(str(folder), done, _absent(setting, files))
+
+
+def _setting(folder: Path, doing: str) -> _TapeSetting:
+    try:
+        run_spec, formers = spec.load(folder), list(spec.formers(folder))
+        is_cluster = (folder / spec.CLUSTER).exists()
+        places = Sites.load(folder).places() if is_cluster else Places(home="local")
+        of_formers = [
+            Sites.load_former(folder, number).places() if is_cluster else places for number, _ in enumerate(formers, 1)
+        ]
+    except FileNotFoundError:
+        do = "Only a folder that a run of this version of isthmus has made can be replayed."
+        raise ConfigError(doing, f"a {spec.SPEC}", "none", do) from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
+    try:
+        before = tuple(
+            (_TapeSetting(each, each.plans(), there), names)
+            for (each, names), there in zip(formers, of_formers, strict=True)
+        )
+        return _TapeSetting(run_spec, run_spec.plans(), places, before)
+    except RequestError as error:
+        do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
+        fault = error.faults[0]
+        raise ConfigError(doing, f"the graph that was trained, {fault.expected}", fault.found, do) from None
+
+
+def _faults(folder: Path, setting: _TapeSetting, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
+    """The faults of tapes whose records can be read."""
+    faults = []
+    broken_off, is_over = tapes.broken_off(folder), (folder / "summary.json").exists()
+    newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
+    for file, tape in read:
+        doing = f"Reading {file.name}"
+        if wrong := _wrong(file, tape, setting.of(file)):
+            faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
+        elif tape.rest and not tape.is_unfinished:
+            faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
+        elif (torn := _torn(tape)) and is_over and not _may_be_torn(file, tape, broken_off, newest):
+            faults.append(Fault(doing, "whole records", f"{torn}, of a host that was not killed", _WHOLE))
+    return faults
+
+
+def _wrong(file: TapeFile, tape: Reading, setting: _TapeSetting) -> str:
+    """Why a tape contradicts its name, in words; empty if it does not."""
+    if file.member is not None:
+        role = file.member.replica.role
+        if role not in setting.plans:
+            return f"one of a role {role!r}, which the graph does not have"
+        return strange(tape, setting.plans[role], file.member, is_alone=setting.run_spec.transport != spec.INPROC)
+    if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
+        return f"one that begins with {type(tape.records[0].event).__name__}"
+    return ""
+
+
+def _torn(tape: Reading) -> str:
+    """What the end of a process or a power failure may have left of a tape, in words; empty if that is whole."""
+    return tape.rest or ("" if tape.records else "none, for it is empty")
+
+
+def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
+    """Whether the writer of a tape may have been killed: a host by events.jsonl, a daemon by the next daemon's tape."""
+    if file.member is not None:
+        return (str(file.member.replica), file.member.incarnation) in broken_off
+    return not tape.records or tape.records[0].at < newest - _DAEMON_NS
+
+
+def _replayed(file: TapeFile, tape: Reading, setting: _TapeSetting) -> Replayed:
+    member, zero_ns = file.member, 0 if file.member is not None else setting.run_spec.zero_ns
+    host = file.kind if member is None else str(member.replica)
+    number = file.pid if member is None else member.incarnation
+    plan = None if member is None else setting.plans[member.replica.role]
+    done = again(lambda: _core(file, plan, setting), tape.segments, plan, zero_ns)
+    begins = tape.records[0].at - zero_ns if tape.begins and tape.records else None
+    return Replayed(
+        file.name,
+        host,
+        number,
+        done.records,
+        done.commands,
+        done.merges,
+        torn_bytes=tape.rest_bytes,
+        before=tape.begins,
+        missing=tape.missing - tape.begins,
+        begins_ns=begins,
+        difference=done.difference,
+    )
+
+
+def _core(file: TapeFile, plan: Plan | None, setting: _TapeSetting) -> ReplayedCore:
+    """A fresh core for a tape."""
+    if plan is not None and file.member is not None:
+        return Scheduler(plan, file.member)
+    return Home(setting.run_spec.cast, setting.places) if file.kind == HOME else Station(is_at_home=True)
+
+
+def _absent(setting: _TapeSetting, files: Sequence[TapeFile]) -> list[str]:
+    """The initial hosts of the run whose tapes are not in the folder."""
+    there: set[Any] = {str(file.member.replica) for file in files if file.member is not None}
+    began = [f"{role}/{slot}" for role, count in setting.run_spec.roles.items() for slot in range(count)]
+    return [host for host in began if host not in there]
+
+
+_SHOWN_MAX: Final = 400
+"""Letters of an event or a command; one that has more names many hosts."""
+
+
+def sheet(replay: Replay, took_seconds: float) -> Sheet:
+    """The result: a row for each tape, cells of which do not apply are empty, and the first difference of each."""
+    rows = [
+        (
+            name(tape),
+            words.whole(tape.records),
+            words.whole(tape.commands),
+            words.whole(tape.merges) if tape.merges else "",
+            result(tape),
+        )
+        for tape in replay.tapes
+    ]
+    tapes_table = table(("tape", "records", "commands", "merges", ""), rows, ("merges", "records"), ("",))
+    differences = [
+        PageSection(name(tape), [table(("", ""), list(story(tape, tape.difference)))])
+        for tape in replay.tapes
+        if tape.difference is not None
+    ]
+    data = {
+        "run": replay.run,
+        "identical": replay.is_identical,
+        "records": replay.records,
+        "commands": replay.commands,
+        "merges": replay.merges,
+        "seconds": round(took_seconds, 3),
+        "hosts": replay.tapes,
+        "absent": replay.absent,
+    }
+    first = PageSection("Tapes", [tapes_table], list(remarks(replay)))
+    return Sheet("Replay", replay.run, [first, *differences], data)
+
+
+def result(tape: Replayed) -> str:
+    """The result of one tape, in a word."""
+    if not tape.is_identical:
+        return "different"
+    return "identical" if tape.records else "empty"
+
+
+def remarks(replay: Replay) -> Iterator[str]:
+    """Remarks on incomplete or absent tapes."""
+    for tape in replay.tapes:
+        if tape.begins_ns is not None:
+            begins = f"replayed from {_since(tape.begins_ns)} after the submission on, from the core's state then"
+            yield f"{name(tape)}: {begins}; {_count(tape.before, 'record')} before are not kept (run.tape_bytes)."
+        if tape.missing:
+            missing = _count(tape.missing, "record")
+            yield f"{name(tape)}: {missing} in the middle were lost to a full disk; replayed before and behind them."
+        if tape.torn_bytes:
+            torn = words.size(tape.torn_bytes)
+            yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
+    if replay.absent:
+        absent = ", ".join(replay.absent)
+        yield f"No tape here of {absent}: it was not fetched from its machine, or was lost with it."
+
+
+def name(tape: Replayed) -> str:
+    """The owner of a tape: 'learner/2, life 3', 'home of daemon 4711'."""
+    is_daemon = tape.host in ("home", "station")
+    return f"{tape.host} of daemon {tape.number}" if is_daemon else f"{tape.host}, life {tape.number}"
+
+
+def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
+    """The first difference of a tape: keywords and texts."""
+    yield "host", name(tape)
+    yield "tape", tape.tape
+    yield "record", f"{words.whole(difference.record)}, {_since(difference.at_ns)} after the submission"
+    if difference.place:
+        yield "at", difference.place
+    yield "event", _shown(difference.event)
+    if difference.error:
+        yield "taped", _listed(difference.taped)
+        yield "replayed", difference.error
+        return
+    yield "command", f"{difference.command} of this record is the first that differs"
+    yield "taped", _listed(difference.taped)
+    yield "replayed", _listed(difference.replayed)
+
+
+def ending(replay: Replay, took_seconds: float) -> str:
+    """The last line: how much was replayed, and whether it was the same."""
+    merges = f", {words.whole(replay.merges)} merge rounds" if replay.merges else ""
+    counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
+    verdict = "identical" if replay.is_identical else "different"
+    return f"{verdict}: {counts}, in {words.seconds(took_seconds)}"
+
+
+def _listed(commands: Sequence[Any]) -> str:
+    """The first of some commands, and how many follow."""
+    if not commands:
+        return "no command"
+    more = f", and {_count(len(commands) - 1, 'more')}" if len(commands) > 1 else ""
+    return f"{_shown(commands[0])}{more}"
+
+
+def _shown(thing: Any) -> str:
+    text = str(thing)
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
+
+
+def _since(at_ns: int) -> str:
+    return f"{at_ns / 1e9:.6f} s"
+
+
+def _count(count: int, what: str) -> str:
+    plural = "" if count == 1 or what == "more" else "s"
+    return f"{words.whole(count)} {what}{plural}"

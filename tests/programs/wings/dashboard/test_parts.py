@@ -1,0 +1,172 @@
+"""The parts of the page, of a run that is over, of one that goes on, and of one with many learners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord, ReportLine
+from isthmus.programs.study.terminal.figures import TokenSpeed
+from isthmus.programs.study.terminal.live import Notice
+from isthmus.programs.wings.dashboard import parts
+from isthmus.programs.wings.dashboard.watched_run import LastMerges, Look, WatchedRun, place_of, runs_below
+from tests.programs.engine.results.event_lines import KILLED
+from tests.programs.engine.results.made_up_run import build
+
+FLOWS = {"edges": [[0, 10, 1_000_000, 0], [1, 5, 0, 2_000_000_000]], "nodes": []}
+GRAPH = {
+    "program": "made-up",
+    "roles": [{"name": "learner"}],
+    "nodes": [{"name": "step", "role": "learner"}],
+    "edges": [{"source": "step.fragment", "target": "merge.answer"}, {"source": "a.b", "target": "c.d"}],
+}
+REPORT: dict[str, Any] = {"incarnation": 2, "phase": "stepping", "step": 50, "tokens": 3200, "loss": 2.5}
+REPORT |= {"staleness": 7, "waited": 10**9, "stepping": 10**10, "step_ms": 200.0, "bytes_sent": 9, "sick": False}
+
+
+def host(name: str, **more: Any) -> dict[str, Any]:
+    known = {"name": name, "role": name.partition("/")[0], "phase": "stepping", "incarnation": 1, "state": "alive"}
+    return {**known, "reason": None, "machine": "alpha", "flows": FLOWS, **more}
+
+
+def going_on(at: float = 0.0, **more: Any) -> Look:
+    """A look at a run that goes on, with two learners; learner 1 is being started again."""
+    hosts = [host("learner/0"), host("learner/1", phase="starting", incarnation=2), host("syncer/0")]
+    hosts[1]["reason"] = msgspec.to_builtins(KILLED)
+    training = {"phase": "training", "time": 20.0 + at, "tokens": 6400, "tokens_budget": 64000, "slots": 2}
+    training |= {"goodput": 0.9, "outer_steps": 3, "contributors_mean": 1.5, "merged_share": 0.8, "eval_loss": 2.0}
+    training |= {"learners": {"0": REPORT, "1": {**REPORT, "loss": float("nan")}}, "eval_loss_initial": 5.0}
+    merges = LastMerges()
+    merges.add(MergeRecord(time=15.0, fragment=0, round=1, kind="merge", version=[1, 1], voters=[0], left_out=[1]))
+    merges.add(MergeRecord(time=18.0, fragment=1, round=2, kind="merge", version=[1, 1], voters=[0, 1]))
+    known: dict[str, Any] = {
+        "name": "run-20260101-000000",
+        "status": {"outcome": "running", "hosts": hosts, "training": training},
+        "merges": merges,
+        "changes": [],
+        "newest": {slot: ReportLine(learner=slot, loss=2.5) for slot in (0, 1)},
+        "notices": [],
+        "graph": GRAPH,
+        "configuration": {"program": {"push": "int4", "interval": 24}},
+        "at": at,
+    }
+    return Look(**{**known, **more})
+
+
+def test_the_head_says_how_far_a_run_is() -> None:
+    speed = TokenSpeed()
+    head = parts.head(going_on(), speed)
+    assert (head["title"], head["outcome"], head["share"], head["fault"]) == ("made-up", "running", 0.1, "")
+    faster = going_on(at=10.0)
+    faster.status["training"]["tokens"] += 1000
+    assert parts.head(faster, speed)["speed"] == "100 tokens/s"
+
+
+def test_who_was_in_a_merge_and_who_came_too_late() -> None:
+    part = parts.merges(going_on(), parts.MergeColumns())
+    assert [row["cells"] for row in part["rows"]] == ["vv", "lv"]
+    assert [row["late"] for row in part["rows"]] == ["", "1 late"]
+    assert [(column["votes"], column["late"]) for column in part["columns"]] == [(1, 1), (2, 0)]
+    assert part["is_all"]
+
+
+def test_of_many_learners_those_that_were_missed_are_listed() -> None:
+    merges = LastMerges()
+    for number in range(40):
+        late = [7] if number % 2 else [7, 200]
+        voters = [slot for slot in range(256) if slot not in late]
+        merges.add(
+            MergeRecord(fragment=0, round=number, kind="merge", version=[1, number], voters=voters, left_out=late)
+        )
+    newest = {slot: ReportLine(learner=slot) for slot in range(256)}
+    part = parts.merges(going_on(merges=merges, newest=newest), parts.MergeColumns())
+    assert [row["slot"] for row in part["rows"]] == [7, 200]
+    assert not part["is_all"]
+    assert len(part["columns"]) == parts.MERGES_SHOWN
+    waits = parts.goodput(going_on(status={"hosts": [], "training": {"learners": dict.fromkeys(range(256), REPORT)}}))
+    assert len(waits["waits"]) == parts.STAND_OUT
+
+
+def test_goodput_and_waits() -> None:
+    part = parts.goodput(going_on())
+    assert [(name, figure) for name, figure, _ in part["tiles"]] == [
+        ("goodput", "90.0 %"),
+        ("in a merge", "1.5 of 2"),
+        ("merged", "80.0 %"),
+        ("evaluation loss", "2.000"),
+    ]
+    assert [(row["slot"], row["share"]) for row in part["waits"]] == [(0, 0.1), (1, 0.1)]
+
+
+def test_learners_have_phase_speed_staleness_and_reason() -> None:
+    part = parts.learners(going_on())
+    first, second = part["rows"]
+    assert (first["state"], first["speed"], first["stale"], first["reason"]) == ("stepping", "5.0/s", "7", "")
+    assert (second["state"], second["tone"], second["loss"], second["life"]) == ("restarting", "odd", "-", "2")
+    assert second["reason"]
+    assert [other["name"] for other in part["others"]] == ["syncer 0"]
+
+
+def test_ages_of_fragments_count_from_their_last_merge() -> None:
+    rows = parts.fragments(going_on())["rows"]
+    assert [(row["index"], row["age"], row["share"]) for row in rows] == [(0, "5.00 s", 1.0), (1, "2.00 s", 0.4)]
+
+
+def test_traffic_has_names_and_rates() -> None:
+    traffic = parts.TrafficRates()
+    traffic.part(going_on())
+    look = going_on(at=2.0)
+    for each in look.status["hosts"]:
+        each["flows"] = {"edges": [[0, 20, 3_000_000, 0]], "nodes": []}
+    part = traffic.part(look)
+    (row,) = part["rows"]
+    assert (row["source"], row["target"], row["bytes"]) == ("step.fragment", "merge.answer", "9.00 MB")
+    assert row["rate"] == part["rate"] == "3.00 MB/s"
+
+
+def test_failures_are_listed_the_newest_first() -> None:
+    notices = [Notice(None, "early", "odd"), Notice(3.0, "later", "bad")]
+    rows = parts.failures(going_on(notices=notices))["rows"]
+    assert [(row["at"], row["text"], row["tone"]) for row in rows] == [
+        ("3.00 s", "later", "bad"),
+        ("at the start", "early", "odd"),
+    ]
+
+
+def test_settings_show_what_is_in_use_and_a_curve_of_intervals() -> None:
+    changes = [
+        ChangeRecord(time=4.0, setting="interval", before="24", after="30", reason="slow rounds"),
+        ChangeRecord(time=9.0, setting="push", slot=1, before="float32", after="int4", reason="carries less", link=1),
+    ]
+    look = going_on(changes=changes)
+    part = parts.settings(look)
+    assert part["asked"] == [["push", "int4"], ["interval", "24"]]
+    assert part["in_use"] == [["interval of shard 0", "30"], ["push of learner 1", "int4"]]
+    assert part["count"] == len(part["rows"]) == 2
+    (chart,) = parts.steps_of_settings(look)
+    assert (chart.curves[0].time, chart.curves[0].values) == ([0.0, 4.0, 4.0, 20.0], [24.0, 24.0, 30.0, 30.0])
+    assert parts.steps_of_settings(going_on()) == []
+
+
+def test_every_part_of_a_run_that_is_over_and_of_those_beside_it(tmp_path: Path) -> None:
+    folder = build(tmp_path / "runs" / "first")
+    build(tmp_path / "runs" / "second", seed=2, away=1)
+    look = WatchedRun(folder).look(0.0)
+    assert parts.head(look, TokenSpeed())["outcome"] == "done"
+    assert len(parts.learners(look)["rows"]) == len(parts.goodput(look)["waits"]) == 4
+    table = parts.RunList().part(runs_below(folder.parent), look, place_of)
+    assert {row["name"]: row["is_current"] for row in table["rows"]} == {"first": True, "second": False}
+    assert len(table["charts"][0]["curves"]) == 2
+    assert all(row["loss"] != "-" for row in table["rows"])
+
+
+@pytest.mark.parametrize("status", [{}, {"outcome": "running"}, {"outcome": "silent", "training": {"time": 0.0}}])
+def test_a_status_may_lack_anything(status: dict[str, Any]) -> None:
+    look = going_on(status=status, newest={}, merges=LastMerges(), graph={}, configuration={})
+    for part in (parts.goodput, parts.learners, parts.fragments, parts.failures, parts.settings):
+        assert msgspec.json.encode(part(look))
+    assert msgspec.json.encode([parts.head(look, TokenSpeed()), parts.TrafficRates().part(look)])
+    assert msgspec.json.encode(parts.merges(look, parts.MergeColumns()))
