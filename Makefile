@@ -75,10 +75,9 @@ long: .venv/installed-test
 	$(PYTEST) loadfile -m "long and not soak and not engine and not torch"
 
 # The core: what is in wings, is tested with them.
-NOT_CORE := tests/wings tests/engines tests/torch_tasks \
-	$(addprefix tests/programs/,launch model_folders engine/metrics engine/report) \
-	$(addprefix tests/programs/study/,aot dashboard doctor lab simulation) \
-	$(addprefix tests/programs/,test_dipaco.py test_regional.py test_routers.py) tests/ops/data/test_routing.py
+NOT_CORE := tests/engines tests/torch_tasks tests/programs/wings \
+	$(addprefix tests/programs/,model_folders study/aot engine/metrics test_dipaco.py test_regional.py test_routers.py) \
+	tests/ops/data/test_routing.py
 
 quick: .venv/installed-test
 	$(PYTEST) worksteal $(addprefix --ignore=,$(NOT_CORE)) -m "not process and not slow and $(OF_TEST)"

@@ -59,7 +59,7 @@ LOADED: Final = Path(__file__).with_name("loaded.json")
 """Kind of process -> the modules that it had loaded, in a run on this machine and in one of a machine's daemon."""
 KEPT: Final = ROOT / ".cache" / "changed.pickle"
 TOPS: Final = ("runtime", "ops", "programs", "tests", "docs")
-WINGS: Final = ("programs/wings/", "tests/wings/")
+WINGS: Final = ("programs/wings/", "tests/programs/wings/")
 COMMAND: Final = "isthmus.programs.command.main"
 ORDINARY: Final = ("train", "daemon")
 """The commands of which `LOADED` says what they load."""

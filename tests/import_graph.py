@@ -10,7 +10,8 @@ What counts beside imports and names:
 - a text `isthmus.a.b:Name`, or `isthmus.a.b`, as tables of services and processes have them;
 - in a table the row of a key, as in `{"ray": "isthmus.programs.launch.ray"}`, and of the functions with a decorator
   `@x.command()` the one of that name: only where a text of the test, or of what it reaches, names the key, or a
-  test the table; the first row where the default is taken, as `next(iter(TABLE))`;
+  test the table; the first row where the default is taken, as `next(iter(TABLE))`; of a wing's row a field where code
+  takes it;
 - of a lazy face, a module with `__getattr__`: the name that it imports for type checking alone; with `__all__` each;
 - where a text is of a test or an example, the code in it, and the example that it names.
 
@@ -40,6 +41,7 @@ _FROM: Final = re.compile(r"from (isthmus[\w.]*) import ([\w, ]+|\([\w,\s]+\))")
 _COMMAND: Final = re.compile(r"isthmus ([\w-]+)(?: ([\w-]+))?")
 TYPES: Final = "$ "
 _EXAMPLE: Final = re.compile(r"(\w+)\.py(?!\w)")
+WINGS: Final = "isthmus.programs.wings"
 EXAMPLES: Final = "examples"
 """The package as which examples of the pages count."""
 _WORD: Final = re.compile(r"[\w-]+")
@@ -236,6 +238,9 @@ def _row(keys: Iterable[str], values: Iterable[ast.AST], piece: Piece, package: 
 def _call(node: ast.Call, piece: Piece, package: str) -> None:
     """Of `setattr(module, "name", ...)` a name of the module counts, not all of it; a call with the name of a module
     and a table is a row that counts by the keys of that."""
+    if isinstance(node.func, ast.Name) and node.func.id == "Wing":
+        _wing(node, piece)
+        return
     arguments = list(node.args)
     names = _dotted(arguments[0]) if len(arguments) >= 2 else None
     if names is not None and isinstance(arguments[1], ast.Constant) and isinstance(arguments[1].value, str):
@@ -248,6 +253,22 @@ def _call(node: ast.Call, piece: Piece, package: str) -> None:
         _row([str(key.value) for key in tables], every, piece, package)
     else:
         _collect(every, piece, package)
+
+
+def _wing(node: ast.Call, piece: Piece) -> None:
+    """Of the row of a wing (`programs/wing_table.py`) a command counts where it is typed, or all are asked for by
+    `--help`; another field where code takes it. Modules are those of the wing's folder."""
+    folder = f"{WINGS}.{node.args[0].value}" if node.args and isinstance(node.args[0], ast.Constant) else WINGS
+    for each in node.keywords:
+        if isinstance(each.value, ast.Dict):
+            for key, value in zip(each.value.keys, each.value.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                    target = str(value.value) if ":" in str(value.value) else f"{value.value}:offer"
+                    said = (f"{TYPES}{key.value}", "--help") if each.arg == "commands" else (f".{each.arg}",)
+                    piece.rows |= dict.fromkeys((word, f"{folder}.{target}") for word in said)
+        else:
+            texts = [part.value for part in ast.walk(each.value) if isinstance(part, ast.Constant)]
+            piece.rows |= dict.fromkeys((f".{each.arg}", f"{folder}.{text}") for text in texts)
 
 
 class ImportGraph:
@@ -265,7 +286,8 @@ class ImportGraph:
             pieces = self.modules[node[0]]
             if (piece := pieces.of.get(node[1])) is not None:
                 found.rows = [(word, target) for word, text in piece.rows for target in self.of_text(text)]
-                found.words = words_of(piece.texts) if _is_tests(node) else piece.texts
+                taken = {f".{names[-1]}" for names in piece.names if len(names) > 1}
+                found.words = taken | (words_of(piece.texts) if _is_tests(node) else piece.texts)
             if node[1] == LOAD:
                 found.commands = [
                     (each, (node[0], function))

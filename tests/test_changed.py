@@ -65,7 +65,7 @@ SOURCES = {
         def test_a(): assert [carry_out(each) for each in Path('docs').rglob('*.md')]
     """,
     "tests/programs/test_bad.py": "CASES = Path(__file__).with_name('bad.json')",
-    "tests/wings/doctor/test_checks.py": "",
+    "tests/programs/wings/doctor/test_checks.py": "",
     "tests/test_rooms.py": "def test_a(): assert [*(ROOT / 'runtime').rglob('*.py')]",
 }
 FOLDERS = {"programs/face": "isthmus", "runtime": "isthmus.runtime", "programs": "isthmus.programs", "tests": "tests"}
@@ -96,7 +96,10 @@ EVERY = {"clock", "words", "typed", "run", "ported", "report", "pages", "documen
         ("programs/wings/doctor/page.html", {"typed", "documents", "checks"}),
         ("programs/start.py", EVERY),
         ("tests/conftest.py", EVERY),
-        ("tests/programs/conftest.py", {"words", "typed", "run", "ported", "report", "pages", "documents", "bad"}),
+        (
+            "tests/programs/conftest.py",
+            {"words", "typed", "run", "ported", "report", "pages", "documents", "bad", "checks"},
+        ),
         ("tests/runtime/test_clock.py", {"clock"}),
         ("tests/patience.py", {"run"}),
         ("programs/report/page.css", {"report"}),

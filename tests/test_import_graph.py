@@ -8,6 +8,16 @@ import pytest
 
 from tests.import_graph import Reach, import_graph, module_name
 
+WINGS = """
+WINGS = (
+    Wing("why", needs=("report",), commands={"replay": "replay_commands"}),
+    Wing("report", commands={"report": "report_commands"}, last_writer="page:write"),
+)
+def commands_of(name):
+    WINGS
+def write_last():
+    for wing in WINGS: wing.last_writer
+"""
 FOLDERS = {"programs/face": "isthmus", "runtime": "isthmus.runtime", "programs": "isthmus.programs", "tests": "tests"}
 
 
@@ -199,3 +209,29 @@ def test_a_package_that_is_run_is_its_main_module() -> None:
 def test_a_table_that_code_in_a_text_names_counts_with_all_rows() -> None:
     test = "CODE = 'from isthmus.runtime.one import TABLE'"
     assert names(reach(test, one=TABLE, two="", three="def f(): ...")) == {"one", "two", "three"}
+
+
+@pytest.mark.parametrize(
+    ("test", "reached"),
+    [
+        ("commands_of('replay')", {"replay_commands"}),
+        ("commands_of('they replay it')", set()),
+        ("commands_of('--help')", {"replay_commands", "report_commands"}),
+        ("write_last()", {"page"}),
+    ],
+)
+def test_a_row_of_a_wing_counts_by_what_is_typed_or_taken(test: str, reached: set[str]) -> None:
+    offers = "def offer(app): ..."
+    sources = {"programs/face/__init__.py": "", "programs/__init__.py": "", "programs/table.py": WINGS}
+    sources |= {f"programs/wings/{name}/__init__.py": "" for name in ("why", "report")} | {
+        "programs/wings/__init__.py": ""
+    }
+    sources |= {"programs/wings/why/replay_commands.py": offers, "programs/wings/report/report_commands.py": offers}
+    sources |= {"programs/wings/report/page.py": "def write(folder): ..."}
+    code = f"from isthmus.programs.table import commands_of, write_last\ndef test_a(): {test}\n"
+    name = test.partition("(")[0]
+    graph = import_graph(sources | {"tests/test_a.py": code.replace("commands_of, write_last", name)}, FOLDERS)
+    found = Reach(graph)
+    found.add(*graph.used("tests.test_a"))
+    wings = {module for module in found.modules if module.startswith("isthmus.programs.wings.")}
+    assert {module.rpartition(".")[2] for module in wings} - {"why", "report"} == reached
