@@ -264,7 +264,7 @@ def _wing(node: ast.Call, piece: Piece) -> None:
             for key, value in zip(each.value.keys, each.value.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
                     target = str(value.value) if ":" in str(value.value) else f"{value.value}:offer"
-                    said = (f"{TYPES}{key.value}", "--help") if each.arg == "commands" else (f".{each.arg}",)
+                    said = (f"{TYPES}{key.value}", f"{TYPES}--help") if each.arg == "commands" else (f".{each.arg}",)
                     piece.rows |= dict.fromkeys((word, f"{folder}.{target}") for word in said)
         else:
             texts = [part.value for part in ast.walk(each.value) if isinstance(part, ast.Constant)]
