@@ -60,7 +60,8 @@ train: .venv/installed
 
 # A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
 # Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
+WORKERS ?= 2
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --dist
 
 OF_TEST := not soak and not long and not engine and not torch
 
