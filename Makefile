@@ -1,5 +1,6 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
-# make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
+# make quick: the tests of the core, without processes.   make changed: those of make test that a change can reach; SINCE=COMMIT V=1.
+# make install: install only.   make install-test: with pytest, for your own tests.
 # make long: what is too long for make test and is checked before each landing.
 # make soak: thousands of simulated clusters with faults, real runs with kills, all examples and seeds, and variants of the code that are broken on purpose, in parts of at most half an hour: it goes on where it was left, and says what is left. PARTS="world kills" carries out some of them.
 # make soak-long: the same with 10,000 clusters, and 200 runs with kills.
@@ -18,7 +19,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench bench-keep soak soak-long scale engines test-torch readme wings mutate docs versions clean
+.PHONY: help install install-test train test changed long quick check bench bench-keep soak soak-long scale engines test-torch readme wings mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -60,16 +61,28 @@ train: .venv/installed
 
 # A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
 # Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
+WORKERS ?= 2
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --dist
+
+OF_TEST := not soak and not long and not engine and not torch
 
 test: .venv/installed-test
-	$(PYTEST) loadfile -m "not soak and not long and not engine and not torch"
+	$(PYTEST) loadfile -m "$(OF_TEST)"
+
+# Of those, what a change can reach: of what differs from SINCE, or else from where this branch left main (tests/changed.py).
+changed: .venv/installed-test
+	$(BIN)/python -m tests.changed $(if $(SINCE),--since $(SINCE)) $(if $(V),--verbose) -- $(PYTEST) loadfile -m "$(OF_TEST)"
 
 long: .venv/installed-test
 	$(PYTEST) loadfile -m "long and not soak and not engine and not torch"
 
+# The core: what is in wings, is tested with them.
+NOT_CORE := tests/engines tests/torch_tasks tests/programs/wings \
+	$(addprefix tests/programs/,model_folders study/aot engine/metrics test_dipaco.py test_regional.py test_routers.py) \
+	tests/ops/data/test_routing.py
+
 quick: .venv/installed-test
-	$(PYTEST) worksteal -m "not process and not slow and not long and not soak and not engine and not torch"
+	$(PYTEST) worksteal $(addprefix --ignore=,$(NOT_CORE)) -m "not process and not slow and $(OF_TEST)"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES) Makefile

@@ -8,8 +8,8 @@ is recorded when it ends, in a file outside of the tree (`state_file`) whose nam
 programs: an end by a signal loses the part under way, and other code begins anew. With `--list` nothing is carried out.
 The exit status is 0 once nothing is left and nothing was found, 2 for a wrong name.
 
-Searches are cut by seeds, tests by files, mutants by names. `each` is what `isthmus simulate world --each` demands, of
-all seeds of a kind together: it needs their parts. `--long` has more seeds; parts of both are the same ones.
+Searches and changes are cut by seeds, tests by files, mutants by names. `each` is what `isthmus simulate world --each`
+demands, of all seeds of a kind together: it needs their parts. `--long` has more seeds; parts of both are the same.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ SEARCHES: Final = {
 """100 seeds take less than half an hour where two cores have seven others to serve each: 4.1 with gangs a minute."""
 KILLS, KILLS_LONG, KILLS_IN_PART = 50, 200, 10
 """Real runs: 50 of them took about 70 minutes."""
+CHANGES, CHANGES_IN_PART = 50, 2
+"""One that no test notices takes all of `make changed`, and of `make test`."""
 EACH: Final = "each"
 
 
@@ -122,7 +124,7 @@ def parts(*, is_long: bool = False, root: Path = ROOT) -> list[Part]:
     torch = [file for file in soaked if file.startswith(TORCH)]
     found += [_tests("torch", ".venv-torch/bin/python", "soak and torch", [file]) for file in torch]
     found.append(_tests("mosaic", ".venv-mosaic/bin/python", "soak and torch", [MOSAIC]))
-    return found + _mutants(python)
+    return found + _mutants(python) + _changes(python)
 
 
 def _of_search(name: str, search: Search, *, is_long: bool) -> list[Part]:
@@ -143,6 +145,13 @@ def _kills(runs: int) -> list[Part]:
     command = (".venv/bin/python", "-m", "tests.bench.long.soak_kills", "--runs", str(KILLS_IN_PART), "--json")
     seeds = range(0, runs, KILLS_IN_PART)
     return [Part(f"kills-{seed}", "kills", (*command, "--seed", str(seed)), read=_killed) for seed in seeds]
+
+
+def _changes(python: str) -> list[Part]:
+    """Small changes of the code: what `make test` notices of them, `make changed` does, too."""
+    command = (python, "-m", "tests.changed_check", "--mutants", str(CHANGES_IN_PART), "--json")
+    seeds = range(0, CHANGES, CHANGES_IN_PART)
+    return [Part(f"changed-{seed}", "changed", (*command, "--seed", str(seed)), read=_killed) for seed in seeds]
 
 
 def _of_examples(python: str, files: Sequence[str]) -> list[Part]:
@@ -187,7 +196,7 @@ def _simulated(told: str) -> dict[str, Any]:
 
 
 def _killed(told: str) -> dict[str, Any]:
-    """What the real runs with kills say."""
+    """What real runs with kills, or changes of the code, say by seed."""
     runs = json.loads(told)
     return {
         "seeds": len(runs),

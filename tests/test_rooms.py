@@ -1,4 +1,4 @@
-"""A room has a word on what is decided there, one name, and tests that `make quick` runs."""
+"""A room has a word on what is decided there, one name, and tests that are quick."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 LATER = {"process", "slow", "soak", "long", "engine"}
-"""The marks that `make quick` leaves out."""
+"""The marks of tests that are not quick."""
 
 
 def marks(nodes: Iterable[ast.AST]) -> set[str]:
@@ -44,7 +44,7 @@ def marks(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def is_quick(tree: ast.Module) -> bool:
-    """Whether `make quick` runs a test of a file. A test counts as later if one of its parameters does."""
+    """Whether a test of a file is quick. A test counts as later if one of its parameters does."""
     of_all = [each for each in tree.body if isinstance(each, ast.Assign) and marks([each])]
     if marks(each for each in of_all if "pytestmark" in ast.dump(each.targets[0])) & LATER:
         return False

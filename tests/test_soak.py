@@ -55,6 +55,7 @@ def test_seeds_of_a_search_are_tried_once_each_and_names_are_of_one_part(is_long
                 tried += range(first, first + many)
         assert tried == list(range(search.seeds_long if is_long else search.seeds))
     assert sum(part.kind == "kills" for part in every) * soak.KILLS_IN_PART == (200 if is_long else 50)
+    assert sum(part.kind == "changed" for part in every) * soak.CHANGES_IN_PART == soak.CHANGES == 50
 
 
 def test_every_test_of_the_soak_and_every_mutant_is_in_one_part() -> None:
