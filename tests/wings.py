@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,6 @@ UNCUT: Final[Mapping[str, str]] = {
     "compile": "graph and train with a cluster file predict by the steps that it finds",
 }
 """Features of the list that are no wing yet, and why."""
-QUICK: Final = "not process and not slow and not long and not soak and not engine and not torch"
 OF_THE_WHOLE: Final = ("tests/test_figures.py", "tests/test_settings_page.py", "tests/test_links.py")
 """Tests of pages, which describe all wings."""
 SECONDS_MAX: Final = 1800.0
@@ -206,6 +206,13 @@ def run(words: Sequence[str], folder: Path, log: Path) -> bool:
     return done.returncode == 0
 
 
+def quick_words() -> list[str]:
+    """The words of `make quick` behind the Python that it calls."""
+    lines = subprocess.run(["make", "--dry-run", "quick"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    words = shlex.split(next(line for line in lines.splitlines() if " -m pytest " in line))
+    return words[words.index("-m") :]
+
+
 def judged(wing: Wing, folder: Path, log: Path) -> list[str]:
     """What does not hold of a wing, in a copy that is made in a folder."""
     gone = gone_with(wing.name)
@@ -215,9 +222,7 @@ def judged(wing: Wing, folder: Path, log: Path) -> list[str]:
     faults = list(leaks(nouns_of(list(own.values()), wing), rest, STRUCK.get(wing.name, {})))
     if not run(["-c", IMPORT_ALL], folder, log):
         faults.append("a module of the rest cannot be imported")
-    left_out = [f"--ignore={file}" for file in OF_THE_WHOLE]
-    quick = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", QUICK, *left_out, "tests"]
-    if not run(quick, folder, log):
+    if not run([*quick_words(), *(f"--ignore={file}" for file in OF_THE_WHOLE)], folder, log):
         faults.append("make quick of the rest fails")
     if not run(["-c", TRAIN, "train", "--tokens", "20000", "--run-dir", str(folder / "run")], folder, log):
         faults.append("isthmus train --tokens 20000 fails")

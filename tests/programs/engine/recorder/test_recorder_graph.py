@@ -9,10 +9,10 @@ import pytest
 
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import decoupled, diloco, streaming_diloco
-from isthmus.programs.wings.data_parallel import data_parallel
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.job import Job, TensorSpec
+from isthmus.programs.wings.data_parallel import data_parallel
 from isthmus.runtime.graph.template import Graph, Reference, Template
 from isthmus.runtime.graph.verify import verify
 
