@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -74,6 +75,7 @@ class Nouns(NamedTuple):
     words: frozenset[str]
 
 
+@cache
 def names_of(text: str) -> Names:
     """The names that a Python file defines, parameters and attributes too, and those that it uses."""
     defined, used, texts = set[str](), dict[str, int](), dict[str, int]()
