@@ -37,6 +37,11 @@ def every(moments: range) -> range:
     return moments if SHARE >= 1 else moments[::3]
 
 
+def slow(*values: Any) -> Any:
+    """Values of parameters that `make test` tries, and `make quick` does not."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def long(*values: Any) -> Any:
     """Values of parameters that only `make long` tries."""
     return pytest.param(*values, marks=pytest.mark.long)

@@ -22,7 +22,7 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
-from tests.effort import long
+from tests.effort import long, slow
 from tests.procfs import has_ipv6, listening, open_files
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
 from tests.runtime.wire.key_rings import keyed
@@ -112,9 +112,9 @@ class TestConformance(ChannelConformance):
             long("later"),
             "earlier",
             long("hub"),
-            "later-keys",
-            "hub-keys",
-            "later-segments",
+            slow("later-keys"),
+            slow("hub-keys"),
+            slow("later-segments"),
             "earlier-keys-segments",
         ]
     )
