@@ -8,7 +8,7 @@ Of each wing, in a copy of the tracked files without it, and without the wings t
 - none of its nouns occurs elsewhere in runtime, ops and programs. Nouns are the names of its public classes and
   functions, its commands and its messages. A name that the rest defines for itself, too, is no noun of the wing;
   another one may be struck below, with a reason;
-- `make quick` of the rest passes;
+- `make quick` of the rest passes, without the files of tests that use the wing: so many are told;
 - `isthmus train --tokens 20000` trains.
 
 What is no wing yet is listed with the reason (`UNCUT`). Exit status 1 if a wing does not hold.
@@ -215,8 +215,24 @@ def quick_words() -> list[str]:
     return words[words.index("-m") :]
 
 
-def judged(wing: Wing, folder: Path, log: Path) -> list[str]:
-    """What does not hold of a wing, in a copy that is made in a folder."""
+def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
+    """The files of tests, by path, that name one of these wings, or import one that does; pytest's own plugin is the
+    simulator's."""
+    named = [f"isthmus.programs.wings.{name}" for name in gone]
+    if "simulation" in gone:
+        named += ["isthmus.testing", "world: World", "(world)", "WorldResult"]
+    users = {file for file, text in texts.items() if any(each in text for each in named)}
+    while True:
+        modules = [file.removesuffix(".py").replace("/", ".") for file in users]
+        words = {*modules, *(f"{module.rpartition('.')[0]} import {module.rpartition('.')[2]}" for module in modules)}
+        more = {file for file, text in texts.items() if file not in users and any(each in text for each in words)}
+        if not more:
+            return sorted(file for file in users - {*OF_THE_WHOLE} if file.rpartition("/")[2].startswith("test_"))
+        users |= more
+
+
+def judged(wing: Wing, folder: Path, log: Path) -> tuple[list[str], int]:
+    """What does not hold of a wing, in a copy that is made in a folder; and how many files of tests were left out."""
     gone = gone_with(wing.name)
     own = texts_of(ROOT, [f"programs/wings/{wing.name}"])
     copied(folder, gone)
@@ -224,11 +240,13 @@ def judged(wing: Wing, folder: Path, log: Path) -> list[str]:
     faults = list(leaks(nouns_of(list(own.values()), wing), rest, STRUCK.get(wing.name, {})))
     if not run(["-c", IMPORT_ALL], folder, log):
         faults.append("a module of the rest cannot be imported")
-    if not run([*quick_words(), *(f"--ignore={file}" for file in OF_THE_WHOLE)], folder, log):
+    users = users_of(gone, texts_of(folder, ["tests"]))
+    plugin = ["-p", "no:isthmus"] if "simulation" in gone else []
+    if not run([*quick_words(), *plugin, *(f"--ignore={file}" for file in (*OF_THE_WHOLE, *users))], folder, log):
         faults.append("make quick of the rest fails")
     if not run(["-c", TRAIN, "train", "--tokens", "20000", "--run-dir", str(folder / "run")], folder, log):
         faults.append("isthmus train --tokens 20000 fails")
-    return faults
+    return faults, len(users)
 
 
 def main(wanted: Sequence[str]) -> int:
@@ -243,10 +261,12 @@ def main(wanted: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix=f"isthmus-without-{wing.name}-") as made:
             log = Path(tempfile.gettempdir()) / f"isthmus-wings-{wing.name}.log"
             log.unlink(missing_ok=True)
-            faults = judged(wing, Path(made), log)
+            faults, users = judged(wing, Path(made), log)
         holding += not faults
         beside = f", with {', '.join(gone_with(wing.name)[1:])}" if gone_with(wing.name)[1:] else ""
-        print(f"{wing.name}{beside}: {'holds' if not faults else 'does not hold'}, {time.monotonic() - begun:.0f} s")
+        verdict = "holds" if not faults else "does not hold"
+        print(f"{wing.name}{beside}: {verdict}; files of tests of the rest that use it: {users};", end=" ")
+        print(f"{time.monotonic() - begun:.0f} s", flush=True)
         for fault in faults:
             print(f"    {fault}")
         if faults:

@@ -18,6 +18,7 @@ from isthmus.programs import settings, training
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.engine.request import reference
 from isthmus.programs.settings import Schema
+from isthmus.programs.wing_table import WINGS
 from isthmus.runtime.errors import RunError
 from tests.command_line import app
 
@@ -226,7 +227,8 @@ def test_version_and_help() -> None:
     lines = first.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     screen = "\n".join(lines[:23])  # Of a terminal of 24 lines; commands about machines may be on the next.
-    assert all(f"\n  {name} " in screen for name in ("train", "graph", "status", "stop", "why", "doctor", "join"))
+    of_wings = {"why", "doctor"} & {name for wing in WINGS for name in wing.commands}
+    assert all(f"\n  {name} " in screen for name in ("train", "graph", "status", "stop", "join", *of_wings))
     assert "--version" in screen
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.study.simulation.universe import Outcome
+from isthmus.programs.wings.simulation.universe import Outcome
 from isthmus.runtime.sim.faults import Away, Kill
 from tests.programs.wings.simulation.scenarios import Witness, assert_exact, survive
 from tests.programs.wings.simulation.test_mute import Chronicle
