@@ -78,7 +78,7 @@ long: .venv/installed-test
 
 # The core: what is in wings, is tested with them.
 NOT_CORE := tests/engines tests/torch_tasks tests/programs/wings \
-	$(addprefix tests/programs/,model_folders study/aot engine/metrics test_dipaco.py test_regional.py test_routers.py) \
+	$(addprefix tests/programs/,model_folders engine/metrics test_dipaco.py test_regional.py test_routers.py) \
 	tests/ops/data/test_routing.py
 
 quick: .venv/installed-test

@@ -46,6 +46,8 @@ class Wing(NamedTuple):
         services: what a machine's daemon has of it.
         programs: the builders of its programs, by name.
         island_kinds: by name, what makes a host's part in an island of a kind, of (member, processes, address).
+        compiled_needs: the function of a request that finds what a compiler said of its learners' needs
+            (`engine.cluster.placing.Find`).
         last_writer: the function that writes a file of it into the folder of a run that is over.
     """
 
@@ -55,6 +57,7 @@ class Wing(NamedTuple):
     services: tuple[WingService, ...] = ()
     programs: Mapping[str, str] = MappingProxyType({})
     island_kinds: Mapping[str, str] = MappingProxyType({})
+    compiled_needs: str = ""
     last_writer: str = ""
 
     def reference(self, name: str) -> str:
@@ -65,6 +68,7 @@ class Wing(NamedTuple):
 WINGS: Final = (
     Wing("why", commands={"why": "past_commands", "replay": "past_commands"}),
     Wing("report", needs=("why",), commands={"report": "report_commands"}, last_writer="page:write_report"),
+    Wing("compile", commands={"compile": "compile_commands"}, compiled_needs="compiling:kept_needs"),
     Wing("borders", commands={"borders": "borders_commands"}),
     Wing("dashboard", needs=("report",), commands={"dashboard": "dashboard_commands"}),
     Wing(
@@ -101,7 +105,7 @@ WINGS: Final = (
     Wing("simulation", needs=("report",), commands={"simulate": "simulate_commands"}),
     Wing("compare", needs=("report", "simulation"), commands={"compare": "compare_commands"}),
     Wing("chaos", needs=("report",), commands={"chaos": "chaos_commands"}),
-    Wing("plan", needs=("report", "simulation"), commands={"plan": "plan_commands"}),
+    Wing("plan", needs=("compile", "report", "simulation"), commands={"plan": "plan_commands"}),
 )
 
 
@@ -134,6 +138,11 @@ def island_kind(name: str) -> Any:
             return _loaded(wing, wing.island_kinds[name])
     found = f"no kind {name!r}"
     raise ConfigError("Taking an island", "a kind that this installation has", found, "Install isthmus as it is.")
+
+
+def compiled_needs() -> Any:
+    """What finds what a compiler said of the needs of a request's learners; None where nothing does."""
+    return next((_loaded(wing, wing.compiled_needs) for wing in WINGS if wing.compiled_needs), None)
 
 
 def write_last(folder: Path) -> None:

@@ -37,6 +37,7 @@ TABLE: Final = "programs/wing_table.py"
 
 STRUCK: Final[Mapping[str, Mapping[str, str]]] = {
     "borders": {"borders": "the folder in which hosts write what they sent and received"},
+    "compile": {"compile": "what jax, and a pattern, does"},
     "failover": {"resume": "how a command goes on with its own run"},
     "plan": {"plan": "what a host runs, in its core's messages; and that of deliberate faults"},
     "report": {"report": "a port of inner-step, and what a machine tells its home"},
@@ -52,7 +53,6 @@ UNCUT: Final[Mapping[str, str]] = {
     "bucket": "the option --via is that of daemon and join, which name its store",
     "invitations": "join and loops read what invite writes",
     "torch": "folders and loops stand on it, and neither is a wing yet",
-    "compile": "graph and train with a cluster file predict by the steps that it finds",
 }
 """Features of the list that are no wing yet, and why."""
 OF_THE_WHOLE: Final = ("tests/test_figures.py", "tests/test_settings_page.py", "tests/test_links.py")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.commands import FAILED, Commands
+from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
@@ -139,38 +139,6 @@ def graph(
     typer.echo(_shown(requested.request(), requested.machines, "json" if as_json else form, plans=plans))
 
 
-@commands.command("compile", rich_help_panel=PANEL)
-@takes_options("run_dir", "transport", "cluster")
-def compile_ahead(
-    requested: Options,
-    islands: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--island",
-            metavar="KIND:TOPOLOGY",
-            help="An island, as v5p:2x2x1 or v6e:2x2; may be repeated, the first is learner 0's.",
-            rich_help_panel=options.WHERE,
-            show_default=False,
-        ),
-    ] = None,
-    fit: Annotated[
-        bool,
-        typer.Option("--fit", help="Find the largest batch that fits, too.", rich_help_panel=options.WHERE),
-    ] = False,
-    as_json: options.AsJson = False,
-) -> None:
-    """Compile a run for absent TPUs: memory and cost of a step.
-
-    What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU.
-
-    Exit status 1 if an island is too small. Nothing is started, and no step is timed.
-    """
-    from isthmus.programs.command.compile_ahead import compile_for
-
-    if not compile_for(requested, islands or [], fit=fit, as_json=as_json):
-        raise typer.Exit(FAILED)
-
-
 @commands.command(rich_help_panel=PANEL)
 def status(
     run: Run = None,
@@ -224,10 +192,10 @@ def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: b
     from isthmus.programs.engine.request import graph_view
 
     if cluster is not None:
+        from isthmus.programs.engine.cluster.placing import needs_found
         from isthmus.programs.engine.cluster.prediction import shown
-        from isthmus.programs.study.aot.compiling import finder
 
-        return shown(request, cluster, form, finder(request), plans=plans)
+        return shown(request, cluster, form, needs_found(request), plans=plans)
     if form == "mermaid":
         return graph_view.mermaid(request.graph, request.proof)
     if form == "json":

@@ -18,13 +18,12 @@ from isthmus.programs.command.start import Starting, parting
 from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
-from isthmus.programs.engine.cluster.placing import elastic_sizes, placed
+from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed
 from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.study.aot.compiling import finder
 from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
@@ -68,7 +67,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     faults: list[Fault] = []
     placement = Placement({}, daemon.name)
     try:
-        placement = placed(request, cluster.topology, finder(request))
+        placement = placed(request, cluster.topology, needs_found(request))
     except PlacementError as error:
         faults = list(error.faults)
     job = request.job

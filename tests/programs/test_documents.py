@@ -30,7 +30,7 @@ APART = {
     "docs/how-to/bring-your-own-step.md": "parts of an example: tests/programs/test_step_tasks.py",
     "docs/how-to/cluster.md": "several machines: tests/programs/engine/machine, docs/examples/two-machines.sh",
     "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/engine/machine/test_daemon*.py",
-    "docs/how-to/islands.md": "devices that are not here: tests/programs/engine/islands, tests/programs/study/aot",
+    "docs/how-to/islands.md": "devices that are not here: tests/programs/engine/islands, tests/programs/wings/compile",
     "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/engine/run/test_stored.py",
     "docs/how-to/slurm.md": "a cluster: tests/engines/test_slurm.py",
     "docs/how-to/ray.md": "a cluster: tests/engines/test_ray.py",

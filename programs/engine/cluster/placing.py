@@ -22,6 +22,7 @@ from isthmus.ops.exchange.adaptive import AUTO, OVERLAP, first_interval
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
+from isthmus.programs import wing_table
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
@@ -60,6 +61,12 @@ Find = Callable[[Machine, int], CompiledNeeds | None]
 
 def not_asked(machine: Machine, slot: int) -> None:
     """A `Find` without a compiler."""
+
+
+def needs_found(request: Request) -> Find:
+    """What is known of the needs of a request's learners, if anything here can know it."""
+    find = wing_table.compiled_needs()
+    return not_asked if find is None else find(request)
 
 
 def answers_bytes(request: Request) -> int:

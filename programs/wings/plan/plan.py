@@ -36,9 +36,9 @@ from isthmus.programs.command import demands
 from isthmus.programs.command.demands import Demand, within
 from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
-from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
+from isthmus.programs.wings.compile.figures import Target, target
 from isthmus.programs.wings.plan.bucket_plan import BucketLoad, bucket_load
 from isthmus.programs.wings.report.charts_drawing import Scale, drawing, line, rectangle, text
 from isthmus.programs.wings.simulation.goodput import (

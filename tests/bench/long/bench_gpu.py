@@ -52,8 +52,8 @@ def memory(settings: Mapping[str, Any]) -> dict[str, int | None]:
     from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.engine.request.layout import layout
     from isthmus.programs.language_model import task
-    from isthmus.programs.study.aot.figures import Compiled
-    from isthmus.programs.study.aot.worker import bytes_on_device, compiled
+    from isthmus.programs.wings.compile.figures import Compiled
+    from isthmus.programs.wings.compile.worker import bytes_on_device, compiled
 
     trained = task(**settings)
     learner = Learner(trained, partition(layout(trained), 8), life=LearnerLife(0, 0, 1))

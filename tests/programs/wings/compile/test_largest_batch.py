@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.study.aot.worker import ASKED_MAX, FINENESS, largest
+from isthmus.programs.wings.compile.worker import ASKED_MAX, FINENESS, largest
 
 LIMIT = 10**9
 

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.ops import transformer
 from isthmus.ops.gang.mesh_stages import scan_layers
-from isthmus.programs.study.aot.worker import Flops, matrix_flops
+from isthmus.programs.wings.compile.worker import Flops, matrix_flops
 
 
 def flops(function: Any, *shapes: tuple[int, ...]) -> Flops:

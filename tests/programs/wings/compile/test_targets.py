@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.study.aot.figures import roofline_seconds, target
+from isthmus.programs.wings.compile.figures import roofline_seconds, target
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import find
 

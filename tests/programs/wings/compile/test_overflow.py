@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.study.aot.worker import Overflow, read_overflow
+from isthmus.programs.wings.compile.worker import Overflow, read_overflow
 
 GIB = 1 << 30
 NOW = (

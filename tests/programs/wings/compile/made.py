@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.programs.study.aot.figures import (
+from isthmus.programs.wings.compile.figures import (
     Collectives,
     Compiled,
     Counted,

@@ -11,12 +11,12 @@ import pytest
 from isthmus.programs.engine.cluster.placing import CompiledNeeds
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
-from isthmus.programs.study.aot import compiling
-from isthmus.programs.study.aot.compiling import finder, keep
-from isthmus.programs.study.aot.figures import CountedIsland, summed, target
+from isthmus.programs.wings.compile import compiling
+from isthmus.programs.wings.compile.compiling import kept_needs, keep
+from isthmus.programs.wings.compile.figures import CountedIsland, summed, target
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine
-from tests.programs.study.aot.made import EXTRACT, LIMIT, MEGA, STEP, answer
+from tests.programs.wings.compile.made import EXTRACT, LIMIT, MEGA, STEP, answer
 
 TARGET = target("v6e:2x2")
 CHIPS = Machine("chips", device=find("v6e", ""), devices=4)
@@ -46,23 +46,23 @@ def island() -> CountedIsland:
 @pytest.mark.slow
 def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, cache: Path) -> None:
     request = request_of(text)
-    assert finder(request)(CHIPS, 1) is None
+    assert kept_needs(request)(CHIPS, 1) is None
     keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {1: (TARGET, island())})
     found = CompiledNeeds(406 * MEGA, LIMIT, island().predicted_products_seconds, island().predicted_step_seconds)
-    assert finder(request)(CHIPS, 1) == found
-    assert finder(request)(CHIPS, 0) == found, "its batch is the same"
-    assert finder(request)(replace(CHIPS, devices=8), 1) is None
-    assert finder(request)(replace(CHIPS, device=find("v5p", "")), 1) is None
-    assert finder(request)(replace(CHIPS, device=None), 1) is None
-    assert finder(request_of(text, batch=16))(CHIPS, 1) is None
-    assert finder(request_of(text, width=32))(CHIPS, 1) is None
+    assert kept_needs(request)(CHIPS, 1) == found
+    assert kept_needs(request)(CHIPS, 0) == found, "its batch is the same"
+    assert kept_needs(request)(replace(CHIPS, devices=8), 1) is None
+    assert kept_needs(request)(replace(CHIPS, device=find("v5p", "")), 1) is None
+    assert kept_needs(request)(replace(CHIPS, device=None), 1) is None
+    assert kept_needs(request_of(text, batch=16))(CHIPS, 1) is None
+    assert kept_needs(request_of(text, width=32))(CHIPS, 1) is None
 
 
 def test_other_sources_or_data_are_another_run(text: str) -> None:
     request = request_of(text)
     keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
     Path(text).write_text("Another text. " * 2000)
-    assert finder(request)(CHIPS, 0) is None
+    assert kept_needs(request)(CHIPS, 0) is None
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_as_good_as_nothing(text: str, cache: Path) -> No
     [path] = cache.iterdir()
     for torn in (b"", b"{", path.read_bytes()[:-5], b'{"memory_bytes": "much"}'):
         path.write_bytes(torn)
-        assert finder(request)(CHIPS, 0) is None
+        assert kept_needs(request)(CHIPS, 0) is None
 
 
 def test_all_islands_of_a_run_are_kept_for_one_reading_of_its_sources(

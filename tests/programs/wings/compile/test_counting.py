@@ -30,10 +30,10 @@ COUNT = """
     jax.config.update("jax_num_cpu_devices", 4)
     import msgspec
     from pathlib import Path
-    from isthmus.programs.study.aot.worker import counted
-    from isthmus.programs.study.aot.figures import KeptFigures
-    from isthmus.programs.study.aot.figures import Target
-    from isthmus.programs.study.aot.worker import calls
+    from isthmus.programs.wings.compile.worker import counted
+    from isthmus.programs.wings.compile.figures import KeptFigures
+    from isthmus.programs.wings.compile.figures import Target
+    from isthmus.programs.wings.compile.worker import calls
     from isthmus.programs.engine.request import spec
     from isthmus.programs.engine.request.request import Program
     from isthmus.programs.engine.request.request import prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.study.aot.figures import read_collectives
+from isthmus.programs.wings.compile.figures import read_collectives
 from isthmus.runtime.errors import InvariantError
 
 MODULE = """HloModule jit_step, is_scheduled=true, entry_computation_layout={...}

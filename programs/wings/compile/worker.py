@@ -1,5 +1,5 @@
 """A process that compiles a learner's functions for one island and reports their cost: `python -m
-isthmus.programs.study.aot.worker LINE`.
+isthmus.programs.wings.compile.worker LINE`.
 
 Decides which batch to try next for the largest that fits, and what counts as an operation. One message comes in,
 the request {spec, target, slot, kept, fit}; messages go out: {doing} for each function as it begins, and at the end
@@ -33,7 +33,7 @@ from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.island.recipe import is_key
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.study.aot.figures import (
+from isthmus.programs.wings.compile.figures import (
     Compiled,
     Counted,
     Fit,

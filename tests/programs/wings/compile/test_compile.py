@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.study.aot import compiling
+from isthmus.programs.wings.compile import compiling
 from tests.command_line import app
 from tests.patience import PATIENCE
-from tests.programs.study.aot.made import EXTRACT, REFUSED, STEP, answer
+from tests.programs.wings.compile.made import EXTRACT, REFUSED, STEP, answer
 
 FITS = {"answer": msgspec.to_builtins(answer(STEP, EXTRACT))}
 REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, refused=REFUSED)))}
@@ -155,7 +155,7 @@ def test_without_the_compiler_it_is_said_how_to_get_it(worker: Worker, monkeypat
 
 APART = """
 import sys
-from isthmus.programs.study.aot import compiling
+from isthmus.programs.wings.compile import compiling
 compiling.WORKER, compiling.find_spec = "stand_in", lambda _: True
 from isthmus.programs.command.main import main
 sys.argv = ["isthmus", "compile", "--data", "text.txt", "--island", "v6e:2x2"]

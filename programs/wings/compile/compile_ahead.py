@@ -12,10 +12,10 @@ from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, keep, lines_of
-from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.terminal.figures import ProgressLine
 from isthmus.programs.task import OwnTask
+from isthmus.programs.wings.compile.compiling import check_compiler, compiled_for, keep, lines_of
+from isthmus.programs.wings.compile.figures import Target, target
 from isthmus.runtime.errors import ConfigError, Fault
 
 _READING_ISLANDS: Final = "Reading --island"

@@ -33,7 +33,15 @@ from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
 from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import scaled, seconds, size, whole
-from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, CountedIsland, IslandFigures, Target, summed
+from isthmus.programs.wings.compile.figures import (
+    BATCH,
+    CHECKPOINT,
+    DEVICES,
+    CountedIsland,
+    IslandFigures,
+    Target,
+    summed,
+)
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.children import Child
@@ -41,7 +49,7 @@ from isthmus.runtime.system.files import read_bytes, write_bytes
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.waiting import readable
 
-WORKER: Final = "isthmus.programs.study.aot.worker"
+WORKER: Final = "isthmus.programs.wings.compile.worker"
 _ENVIRONMENT: Final = {
     "JAX_PLATFORMS": "cpu",
     # A compiler without a device writes programs to jax's own cache that it cannot read back.
@@ -143,7 +151,7 @@ def keep(run_spec: Mapping[str, Any], islands: Mapping[int, tuple[Target, Counte
             write_bytes(folder / what.file(slot, target.device.kind, target.count), msgspec.json.encode(needs))
 
 
-def finder(request: Request) -> Find:
+def kept_needs(request: Request) -> Find:
     """The kept figures of a request's learners. Reads all sources on which the figures depend, at the first call."""
     folder, job, tokens = _folder(), request.job, request.task.tokens_most
     tokens_by_slot = (tokens,) if isinstance(tokens, int) else tokens

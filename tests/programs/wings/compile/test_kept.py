@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.study.aot.figures import KeptFigures, digest, target
-from tests.programs.study.aot.made import FIGURES, REFUSED
+from isthmus.programs.wings.compile.figures import KeptFigures, digest, target
+from tests.programs.wings.compile.made import FIGURES, REFUSED
 
 TARGET = target("v6e:2x2")
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.42.1"}

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from isthmus.ops.island.life import DeviceCall
-from isthmus.programs.study.aot.figures import Counted
-from isthmus.programs.study.aot.worker import fitted, resized
+from isthmus.programs.wings.compile.figures import Counted
+from isthmus.programs.wings.compile.worker import fitted, resized
 from isthmus.runtime.errors import ConfigError
-from tests.programs.study.aot.made import MEGA, REFUSED, STEP
+from tests.programs.wings.compile.made import MEGA, REFUSED, STEP
 
 STATE = 300 * MEGA
 

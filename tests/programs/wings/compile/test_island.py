@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.study.aot.compiling import lines_of
-from isthmus.programs.study.aot.figures import CountedIsland, Filling, Fit, LargestBatch, summed, target
-from tests.programs.study.aot.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
+from isthmus.programs.wings.compile.compiling import lines_of
+from isthmus.programs.wings.compile.figures import CountedIsland, Filling, Fit, LargestBatch, summed, target
+from tests.programs.wings.compile.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
 
 TARGET = target("v6e:2x2")
 
