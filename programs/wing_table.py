@@ -48,6 +48,7 @@ class Wing(NamedTuple):
         island_kinds: by name, what makes a host's part in an island of a kind, of (member, processes, address).
         compiled_needs: the function of a request that finds what a compiler said of its learners' needs
             (`engine.cluster.placing.Find`).
+        door: what makes a door of a daemon that leads to the hosts of its machine (`engine.machine.doors.MakeDoor`).
         last_writer: the function that writes a file of it into the folder of a run that is over.
     """
 
@@ -58,6 +59,7 @@ class Wing(NamedTuple):
     programs: Mapping[str, str] = MappingProxyType({})
     island_kinds: Mapping[str, str] = MappingProxyType({})
     compiled_needs: str = ""
+    door: str = ""
     last_writer: str = ""
 
     def reference(self, name: str) -> str:
@@ -95,6 +97,7 @@ WINGS: Final = (
             ),
         ),
     ),
+    Wing("one_port", door="porter:Porter"),
     Wing("elastic", island_kinds={"elastic": "elastic_host:ElasticHost"}),
     Wing("regions", programs={"regional-diloco": "regional:build"}),
     Wing(
@@ -133,11 +136,21 @@ def programs() -> dict[str, str]:
 
 def island_kind(name: str) -> Any:
     """What makes a host's part in an island of this kind; ConfigError where there is no such kind."""
-    for wing in WINGS:
-        if name in wing.island_kinds:
-            return _loaded(wing, wing.island_kinds[name])
-    found = f"no kind {name!r}"
-    raise ConfigError("Taking an island", "a kind that this installation has", found, "Install isthmus as it is.")
+    made = (_loaded(wing, wing.island_kinds[name]) for wing in WINGS if name in wing.island_kinds)
+    return _there(next(made, None), "Taking an island", f"islands of the kind {name!r}")
+
+
+def door() -> Any:
+    """What makes a door of a daemon that leads to the hosts of its machine; ConfigError where there is none."""
+    made = (_loaded(wing, wing.door) for wing in WINGS if wing.door)
+    return _there(next(made, None), "Opening the port of a daemon", "one that leads to the hosts of its machine")
+
+
+def _there(found: Any, doing: str, expected: str) -> Any:
+    """What a wing adds, which this installation must have for what it was asked."""
+    if found is None:
+        raise ConfigError(doing, expected, "an installation without that wing", "Install isthmus as it is.")
+    return found
 
 
 def compiled_needs() -> Any:

@@ -49,7 +49,6 @@ UNCUT: Final[Mapping[str, str]] = {
     "folders": "a model folder is one of the two kinds of task that a request takes; 26 imports, most of `trained`",
     "paths": "the parts of a model are a seam for a later day: `paths is None` in ten files",
     "metrics": "the options --metrics-port and --metrics-address are those of train, daemon and join",
-    "one_port": "a daemon starts its porter itself, and hosts go by that",
     "bucket": "the option --via is that of daemon and join, which name its store",
     "invitations": "join and loops read what invite writes",
     "torch": "folders and loops stand on it, and neither is a wing yet",

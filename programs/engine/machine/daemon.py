@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
@@ -23,6 +23,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import services
 from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.doors import Door, OwnDoor, door_that_leads_in
 from isthmus.programs.engine.machine.followed_runs import RUNNING
 from isthmus.programs.engine.machine.links import (
     INSTANCE_LENGTH_MAX,
@@ -61,9 +62,6 @@ from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
-
-if TYPE_CHECKING:
-    from isthmus.programs.engine.machine.porter import Porter
 
 LOGGED_MAX: Final = 256
 """Refusals that are told, each once: more machines and types of requests than anybody reads of, and few bytes."""
@@ -180,16 +178,14 @@ class MachineDaemon:
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims_refused: set[tuple[str, str]] = set()
-        self._porter: Porter | None = None
-        if spec.is_porter_needed(listen, config.ports) or config.has_porter:
-            from isthmus.programs.engine.machine.porter import Porter
-
-            self._porter = Porter(loop, listen, keys, listening=self._listening, tell=self.tell)
-        config = self.config = replace(config, has_porter=self._porter is not None)
-        inner = listen if self._porter is None else self._porter.INNER
+        is_led = spec.is_porter_needed(listen, config.ports) or config.has_porter
+        self._door: Door = OwnDoor(listen)
+        if is_led:
+            self._door = door_that_leads_in()(loop, listen, keys, self._listening, self.tell)
+        config = self.config = replace(config, has_porter=self._door.leads_in)
         self._server = ControlServer(
             loop,
-            inner,
+            self._door.inner,
             self._hear,
             self._stranger,
             keys=keys,
@@ -198,7 +194,7 @@ class MachineDaemon:
             on_claim=self._claimed,
             on_crossed=lambda *crossing: self.neighbours.links.crossed(*crossing),
         )
-        self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
+        self.endpoint = self._door.endpoint or self._server.endpoint
         self._relayed: dict[str, list[str]] = {}
         self._full = FullNotes[str]()
         self._services = Services(self, services)
@@ -234,8 +230,8 @@ class MachineDaemon:
         assert not self._handlers.keys() & self.neighbours.handlers.keys()
         assert not self._services.kinds & {*self._handlers, *self.neighbours.handlers}
         loop.call_later(TICK_SECONDS, self._tick)
-        if self._porter is not None:  # The server is bound by now: what the porter accepts has somewhere to go.
-            self._porter.start(self._server.endpoint)
+        # The server is bound by now: what the door accepts has somewhere to go.
+        self._door.start(self._server.endpoint)
         self._services.start()  # Last: they may ask all of a `ServedMachine` at once.
 
     # -- from outside --------------------------------------------------------------------------------------------------
@@ -350,8 +346,7 @@ class MachineDaemon:
     def close(self) -> None:
         self.neighbours.close()
         self._services.close()
-        if self._porter is not None:
-            self._porter.close()
+        self._door.close()
         self._server.close()
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -400,7 +395,7 @@ class MachineDaemon:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
 
     def _unknown(self, key: str, address: str) -> None:
-        address = address if self._porter is None else self._porter.peer(address)
+        address = self._door.peer(address)
         self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
 
     def _machine(self) -> Message:

@@ -29,12 +29,13 @@ from isthmus.programs.engine.cluster.cluster_file import checked_address
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.request.spec import is_one_port
+from isthmus.programs.wings.doctor import tcp_info
 from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import Encoded, encode
-from isthmus.runtime.system import addresses, tcp_info
+from isthmus.runtime.system import addresses
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.control_client import ask

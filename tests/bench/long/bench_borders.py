@@ -44,7 +44,7 @@ MACHINE: Final = '[keys]\nsecret = "{name}.key"\nadmitted = ["{other}.pub"]\nope
 
 def watch(other: str, over: Path) -> None:
     """Print the payload bytes that crossed between here and an address until a file is there: (sent, received)."""
-    from isthmus.runtime.system.tcp_info import connections
+    from isthmus.programs.wings.doctor.tcp_info import connections
 
     known: dict[int, tuple[int, int]] = {}
     while True:

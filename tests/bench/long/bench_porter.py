@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from isthmus.programs.engine.machine.porter import Porter
+from isthmus.programs.wings.one_port.porter import Porter
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
@@ -58,8 +58,8 @@ def guard(pipe: Any) -> None:
         pipe.send(list(late))
         late.clear()
 
-    porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=lambda: endpoints, tell=print)
-    server = ControlServer(loop, Porter.INNER, on_message)
+    porter = Porter(loop, "tcp://127.0.0.1:*", None, lambda: endpoints, print)
+    server = ControlServer(loop, Porter.inner, on_message)
     porter.start(server.endpoint)
     loop.add_reader(pipe.fileno(), on_pipe)
     pipe.send(porter.endpoint)

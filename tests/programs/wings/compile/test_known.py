@@ -12,7 +12,7 @@ from isthmus.programs.engine.cluster.placing import CompiledNeeds
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.wings.compile import compiling
-from isthmus.programs.wings.compile.compiling import kept_needs, keep
+from isthmus.programs.wings.compile.compiling import keep, kept_needs
 from isthmus.programs.wings.compile.figures import CountedIsland, summed, target
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine

@@ -17,9 +17,9 @@ import pytest
 import uvloop
 
 from isthmus.programs.engine.cluster.cluster_file import check_room, checked_ports
-from isthmus.programs.engine.machine import porter as porter_module
-from isthmus.programs.engine.machine.porter import Porter
 from isthmus.programs.engine.request.spec import Here, is_one_port, is_porter_needed
+from isthmus.programs.wings.one_port import porter as porter_module
+from isthmus.programs.wings.one_port.porter import Porter
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_client import ask
@@ -37,8 +37,8 @@ class Served:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self.lines: list[str] = []
-        self.porter = Porter(self.loop, "tcp://127.0.0.1:*", None, listening=list, tell=self.lines.append)
-        self._server = ControlServer(self.loop, Porter.INNER, lambda peer, message: self._server.send(peer, message))
+        self.porter = Porter(self.loop, "tcp://127.0.0.1:*", None, list, self.lines.append)
+        self._server = ControlServer(self.loop, Porter.inner, lambda peer, message: self._server.send(peer, message))
         self.porter.start(self._server.endpoint)
 
     def answer(self, number: int) -> Any:
@@ -101,7 +101,7 @@ def test_each_process_is_told_the_endpoints_and_there_is_one_a_second_at_most() 
     loop, lines = uvloop.new_event_loop(), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as host:
         endpoint = "tcp://{}:{}".format(*host.getsockname())
-        porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=lambda: [endpoint], tell=lines.append)
+        porter = Porter(loop, "tcp://127.0.0.1:*", None, lambda: [endpoint], lines.append)
         porter.start("tcp://127.0.0.1:1")
 
         def is_led() -> bool:
@@ -127,7 +127,7 @@ def test_each_process_is_told_the_endpoints_and_there_is_one_a_second_at_most() 
 def test_a_porter_that_dies_at_once_is_begun_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(porter_module, "_PROCESS", "isthmus.no_such_module")
     loop, lines = uvloop.new_event_loop(), list[str]()
-    porter = Porter(loop, "tcp://127.0.0.1:*", None, listening=list, tell=lines.append)
+    porter = Porter(loop, "tcp://127.0.0.1:*", None, list, lines.append)
     porter.start("tcp://127.0.0.1:1")
     begun = [porter._child.begun_at]
 

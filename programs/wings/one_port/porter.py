@@ -1,4 +1,4 @@
-"""The porter of a daemon: the process beside it that accepts connections at its port (`runtime.wire.porter_process`).
+"""The porter of a daemon: the process beside it that accepts connections at its port (`porter_process`).
 
 It tells it at which endpoints the hosts of this machine listen. The daemon holds the listening socket, so that no
 connection is refused while the porter starts again; it never waits for its porter.
@@ -19,24 +19,24 @@ from isthmus.runtime.wire.security_keys import Keyring, check_open
 BACKLOG: Final = 512
 """Connections that wait while a porter starts again, a tenth of a second."""
 PEERS_MAX: Final = 4096
-_PROCESS: Final = "isthmus.runtime.wire.porter_process"
+_PROCESS: Final = "isthmus.programs.wings.one_port.porter_process"
 
 
 @final
 class Porter:
-    """The porter of the daemon that others reach at `listen`, and that itself listens at `INNER`.
+    """The porter of the daemon that others reach at `listen` (`engine.machine.doors.Door`).
 
     `listening()` returns the endpoints of the hosts here, and `tell` gets lines for people.
     """
 
-    INNER: Final = "tcp://127.0.0.1:*"
+    inner: Final = "tcp://127.0.0.1:*"
+    leads_in: Final = True
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         listen: str,
         keys: Keyring | None,
-        *,
         listening: Callable[[], Iterable[str]],
         tell: Callable[[str], None],
     ) -> None:
@@ -46,13 +46,13 @@ class Porter:
         host, port = addresses.host_and_port(listen)
         self._socket = _listening_at(host, 0 if port == "*" else int(port))
         self.endpoint = f"tcp://{addresses.text_of('::' if host == '*' else host, self._socket.getsockname()[1])}"
-        self._inner = ""
+        self._daemon_port = ""
         self._child = KeptChild("its porter", self._begin, state=self._open, hear=self._hear)
         self._peers: OrderedDict[str, str] = OrderedDict()
 
     def start(self, inner: str) -> None:
         """Start the process; the daemon listens at `inner`."""
-        self._inner = inner.rpartition(":")[2]
+        self._daemon_port = inner.rpartition(":")[2]
         self._child.start(self._loop, self._tell)
 
     @property
@@ -72,7 +72,7 @@ class Porter:
 
     def _begin(self) -> Child:
         listener = self._socket.fileno()
-        return Child(_PROCESS, [self._inner, listener], files=[listener])
+        return Child(_PROCESS, [self._daemon_port, listener], files=[listener])
 
     def _open(self) -> dict[str, Any]:
         return {"open": sorted(map(_address, self._listening()))}

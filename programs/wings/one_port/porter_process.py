@@ -1,7 +1,7 @@
 """The porter: the process that accepts connections at the port of a daemon, and passes bytes on.
 
-`python -m isthmus.runtime.wire.porter_process PORT LISTENER LINE`: the port on loopback at which the daemon itself
-listens, and the descriptors of its listening socket and of the line to it. Started by a daemon, never by hand.
+`python -m isthmus.programs.wings.one_port.porter_process PORT LISTENER LINE`: the port on loopback at which the daemon
+itself listens, and the descriptors of its listening socket and of the line to it. Started by a daemon, never by hand.
 
 It decides how many connections there may be, of all and of one site; `porter_greeting` decides where each leads, and
 `ways` pass bytes on. It has no keys, and reads nothing of what it passes on.
