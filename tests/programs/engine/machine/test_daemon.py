@@ -17,7 +17,7 @@ from typer.testing import Result
 
 from isthmus.programs.engine.machine.run import LEASE_TICKS_MAX
 from isthmus.runtime.wire.control_messages import PROTOCOL
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.programs.engine.machine.daemon_place import MachineDaemon, Place, cluster_file, fake_daemon, tell
 
 pytestmark = pytest.mark.process
@@ -308,4 +308,4 @@ def test_a_machine_refuses_what_it_may_not_load_and_a_name_that_is_not_its_own(
     assert wrong.exit_code == 2
     assert "expected the name 'beta', found 'alpha'" in wrong.stderr
     assert not (place.folder / "run").exists()
-    assert list(place.processes()) == [daemon.process.pid]
+    wait_for(lambda: list(place.processes()) == [daemon.process.pid])  # A child that prepared may still be ending.
