@@ -265,14 +265,22 @@ def work_since_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def merged_twice(patch: pytest.MonkeyPatch) -> None:
-    """A shard counts what it merges of a slot twice."""
-    book = token_accounts.FragmentAccount.merge
+    """A shard counts what it merges of a slot twice, once it has seen that it was booked once."""
+    book, publish = token_accounts.FragmentAccount.merge, token_accounts.FragmentAccount.publish
+    again: list[tuple[tuple[int, int], int]] = []
 
-    def broken(self: Any, slot: int, incarnation: int, begin: int, end: int) -> None:
+    def noted(self: Any, slot: int, incarnation: int, begin: int, end: int) -> None:
         book(self, slot, incarnation, begin, end)
-        self.merged[slot, incarnation] += end - begin
+        again.append(((slot, incarnation), end - begin))
 
-    patch.setattr(token_accounts.FragmentAccount, "merge", broken)
+    def broken(self: Any, version: tuple[int, int]) -> None:
+        publish(self, version)
+        for life, tokens in again:
+            self.merged[life] += tokens
+        again.clear()
+
+    patch.setattr(token_accounts.FragmentAccount, "merge", noted)
+    patch.setattr(token_accounts.FragmentAccount, "publish", broken)
 
 
 def weights_of_tokens(patch: pytest.MonkeyPatch) -> None:
