@@ -275,8 +275,8 @@ def merged_twice(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Any, version: tuple[int, int]) -> None:
         publish(self, version)
-        for life, tokens in again:
-            self.merged[life] += tokens
+        for of, tokens in again:
+            self.merged[of] += tokens
         again.clear()
 
     patch.setattr(token_accounts.FragmentAccount, "merge", noted)
