@@ -54,8 +54,8 @@ UNCUT: Final[Mapping[str, str]] = {
     "torch": "folders and loops stand on it, and neither is a wing yet",
 }
 """Features of the list that are no wing yet, and why."""
-OF_THE_WHOLE: Final = ("tests/test_figures.py", "tests/test_settings_page.py", "tests/test_links.py")
-"""Tests of pages, which describe all wings."""
+OF_THE_WHOLE: Final = tuple(f"tests/test_{name}.py" for name in ("changed", "figures", "links", "settings_page"))
+"""Tests of pages, which describe all wings, and of what processes were seen to load."""
 SECONDS_MAX: Final = 1800.0
 
 
@@ -218,6 +218,8 @@ def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     """The files of tests, by path, that name one of these wings, or import one that does; pytest's own plugin is the
     simulator's."""
     named = [f"isthmus.programs.wings.{name}" for name in gone]
+    if "report" in gone:
+        named.append("report.html")
     if "simulation" in gone:
         named += ["isthmus.testing", "world: World", "(world)", "WorldResult"]
     users = {file for file, text in texts.items() if any(each in text for each in named)}
