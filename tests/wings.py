@@ -54,8 +54,10 @@ UNCUT: Final[Mapping[str, str]] = {
     "torch": "folders and loops stand on it, and neither is a wing yet",
 }
 """Features of the list that are no wing yet, and why."""
-OF_THE_WHOLE: Final = tuple(f"tests/test_{name}.py" for name in ("changed", "figures", "links", "settings_page"))
-"""Tests of pages, which describe all wings, and of what processes were seen to load."""
+OF_THE_WHOLE: Final = tuple(
+    f"tests/test_{name}.py" for name in ("changed", "figures", "links", "settings_page", "wings")
+)
+"""Tests of pages, which describe all wings; of what processes were seen to load; and of this."""
 SECONDS_MAX: Final = 1800.0
 
 
@@ -215,9 +217,10 @@ def quick_words() -> list[str]:
 
 
 def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """The files of tests, by path, that name one of these wings, or import one that does; pytest's own plugin is the
-    simulator's."""
+    """The files of tests, by path, that name one of these wings, or a command of it, or import one that does; pytest's
+    own plugin is the simulator's."""
     named = [f"isthmus.programs.wings.{name}" for name in gone]
+    named += [f'"{command}"' for wing in WINGS if wing.name in gone for command in wing.commands]
     if "report" in gone:
         named.append("report.html")
     if "simulation" in gone:
