@@ -217,10 +217,10 @@ def quick_words() -> list[str]:
 
 
 def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """The files of tests, by path, that name one of these wings, or a command of it, or import one that does; pytest's
-    own plugin is the simulator's."""
+    """The files of tests, by path, that name one of these wings, a command or a program of it, or import one that does;
+    pytest's own plugin is the simulator's."""
     named = [f"isthmus.programs.wings.{name}" for name in gone]
-    named += [f'"{command}"' for wing in WINGS if wing.name in gone for command in wing.commands]
+    named += [f'"{word}"' for wing in WINGS if wing.name in gone for word in (*wing.commands, *wing.programs)]
     if "report" in gone:
         named.append("report.html")
     if "simulation" in gone:
