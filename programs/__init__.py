@@ -1,8 +1,9 @@
 """The programs: one short file per graph that can be trained, and what makes one into a run.
 
-A program (`decoupled`, `regional`, `dipaco`, `streaming_diloco`, `diloco`, `data_parallel`, `elastic_data_parallel`) is
-a function that builds a graph; `language_model` and `digits` are tasks. Below, `engine` makes a run go, `study` looks
-at runs, before and after, and `command` is the command line. What users import is `face`, installed as `isthmus`.
+A program (`decoupled`, `dipaco`, `streaming_diloco`, `diloco`) is a function that builds a graph; `language_model` and
+`digits` are tasks. Below, `engine` makes a run go, `study` shows runs on a terminal, and `command` is the command line.
+Features that nothing else needs, further programs among them, are `wings`. What users import is `face`, installed as
+`isthmus`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
         **wing_table.programs(),
     }
 )
-"""The programs of the package: name -> reference of the builder. A new one is a file, and a line here."""
+"""The programs of the package: name -> reference of the builder. A new one is a file and a line here, or a wing."""
 DEFAULT: Final = next(iter(SHIPPED))
 """The program of a request that names none."""
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"

@@ -1,8 +1,8 @@
 """The wings: features that nothing else needs, a row each.
 
 A wing is a folder of `programs.wings`, with its tests in a folder of the same name. What it adds to the rest, its row
-names by text, and only where it is used is it loaded. Nothing outside of the wings may import one: without the folder
-and the row everything else works (`make wings`).
+names by text, and only where it is used is it loaded. Nothing below the wings may import one: without the folder, the
+row, and the wings that need it everything else works (`make wings`).
 
 To add a wing: its folder, and a row here. No wing may be named outside of its folder but by that row.
 """
@@ -159,7 +159,10 @@ def compiled_needs() -> Any:
 
 
 def write_last(folder: Path) -> None:
-    """Have each wing write its file into the folder of a run that is over. OSError where the disk does not take one."""
+    """Have each wing write its file into the folder of a run that is over.
+
+    OSError where the disk does not take one; those after it are not written.
+    """
     for wing in WINGS:
         if wing.last_writer:
             _loaded(wing, wing.last_writer)(folder)

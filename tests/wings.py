@@ -4,7 +4,7 @@
 
 Of each wing, in a copy of the tracked files without it, and without the wings that need it:
 
-- every other module can be imported;
+- every other module can be imported, and what users import;
 - none of its nouns occurs elsewhere in runtime, ops and programs. Nouns are the names of its public classes and
   functions, its commands and its messages. A name that the rest defines for itself, too, is no noun of the wing;
   another one may be struck below, with a reason;
@@ -175,6 +175,7 @@ for name, module in list(sys.modules.items()):
 IMPORT_ALL: Final = """
 import importlib, sys
 from pathlib import Path
+import isthmus, isthmus.testing
 failed = 0
 for top in ("runtime", "ops", "programs"):
     for file in sorted(Path(top).rglob("*.py")):

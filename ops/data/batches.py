@@ -2,8 +2,7 @@
 
 Decides the windows of a batch, the position at which a new life begins (once every shard has sent it a Place), which
 states of streams travel, and what an epoch of a torch loader is. Positions count the batches of a slot from 0, over all
-its lives. `corpus` has the text and its split; no file is read here, and torch is not
-imported.
+its lives. `corpus` has the text and its split; no file is read here, and torch is not imported.
 """
 
 from __future__ import annotations

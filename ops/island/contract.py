@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast, final, runtime_checkable
 from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.evaluation_time import Parts
 from isthmus.ops.island.life import LeafPart, LearnerLife, Tensors
 
@@ -294,30 +293,6 @@ def prepare_evaluation(task: Any) -> None:
     from isthmus.ops.island.jax_evaluation import trace_evaluation
 
     trace_evaluation(task)
-
-
-def sole_learner_of(
-    task: Any,
-    fragments: Sequence[Fragment],
-    *,
-    life: LearnerLife,
-    alpha: float,
-    island: LearnerDevices | None,
-    pushes: Sequence[str] = (),
-    carries: bool = False,
-) -> SoleLearning:
-    """The learner of a task on an island of this process; created in the thread that will call it.
-
-    `pushes`: the formats, other than float32, in which its outer gradients may leave; `carries`: adoptions keep work.
-    """
-    if isinstance(task, LearnerSource):
-        return task.learner(fragments, life=life, alpha=alpha)
-    from isthmus.ops.island.life import lower_priority
-
-    lower_priority()  # Before jax makes its threads, which inherit it.
-    from isthmus.ops.island.jax_learner import Learner
-
-    return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes, carries=carries)
 
 
 def evaluation_of(task: Any, seed: int) -> Evaluating:

@@ -18,8 +18,8 @@ from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.gang.mesh_island import LearnerDevices
-from isthmus.ops.island.contract import LastingLearning, sole_learner_of
-from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.contract import LastingLearning, LearnerSource, SoleLearning
+from isthmus.ops.island.life import LearnerLife, lower_priority
 
 
 class LearnerParts(NamedTuple):
@@ -81,8 +81,21 @@ class SoleKind:
     def __init__(self, devices: LearnerDevices | None) -> None:
         self._devices = devices
 
-    def learner(self, parts: LearnerParts, where: Callable[[], Step], now: Callable[[], int]) -> LastingLearning:
-        learner = sole_learner_of(
+    def learner(self, parts: LearnerParts, where: Callable[[], Step], now: Callable[[], int]) -> SoleLearning:
+        learner = self._made(parts)
+        frozen_leaves.check(parts.frozen, learner)
+        return learner
+
+    def attendance(self, parts: LearnerParts, first: Callable[[], Any], batches: Callable[[], InOrder]) -> Attending:
+        raise AssertionError("an island of one process has no other")
+
+    def _made(self, parts: LearnerParts) -> SoleLearning:
+        if isinstance(parts.task, LearnerSource):
+            return parts.task.learner(parts.fragments, life=parts.life, alpha=parts.alpha)
+        lower_priority()  # Before jax makes its threads, which inherit it.
+        from isthmus.ops.island.jax_learner import Learner
+
+        return Learner(
             parts.task,
             parts.fragments,
             life=parts.life,
@@ -91,11 +104,6 @@ class SoleKind:
             pushes=parts.pushes,
             carries=parts.carries,
         )
-        frozen_leaves.check(parts.frozen, learner)
-        return learner
-
-    def attendance(self, parts: LearnerParts, first: Callable[[], Any], batches: Callable[[], InOrder]) -> Attending:
-        raise AssertionError("an island of one process has no other")
 
 
 class GivenIsland(LearnerDevices, Protocol):

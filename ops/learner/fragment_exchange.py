@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.paths import PathParts
@@ -35,4 +35,5 @@ class FragmentExchange:
     paths: PathParts | None = None
 
 
-PLAIN = FragmentExchange()
+PLAIN: Final = FragmentExchange()
+"""That of a program which says nothing."""

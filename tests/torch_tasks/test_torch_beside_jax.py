@@ -11,9 +11,10 @@ import torch
 
 from isthmus import Task
 from isthmus.ops import transformer
-from isthmus.ops.data.batches import At
+from isthmus.ops.data.batches import At, Step
 from isthmus.ops.exchange.fragments import Fragment, partition
-from isthmus.ops.island.contract import evaluation_of, sole_learner_of
+from isthmus.ops.island.contract import evaluation_of
+from isthmus.ops.island.kind import LearnerParts, SoleKind
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.task_checks import layout_of
@@ -63,7 +64,8 @@ def test_both_have_one_layout(tasks: tuple[Any, Any]) -> None:
 
 
 def learner_of(task: Any, fragments: tuple[Fragment, ...]) -> Any:
-    learner = sole_learner_of(task, fragments, life=LearnerLife(0, 0, 1), alpha=0.0, island=None)
+    parts = LearnerParts(task, fragments, LearnerLife(0, 0, 1))
+    learner = SoleKind(None).learner(parts, lambda: Step(0), lambda: 0)
     learner.compile(batch(At(0, 0, 0)))
     return learner
 

@@ -11,10 +11,10 @@ the cost that `isthmus chaos` measures in the calm run. The same call goes on wi
 
 `kept` is of tokens a second that were neither lost nor refused, from the first step to the last, each run's in its own
 median steps: what others do on the machine meanwhile lengthens the steps of a run, and is no failure. The model
-(`study.lab.goodput.lived`) is given the very moments of failure of a run, the calm run's step, and what its constants
-are in this runtime: the interval of snapshots and what one costs, or the interval of merges, and how lives that end
-soon are delayed. How long a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from the tapes of
-one cell of each program, the one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
+(`wings.simulation.goodput.lived`) is given the very moments of failure of a run, the calm run's step, and what its
+constants are in this runtime: the interval of snapshots and what one costs, or the interval of merges, and how lives
+that end soon are delayed. How long a failure takes (a stall, and for elastic-data-parallel a rejoin) it has from the
+tapes of one cell of each program, the one at `SET_BY` seconds; all other cells are predicted. The bar: within 3 points.
 
 Seeds: the first with at least ten kills in the calm run's time, and no more than `IN_A_ROW_MAX` that follow within
 the `HEALTHY_IF_KILLED` seconds after which the runtime forgives a kill, because a sixth ends a run: in data-parallel's
