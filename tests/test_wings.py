@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from isthmus.programs.wing_table import WINGS, Wing
-from tests.wings import ROOT, STRUCK, TABLE, UNCUT, gone_with, leaks, nouns_of, texts_of, without_rows
+from tests.wings import ROOT, STRUCK, TABLE, UNCUT, gone_with, leaks, nouns_of, texts_of, users_of, without_rows
 
 
 @pytest.mark.parametrize("wing", WINGS, ids=lambda wing: wing.name)
@@ -37,6 +37,16 @@ def test_a_noun_is_found_where_the_rest_uses_it_and_not_where_it_has_its_own() -
     rest = {"a.py": "import x\nx.Feather()\n", "b.py": "def flap(): ...\nflap()\n", "c.py": "kind = 'fly', 'Feather'\n"}
     assert list(leaks(nouns, rest, {})) == ["a.py:2 Feather", "c.py:1 fly"]
     assert list(leaks(nouns, rest, {"fly": "an English word"})) == ["a.py:2 Feather"]
+
+
+def test_a_test_uses_a_wing_by_its_name_its_command_or_what_imports_it() -> None:
+    texts = {
+        "tests/helper.py": "from isthmus.programs.wings.chaos import striking\n",
+        "tests/test_by_import.py": "from tests import (\n    bench,\n    helper,\n)\n",
+        "tests/test_by_command.py": 'typed("chaos")\n',
+        "tests/test_of_others.py": "import tests.bench\n",
+    }
+    assert users_of(["chaos"], texts) == ["tests/test_by_command.py", "tests/test_by_import.py"]
 
 
 def test_rows_are_cut_out_of_the_table_with_those_that_need_them() -> None:

@@ -217,6 +217,18 @@ def quick_words() -> list[str]:
     return words[words.index("-m") :]
 
 
+def imports_of(text: str) -> set[str]:
+    """The modules that a Python file may import: A and A.B for `from A import B`."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module, *(f"{module}.{each.name}" for each in names)}
+    return found
+
+
 def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     """The files of tests, by path, that name one of these wings, a command or a program of it, or import one that does;
     pytest's own plugin is the simulator's."""
@@ -227,10 +239,10 @@ def users_of(gone: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     if "simulation" in gone:
         named += ["isthmus.testing", "world: World", "(world)", "WorldResult"]
     users = {file for file, text in texts.items() if any(each in text for each in named)}
+    imported = {file: imports_of(text) for file, text in texts.items()}
     while True:
-        modules = [file.removesuffix(".py").replace("/", ".") for file in users]
-        words = {*modules, *(f"{module.rpartition('.')[0]} import {module.rpartition('.')[2]}" for module in modules)}
-        more = {file for file, text in texts.items() if file not in users and any(each in text for each in words)}
+        modules = {file.removesuffix(".py").replace("/", ".") for file in users}
+        more = {file for file, names in imported.items() if file not in users and names & modules}
         if not more:
             return sorted(file for file in users - {*OF_THE_WHOLE} if file.rpartition("/")[2].startswith("test_"))
         users |= more
