@@ -1,7 +1,7 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
 # make quick: the tests of the core, without processes.   make changed: those of make test that a change can reach; SINCE=COMMIT V=1.
 # make install: install only.   make install-test: with pytest, for your own tests.
-# make long: what is too long for make test and is checked before each landing.
+# make long: what is too long for make test and is checked before an issue is done.
 # make soak: thousands of simulated clusters with faults, real runs with kills, all examples and seeds, and variants of the code that are broken on purpose, in parts of at most half an hour: it goes on where it was left, and says what is left. PARTS="world kills" carries out some of them.
 # make soak-long: the same with 10,000 clusters, and 200 runs with kills.
 # make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.

@@ -66,7 +66,8 @@ class PrivateDaemon:
         `grace`: the seconds in which each sets the run aside.
         """
         self._folder, self._lock, self._say, self._grace = folder, lock, say, grace
-        self._is_set_aside = self._is_given_up = False
+        self._is_set_aside = False
+        self._given_up_by: RunError | None = None
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
@@ -101,8 +102,8 @@ class PrivateDaemon:
 
     def tend(self) -> None:
         """Start the next daemon once it is due; RunError if another is pointless."""
-        if self._is_given_up:
-            raise RunError("ended at once by a second signal")
+        if self._given_up_by is not None:
+            raise self._given_up_by
         if self._process is not None and self._process.poll() is not None:
             self._follow(self._process)
         if self._process is None and not self.is_over and _now() >= self._due:
@@ -130,9 +131,9 @@ class PrivateDaemon:
         kill_all(self._folder)
         remove_dead_socket(self._folder)
 
-    def give_up(self) -> None:
-        """Kill every process of the run, from another thread than that of all else; the next `tend` raises."""
-        self._is_given_up = True
+    def give_up(self, error: RunError) -> None:
+        """Kill every process of the run, from another thread than that of all else; the next `tend` raises `error`."""
+        self._given_up_by = error
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):

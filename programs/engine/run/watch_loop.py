@@ -174,8 +174,8 @@ class RunWatch:
 class Endable(Protocol):
     """A daemon that this command can end, with its run."""
 
-    def give_up(self) -> None:
-        """End all of its processes; the command finds no daemon any more."""
+    def give_up(self, error: RunError) -> None:
+        """End all of its processes; the command finds no daemon any more, and `error` in its place."""
 
 
 @final
@@ -204,7 +204,9 @@ class LastResort:
         self._interrupted.second.wait()
         if self._is_over.wait(SECOND_SECONDS + BLOCKED_SECONDS):
             return
-        self._daemon.give_up()
+        # As RunWatch says it: the command may have asked a daemon that does not answer since before its own limit.
+        is_to_leave = self._interrupted.is_to_leave
+        self._daemon.give_up(CutOffError(CUT_OFF) if is_to_leave else RunError("ended at once by a second signal"))
         if not self._is_over.wait(BLOCKED_SECONDS):
             leave_output()
             with suppress(ProcessLookupError):

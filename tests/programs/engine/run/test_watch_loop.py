@@ -171,20 +171,26 @@ class Wedged:
 
     def __init__(self) -> None:
         self.is_given_up = threading.Event()
+        self.error: RunError | None = None
 
-    def give_up(self) -> None:
+    def give_up(self, error: RunError) -> None:
+        self.error = error
         self.is_given_up.set()
 
 
-def test_a_thread_ends_what_a_blocked_command_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, RunError), (signal.SIGTERM, CutOffError)])
+def test_a_thread_ends_what_a_blocked_command_does_not(
+    number: int, kind: type[RunError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watch_loop, "SECOND_SECONDS", 0.0)
     monkeypatch.setattr(watch_loop, "BLOCKED_SECONDS", 0.01)
     monkeypatch.setattr(watch_loop.signal, "pthread_kill", lambda thread, number: None)
     daemon, interrupted = Wedged(), Interrupts()
     with LastResort(daemon, interrupted):
-        for _ in range(2):
-            interrupted.on_signal(signal.SIGINT, None)
+        interrupted.on_signal(number, None)
+        interrupted.second.set()
         assert daemon.is_given_up.wait(PATIENCE)
+    assert type(daemon.error) is kind  # A notice to leave cuts a run off: it goes on at its next start.
 
 
 def test_a_command_that_ends_is_left_alone() -> None:
