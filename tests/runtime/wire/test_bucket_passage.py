@@ -112,6 +112,7 @@ def test_large_items_go_in_several_objects_of_bounded_size(pair: Pair) -> None:
     assert b"".join(event.data for event in received) == data
 
 
+@pytest.mark.slow
 def test_many_small_pieces_do_not_make_an_object_larger(pair: Pair) -> None:
     connection = pair.island.open("")
     for _ in range(OBJECT_BYTES_MAX // 10):
