@@ -38,6 +38,7 @@ from isthmus.programs.engine.recorder.accounts import (
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.results.lines import MergeRecord
+from isthmus.programs.program_graph import training_of
 from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
@@ -450,7 +451,7 @@ def _moved(graph: Template | None, flows: RunFlows) -> dict[str, Any]:
 
 def _roles_apart(graph: Template) -> set[str]:
     """The roles that neither train nor merge: the recorder's, and one that only evaluates."""
-    training = graph.training
+    training = training_of(graph)
     working = {port.node.role for port in (training.reports, training.model, training.merges) if port is not None}
     evaluating = set() if training.evaluation is None else {training.evaluation.node.role}
     return {RECORDER, *(evaluating - working)}
@@ -458,7 +459,7 @@ def _roles_apart(graph: Template) -> set[str]:
 
 def _of_reporting(graph: Template, flows: RunFlows, slot: int) -> NodeTotal | None:
     """What the node that reports for a slot has awaited."""
-    reports = graph.training.reports
+    reports = training_of(graph).reports
     if reports is None:
         return None
     index = next(number for number, node in enumerate(graph.nodes) if node is reports.node)
