@@ -16,6 +16,8 @@ from typing import Any, Final, cast, final
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import Graph, Port, Template
 
+EVALUATOR: Final = "evaluator"
+"""The role of the replica that evaluates the model, in a program that has one."""
 _TRAINING: Final = "training"
 _HELD_MODEL: Final = "held model"
 _KEPT_STATE: Final = "kept state"

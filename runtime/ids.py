@@ -68,10 +68,6 @@ REGION: Final = "region"
 RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
 ONE_RECORDER: Final = Replica(RECORDER, 0)
-EVALUATOR: Final = "evaluator"
-"""The role of the replica that evaluates the model, in a program that has one."""
-ROLES: Final = (LEARNER, SYNCER, REGION, EVALUATOR)
-"""The roles that a machine may declare, whether a graph has such a role or not."""
 
 
 class MachineOwner(NamedTuple):

@@ -33,6 +33,7 @@ import xxhash
 
 from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs import FOLDER, SHIPPED_TASKS
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
@@ -40,7 +41,6 @@ from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.disk import open_regular

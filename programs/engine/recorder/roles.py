@@ -24,6 +24,7 @@ from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import (
+    EVALUATOR,
     HeldModelPorts,
     KeptStatePorts,
     ProgramGraph,
@@ -46,7 +47,7 @@ from isthmus.runtime.graph.template import (
     Role,
     Template,
 )
-from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION
+from isthmus.runtime.ids import LEARNER, RECORDER, REGION
 
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
