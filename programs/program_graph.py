@@ -16,6 +16,10 @@ from typing import Any, Final, cast, final
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import Graph, Port, Template
 
+SYNCER: Final = "syncer"
+"""The role of the shards that merge and hold the global model."""
+REGION: Final = "region"
+"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
 EVALUATOR: Final = "evaluator"
 """The role of the replica that evaluates the model, in a program that has one."""
 _TRAINING: Final = "training"

@@ -20,12 +20,12 @@ from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.job import Job
-from isthmus.programs.program_graph import ProgramGraph, chosen_for
+from isthmus.programs.program_graph import REGION, ProgramGraph, chosen_for
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, Port, Queue, Role, Route, Template
-from isthmus.runtime.ids import LEARNER, REGION
+from isthmus.runtime.ids import LEARNER
 
 
 def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None) -> Port:

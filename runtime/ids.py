@@ -61,10 +61,6 @@ class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True)
 
 LEARNER: Final = "learner"
 """The role whose replicas take an island each; all others run on the machine beside them."""
-SYNCER: Final = "syncer"
-"""The role of the shards that merge and hold the global model."""
-REGION: Final = "region"
-"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
 RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
 ONE_RECORDER: Final = Replica(RECORDER, 0)

@@ -14,7 +14,7 @@ from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import CoreSubject, demand
-from isthmus.runtime.ids import LEARNER, REGION, Member, Party, Replica, follower, gang_number, leader
+from isthmus.runtime.ids import LEARNER, Member, Party, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
 from isthmus.runtime.supervision.parties import Parties
@@ -114,7 +114,7 @@ class Fleet:
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
-        self._period = cast.period
+        self.group_role, self._period = cast.group_role, cast.period
         self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
         for learner in [each for each in self.replicas if each.role == LEARNER]:
             for each in self.gang(learner)[1:]:
@@ -406,25 +406,25 @@ class Fleet:
         return bool(able) or not where.is_away
 
     def beat(self) -> list[MachineLives]:
-        """Count a beat; returns the machines that are lost from now on: none of a region that is silent as a whole.
+        """Count a beat; returns the machines that are lost from now on: none of a group that is silent as a whole.
 
-        Such a region is cut off and goes on alone: its learners merge at its own syncer, and it is awaited.
+        Such a group is cut off and goes on alone: its learners have a leader of their own, and it is awaited.
         """
         others = [each for each in self.machines.values() if each.name != self.home and not each.is_away]
-        regions = {name: self._regions_on(name) for name in self.machines}
+        groups = {name: self._groups_on(name) for name in self.machines}
         # With this beat.
         present = [name for name, each in self.machines.items() if each.silent_beats + 1 < LOST_BEATS]
-        heard = set[int]().union(*(regions[name] for name in present))
-        alone = {name for name, own in regions.items() if own and own.isdisjoint(heard)}
+        heard = set[int]().union(*(groups[name] for name in present))
+        alone = {name for name, own in groups.items() if own and own.isdisjoint(heard)}
         return [each for each in others if each.beat(is_awaited=each.name in alone)]
 
-    def _regions_on(self, name: str) -> set[int]:
-        """The regions of the hosts whose place a machine is, by their groups; none in a run without regions."""
-        regions = sum(each.role == REGION for each in self.replicas)
-        if not regions:
+    def _groups_on(self, name: str) -> set[int]:
+        """The groups of the hosts whose place a machine is; none in a run without groups."""
+        groups = sum(each.role == self.group_role for each in self.replicas)
+        if not groups:
             return set()
         own = [leader(each) for each in self.replicas if self.name(each) == name and not self.is_retired(each)]
-        return {each.slot % regions for each in own if each.role in (LEARNER, REGION)}
+        return {each.slot % groups for each in own if each.role in (LEARNER, self.group_role)}
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 

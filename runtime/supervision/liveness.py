@@ -34,7 +34,7 @@ from isthmus.runtime.cores.membership_messages import (
     SetMembershipTimer,
     SilenceExcused,
 )
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
@@ -360,8 +360,8 @@ class Service:
 
     A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
     each other required replica, and with a learner, where any of these is heard: without them it never learns of the
-    end. Not with each region: one that is cut off goes on alone, and is merged when it is back. Learners are awaited
-    for as long as their machines are, and so are replicas on a machine that is not heard.
+    end. Not with the leader of each group: one that is cut off goes on alone, and takes part again when it is back.
+    Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
     """
 
     def __init__(self) -> None:
@@ -369,14 +369,20 @@ class Service:
         self._last_beats: dict[Replica, int] = {}
 
     def beat(
-        self, needed: Collection[Replica], heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool
+        self,
+        needed: Collection[Replica],
+        heartbeats: Mapping[Member, Heartbeat],
+        *,
+        is_hurried: bool,
+        group_role: str = "",
     ) -> UnservedReplica | None:
         """Count a beat; returns a `needed` replica that has not served for too long, or None.
 
-        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end;
+        `group_role`: that of the leaders of groups, if there are any.
         """
         heard = {member.replica: each for member, each in heartbeats.items()}
-        idle = [replica for replica in needed if not _serves(replica, heard, needed)]
+        idle = [replica for replica in needed if not _serves(replica, heard, needed, group_role)]
         self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}
         self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
         for replica, beats in self._beats.items():
@@ -385,7 +391,7 @@ class Service:
         return None
 
 
-def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica]) -> bool:
+def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica], group_role: str) -> bool:
     heartbeat = heard.get(replica)
     if heartbeat is None:
         return False
@@ -395,6 +401,6 @@ def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collec
         return True
     missing = {each.member.replica for each in heartbeat.missing}
     learners = {each for each in heard if each.role == LEARNER}
-    regions = {each for each in heard if each.role == REGION}
-    required = {each for each in needed if each in heard} - regions
-    return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, regions))
+    leaders = {each for each in heard if each.role == group_role}
+    required = {each for each in needed if each in heard} - leaders
+    return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, leaders))

@@ -116,7 +116,8 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     member, replica = gone.member, gone.member.replica
     machine.forget(member)  # First: the next life starts only where none is tracked.
     life = run.lives.pop(replica, None)
-    for key, value in ((f"{replica.role}.cpu_seconds", gone.cpu_seconds), *as_used(replica, gone.flows)):
+    flows = as_used(replica, gone.flows, run.fleet.group_role)
+    for key, value in ((f"{replica.role}.cpu_seconds", gone.cpu_seconds), *flows):
         run.used[key] = run.used.get(key, 0.0) + value
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True

@@ -198,7 +198,9 @@ def beat(run: RunState) -> None:
         heard = {life.member: life.seen.heartbeat for life in lives if run.liveness.is_heard(life.member)}
         far = {life.member for life in lives if run.fleet.machines[life.machine].is_far}
         apply_findings(run, run.reach.beat(heard, is_hurried=is_hurried, far=far))
-        if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
+        if unserved := run.service.beat(
+            run.fleet.needed(), heard, is_hurried=is_hurried, group_role=run.fleet.group_role
+        ):
             replica, lasted = unserved
             end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
 

@@ -31,10 +31,10 @@ from types import MappingProxyType
 from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.devices import Device
-from isthmus.programs.program_graph import EVALUATOR
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, SYNCER, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica, follower, leader
 
 ROLES: Final = (LEARNER, SYNCER, REGION, EVALUATOR)
 """The roles that a machine may declare, whether a graph has such a role or not."""

@@ -30,9 +30,9 @@ from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, p
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
-from isthmus.programs.program_graph import EVALUATOR
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import Fault, PlacementError
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, SYNCER, Replica, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica, leader
 
 
 @final

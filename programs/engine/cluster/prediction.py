@@ -55,9 +55,9 @@ from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
-from isthmus.programs.program_graph import EVALUATOR
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER
+from isthmus.runtime.ids import LEARNER
 
 _DOING: Final = "Reading run.local_batch"
 

@@ -25,6 +25,7 @@ from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import (
     EVALUATOR,
+    REGION,
     HeldModelPorts,
     KeptStatePorts,
     ProgramGraph,
@@ -47,7 +48,7 @@ from isthmus.runtime.graph.template import (
     Role,
     Template,
 )
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION
+from isthmus.runtime.ids import LEARNER, RECORDER
 
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"

@@ -34,7 +34,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
-from isthmus.programs.program_graph import ProgramGraph
+from isthmus.programs.program_graph import REGION, ProgramGraph
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
@@ -61,7 +61,6 @@ from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionS
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
-from isthmus.runtime.ids import REGION
 
 NAME: Final = "regional-diloco"
 
