@@ -60,9 +60,10 @@ class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True)
 
 
 LEARNER: Final = "learner"
-"""The role whose replicas take an island each; all others run on the machine beside them."""
+"""The role whose replicas take an island each; all others run on the machine beside them. Where the runtime treats them
+otherwise, it asks `takes_island` or `leads_island`."""
 RECORDER: Final = "recorder"
-"""The role of the one replica that keeps the run folder; its machine is the run's home."""
+"""The role of the one replica that keeps the run folder; its machine is the run's home. Likewise `keeps_run`."""
 ONE_RECORDER: Final = Replica(RECORDER, 0)
 
 
@@ -107,6 +108,26 @@ def gang_number(replica: Replica) -> int:
 def leader(replica: Replica) -> Replica:
     """The replica whose graph and devices this one serves: itself, unless it is a follower."""
     return Replica(replica.role.partition(".")[0], replica.slot) if gang_number(replica) else replica
+
+
+def takes_island(replica: Replica) -> bool:
+    """Whether a replica is a process of an island: it belongs to its machine, waits for it, and dials all others."""
+    return leader(replica).role == LEARNER
+
+
+def island_in(slot: int) -> Replica:
+    """The replica that leads the island in a slot."""
+    return Replica(LEARNER, slot)
+
+
+def leads_island(replica: Replica) -> bool:
+    """Whether it is the first process of an island, or the only one: by these islands are counted and judged."""
+    return replica.role == LEARNER
+
+
+def keeps_run(replica: Replica) -> bool:
+    """Whether it keeps the run folder: what it says of the end is the end of the run, and it leaves last."""
+    return replica.role == RECORDER
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True, forbid_unknown_fields=True):

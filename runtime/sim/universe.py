@@ -25,16 +25,7 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import Spread, VirtualClock, evenly
-from isthmus.runtime.ids import (
-    LEARNER,
-    MachineOwner,
-    Member,
-    Party,
-    Replica,
-    follower,
-    leader,
-    owner_party,
-)
+from isthmus.runtime.ids import MachineOwner, Member, Party, Replica, follower, island_in, owner_party, takes_island
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -156,7 +147,7 @@ class Universe:
         faults = tuple(faults)
         replicas = [Replica(role, slot) for role in plans if role in counts for slot in range(counts[role])]
         for slot, count in enumerate(processes):
-            replicas += [follower(Replica(LEARNER, slot), number) for number in range(1, count)]
+            replicas += [follower(island_in(slot), number) for number in range(1, count)]
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
         machines = sorted({HOME, *map(place, [*replicas, *joining])})
         check(faults, list(plans), replicas, machines)
@@ -464,7 +455,7 @@ class Universe:
         )
         self.lives.append(life)
         process.life = life
-        life.start(listens=leader(process.member.replica).role != LEARNER)
+        life.start(listens=not takes_island(process.member.replica))
 
     def _spoke(self, life: Life, message: bytes) -> None:
         daemon = self.machines[life.machine].daemon

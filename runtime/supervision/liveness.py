@@ -34,7 +34,7 @@ from isthmus.runtime.cores.membership_messages import (
     SetMembershipTimer,
     SilenceExcused,
 )
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, keeps_run, leads_island, takes_island
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
@@ -144,7 +144,7 @@ class HostLiveness:
         self._hurried = {
             member: self._hurried.get(member, now)
             for member, state in silent
-            if is_hurried and leader(member.replica).role == LEARNER and state != "away"
+            if is_hurried and takes_island(member.replica) and state != "away"
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:
@@ -219,7 +219,7 @@ class Reach:
             beats = self._beats[member] = before.get(member, 0) + 1
             if beats == self._told_beats(member):
                 findings.written.append((member, incidents.CutOff(heartbeats[member].peers)))
-            is_brief = is_hurried and member.replica.role == LEARNER
+            is_brief = is_hurried and leads_island(member.replica)
             usual = FAR_BEATS if member in far else CUT_OFF_BEATS
             if beats >= (HURRY_BEATS if is_brief else usual << self._times(member)):
                 lasted, times = Duration(beats * BEAT), 1 << self._times(member)
@@ -397,10 +397,10 @@ def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collec
         return False
     if heartbeat.peers and heartbeat.unreached >= heartbeat.peers:
         return False
-    if replica.role != RECORDER:
+    if not keeps_run(replica):
         return True
     missing = {each.member.replica for each in heartbeat.missing}
-    learners = {each for each in heard if each.role == LEARNER}
+    learners = {each for each in heard if leads_island(each)}
     leaders = {each for each in heard if each.role == group_role}
     required = {each for each in needed if each in heard} - leaders
     return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, leaders))
