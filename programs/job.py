@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from isthmus.ops.island.evaluate import TIMES_DEFAULT
+from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.runtime.graph.template import Reference
 
 

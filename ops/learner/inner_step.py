@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 import numpy as np
 
 from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
+from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import RULES
@@ -37,7 +38,6 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
-from isthmus.ops.island.evaluate import TIMES_DEFAULT
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics

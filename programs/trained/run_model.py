@@ -22,9 +22,9 @@ from isthmus.ops.exchange.frozen_leaves import Digests, difference, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import ShardState
 from isthmus.ops.exchange.paths import modules_among, of_path
-from isthmus.programs.engine.recorder.summary import fragments_in
+from isthmus.programs.engine.recorder.graph_parts import fragments_in
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.spec import SPEC
 from isthmus.programs.engine.request.spec import load as load_spec

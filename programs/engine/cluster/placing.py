@@ -24,7 +24,7 @@ from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import wing_table
 from isthmus.programs.engine.islands.sizes import sizes_on
-from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.recorder.graph_parts import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request

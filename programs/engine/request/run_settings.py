@@ -16,7 +16,7 @@ from isthmus.programs.evaluations import SHARE, RunSize, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
 
 _SEED_MAX: Final = (1 << 63) - 1

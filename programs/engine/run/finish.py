@@ -22,7 +22,8 @@ import msgspec
 
 from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder import summary as recorded
-from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_of, summarise
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_of
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of

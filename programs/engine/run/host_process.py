@@ -15,7 +15,7 @@ from typing import Any, Final
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.islands.environment import gives_way
-from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.job import TensorSpec

@@ -30,11 +30,11 @@ from typing import Any, BinaryIO, Final, final
 
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.engine.run.logs import opened_log
+from isthmus.programs.loop_script import LoopScript
 from isthmus.programs.loop_task import (
     ISLAND,
     LoopAhead,
     LoopLife,
-    LoopScript,
     ModelFound,
     ask_by,
     asked_of,
@@ -296,7 +296,7 @@ def _load_ahead() -> None:
     """Load what the host of a life needs whatever its run is: its modules, the default program, and the kernels of
     answers and updates."""
     from isthmus.ops.kernels import coding
-    from isthmus.programs.engine.request.request import Program
+    from isthmus.programs.engine.request.program import Program
 
     import_module("isthmus.programs.engine.run.loop_host")
     Program().builder()

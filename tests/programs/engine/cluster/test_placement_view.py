@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
-from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find

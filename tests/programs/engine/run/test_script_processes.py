@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, ask_through
-from isthmus.programs.loop_task import LoopLife, LoopScript, ModelFound
+from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.loop_task import LoopLife, ModelFound, loop
 from isthmus.programs.task import ModelLeaf, RunSlots
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import end_child, started_at
@@ -58,7 +59,7 @@ class Asked:
         def ask() -> None:
             ask_through(its)
             try:
-                self.told = self.script.found_for(RunSlots(2, 4, 7))
+                self.told = loop(self.script.script, [how], str(folder)).completed(RunSlots(2, 4, 7)).found
             except ConfigError as error:
                 self.told = error
             finally:
