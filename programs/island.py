@@ -33,7 +33,8 @@ import numpy as np
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import Evaluating
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife, LoopModel, ModelFound
+from isthmus.programs.loop_script import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife
+from isthmus.programs.loop_task import LoopModel, ModelFound
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER, Replica

@@ -19,7 +19,7 @@ from typing import Any, Final, final
 import torch
 
 from isthmus.programs.island import IGNORED, Island, answering, is_first_slot, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
+from isthmus.programs.loop_script import LoopAhead, LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
 
 _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")

@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainerCallback
 
 from isthmus.programs.island import IGNORED, Island, answering, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
+from isthmus.programs.loop_script import LoopAhead, LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
 
 

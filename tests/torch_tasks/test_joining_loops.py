@@ -16,7 +16,7 @@ import pytest
 
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.island import life_of
-from isthmus.programs.loop_task import INVITE, LoopHome
+from isthmus.programs.loop_script import INVITE, LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted

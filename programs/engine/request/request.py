@@ -47,11 +47,12 @@ from isthmus.programs.engine.request.task_checks import (
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.evaluations import SMALL, times_default, too_much
-from isthmus.programs.job import Job, TensorSpec
-from isthmus.programs.loop_task import OPEN_NAME, LoopTask
+from isthmus.programs.job import Job, RunSlots, TensorSpec
+from isthmus.programs.loop_script import OPEN_NAME
+from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, OwnTask, RunSlots, Tokens
+from isthmus.programs.task import AnyTask, OwnTask, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.plans import Plan, lower
