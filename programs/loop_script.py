@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system import rank_processes
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -41,7 +40,11 @@ class LoopScript:
     def command(self) -> list[str]:
         """The command that runs it."""
         command = [sys.executable, self.script, *self.arguments]
-        return command if self.ranks == 1 else rank_processes.command_of(self.ranks, command)
+        if self.ranks == 1:
+            return command
+        from isthmus.runtime.system import rank_processes  # Few scripts have several ranks.
+
+        return rank_processes.command_of(self.ranks, command)
 
     @property
     def names(self) -> list[str]:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
+from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
 from isthmus.ops.data.held_out import Extract
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
 from isthmus.programs.job import RunSlots

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
-from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
+from isthmus.ops.data.batches import first_batch, tokens_in
 from isthmus.ops.data.held_out import TIMES_DEFAULT
+from isthmus.ops.data.positions import Cursor, Step
 from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import RULES

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from isthmus.ops.data.batches import Place, of_slot
+from isthmus.ops.data.positions import Place, of_slot
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import LEARNER, REGION, FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import (

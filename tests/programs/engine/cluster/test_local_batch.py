@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from isthmus import Program, Task
-from isthmus.ops.data.batches import At, of_slot
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.cluster.prediction import paced, predict, shares
 from isthmus.programs.engine.request.layout import layout
