@@ -14,7 +14,7 @@ import pytest
 from isthmus import At, Program, Task, load
 from isthmus.programs.engine.request import new_spec, spec
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.snapshots.snapshots import FOLDER
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from tests.effort import long

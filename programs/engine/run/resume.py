@@ -43,7 +43,8 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
+from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
