@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from isthmus.ops.exchange.adaptive import AUTO, OVERLAP, first_interval
 from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.wanted_settings import AUTO, OVERLAP, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import wing_table
