@@ -17,10 +17,10 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
+from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend

@@ -29,7 +29,8 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import IslandSlot, LearnerLife
-from isthmus.programs.loop_task import LoopLife, LoopModel, ModelFound
+from isthmus.programs.loop_script import LoopLife
+from isthmus.programs.loop_task import LoopModel, ModelFound
 from isthmus.programs.loop_ways import MAKING, LoopWay, OwnJudge, answering, end_process, way_of
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, RunError

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from isthmus.ops.island.evaluate import TIMES_DEFAULT
+from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.runtime.graph.template import Reference
 
 
@@ -65,3 +65,11 @@ class Job:
     def steps(self) -> int:
         """The steps of each learner until the budget is spent, where all make as many."""
         return -(-self.tokens // (self.learners * self.tokens_per_batch))
+
+
+class RunSlots(NamedTuple):
+    """So many `learners` begin a run, which has so many `slots` at most, and this seed."""
+
+    learners: int = 1
+    slots: int = 1
+    seed: int = 0

@@ -35,11 +35,10 @@ from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
-from isthmus.programs import rank_processes
-from isthmus.programs.job import TensorSpec
-from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, RunSlots
+from isthmus.programs.job import RunSlots, TensorSpec
+from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopScript
+from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import end_child, status_name
 from isthmus.runtime.system.refusals import remedy
@@ -48,17 +47,6 @@ if TYPE_CHECKING:
     from isthmus.ops.learner.boundary import Boundary, Companion
     from isthmus.ops.learner.own_evaluation import OwnJudging
 
-LOOP: Final = "isthmus.programs.loop_task:loop"
-"""The reference by which hosts find the task; its keywords are those of `loop`."""
-OPEN: Final = "isthmus.programs.loop_task:open_loop"
-"""Likewise, where no daemon starts a script: learners are processes that join with a loop of their own."""
-OPEN_NAME: Final = "isthmus.island"
-"""What a cluster file names as the task of a run whose model the first of these brings."""
-ISLAND: Final = "ISTHMUS_ISLAND"
-"""The variable of the environment from which a script's process knows what it is, as JSON: the fields of a `LoopLife`,
-or of a `LoopAhead`."""
-INVITE: Final = "ISTHMUS_INVITE"
-"""Has the text of an invitation's file where machines share none."""
 STEP_TOKENS_MAX: Final = 1 << 40
 """For hosts, which take what the script says; what others accept of it the request has fixed."""
 LEAVES_MAX: Final = 1 << 16
@@ -77,54 +65,6 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 _Shape: TypeAlias = Annotated[list[_Count], msgspec.Meta(max_length=AXES_MAX)]
 _Leaf: TypeAlias = tuple[_Name, _Shape, _Name, str | None, bool]
-
-
-class LoopLife(NamedTuple):
-    """One life of a slot: the run folder, the learner as 'learner/0', its incarnation, and its daemon's endpoint."""
-
-    run: str
-    replica: str
-    incarnation: int
-    daemon: str
-
-
-class LoopAhead(NamedTuple):
-    """A process of a script that has no life yet: once it has made a step it tells of its model, and waits for its
-    life; or it ends, if there are no pipes.
-    """
-
-    asks: int
-    """The descriptor into which it tells, as JSON."""
-    tells: int = -1
-    """The pipe into which it then writes a byte."""
-    waits: int = -1
-    """The pipe on which it waits for its life."""
-    replica: str = ""
-    """The learner that it will be, 'learner/0'; empty if it ends."""
-    slots: int = 1
-    """How many the run has."""
-    seed: int = 0
-    """The run's."""
-
-    @property
-    def is_only_asked(self) -> bool:
-        """Whether it ends once it has told."""
-        return not self.replica
-
-    @property
-    def slot(self) -> int:
-        """That of the learner."""
-        return 0 if self.is_only_asked else Replica.parse(self.replica).slot
-
-
-class LoopHome(NamedTuple):
-    """The home that a loop joins by itself: its `address`, the path of an `invitation`, or the text of one; and what
-    this machine is to be called, if that was said."""
-
-    address: str | None = None
-    invitation: str | None = None
-    invitation_text: str | None = None
-    name: str | None = None
 
 
 class ModelFound(NamedTuple):
@@ -206,10 +146,6 @@ class ToldModel:
 
     file: str
 
-    def found_for(self, run: RunSlots) -> ModelFound:
-        """What it has told."""
-        return self.found()
-
     def found(self) -> ModelFound:
         """What it has told; ConfigError if the file cannot be read."""
         try:
@@ -288,36 +224,6 @@ class LoopModel(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class LoopScript:
-    """A script, its arguments, the folder in which it runs, and in how many ranks each island does."""
-
-    script: str
-    arguments: tuple[str, ...]
-    folder: str
-    ranks: int = 1
-
-    @property
-    def command(self) -> list[str]:
-        """The command that runs it."""
-        command = [sys.executable, self.script, *self.arguments]
-        return command if self.ranks == 1 else rank_processes.command_of(self.ranks, command)
-
-    def found(self) -> ModelFound:
-        """What it tells; ConfigError if it does not come to its first step."""
-        return asked_of(self)
-
-    def found_for(self, run: RunSlots) -> ModelFound:
-        """The same, for a run of so many learners, which may begin with the process that was asked."""
-        return _ASKING.get()(self, run)
-
-    @property
-    def names(self) -> list[str]:
-        """By what tasks of scripts differ."""
-        return [self.script, *self.arguments]
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class LoopTask(OwnTask):
     """The task of loops from this `origin`; `found` is what one has told.
 
@@ -338,7 +244,9 @@ class LoopTask(OwnTask):
 
     def completed(self, run: RunSlots) -> LoopTask:
         """This task, with the answer of the script; ConfigError with what it complains of, or if it makes no step."""
-        found = self.origin.found_for(run)
+        # A script that is asked for a run of so many learners may be the first of them.
+        origin = self.origin
+        found = _ASKING.get()(origin, run) if isinstance(origin, LoopScript) else origin.found()
         tokens = Tokens(lambda batch: found.tokens, found.tokens_most)
         return replace(self, found=found, merge=found.merge, tokens_per_batch=tokens)
 
@@ -370,11 +278,15 @@ class LoopTask(OwnTask):
     def evaluator(self, seed: int) -> Evaluating:
         return self.judge or Unevaluated()
 
+    def _told(self) -> ModelFound:
+        """What it tells, asked by itself; ConfigError if it does not come to its first step."""
+        return asked_of(self.origin) if isinstance(self.origin, LoopScript) else self.origin.found()
+
     def leaves(self, seed: int) -> list[ModelLeaf]:
-        return list((self.found or self.origin.found()).leaves)
+        return list((self.found or self._told()).leaves)
 
     def frozen(self, seed: int) -> Digests:
-        return (self.found or self.origin.found()).frozen
+        return (self.found or self._told()).frozen
 
     def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:
         """Nothing: the script has made its first step."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import Evaluating
 from isthmus.ops.island.life import IslandSlot, Tensors
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife, LoopModel, ModelFound
+from isthmus.programs.loop_script import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife
+from isthmus.programs.loop_task import LoopModel, ModelFound
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER, Replica
 

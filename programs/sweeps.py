@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from isthmus.ops.exchange.adaptive import INTERVAL
+from isthmus.ops.exchange.wanted_settings import INTERVAL
 from isthmus.programs.job import Job
 from isthmus.runtime.errors import Fault
 

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
+from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
 from isthmus.ops.data.held_out import Extract
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
+from isthmus.programs.job import RunSlots
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -53,14 +55,6 @@ class ModelLeaf(NamedTuple):
     dtype: str
     kind: str | None
     is_stacked: bool = False
-
-
-class RunSlots(NamedTuple):
-    """So many `learners` begin a run, which has so many `slots` at most, and this seed."""
-
-    learners: int = 1
-    slots: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from isthmus.programs import DEFAULT
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.engine.request.request import NAMELESS_TASK, Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.settings import read_file
 from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
+from isthmus.ops.exchange.wanted_settings import first_interval
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.job import Job

@@ -407,7 +407,11 @@ def _note(event, arguments, root={root!r}, folder={folder!r}, write=os.write, op
 sys.addaudithook(_note)
 """
 """Notes the title of a process, or of one that it forks, and each file of ours that it loads, whoever asks for it."""
-_KINDS: Final = ("daemon_process", "fork_server", "learner", "syncer", "evaluator", "recorder", "finish")
+_KINDS: Final = (
+    "daemon_process", "fork_server", "plain_server", "plans", "preparer",
+    "learner", "syncer", "evaluator", "recorder", "finish",
+)  # fmt: skip
+"""Kinds of processes by a word of their titles; a host that is forked has what its fork server has, beside its own."""
 
 
 def record() -> dict[str, list[str]]:
@@ -438,7 +442,7 @@ def by_kind(tree: Tree, notes: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for line in notes:
         title, _, path = line.rpartition("\t")
-        words = re.findall(r"\w+", title)
+        words = re.findall(r"\w+", title.replace("-", "_"))
         kind = next((kind for kind in _KINDS if kind in words), "machine" if "daemon" in words else "command")
         if (module := tree.module(path)) is not None and path in tree.sources:
             found.setdefault(kind, set()).add(module)

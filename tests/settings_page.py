@@ -12,7 +12,7 @@ from typing import Any, Final
 from isthmus.programs import SHIPPED, folder_task, language_model
 from isthmus.programs.engine.cluster.cluster_file import ClusterKeys, DeviceTable, MachineTable
 from isthmus.programs.engine.cluster.machine_file import KeysTable, ProgramsTable, RunsTable
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.settings import REQUIRED, Key, Schema, describe, value
 from isthmus.programs.wings.chaos.chaos_plan import DrawnFaults, Planned, SlowLinks

@@ -140,6 +140,8 @@ def test_a_process_is_of_the_kind_that_its_title_names() -> None:
     notes = [
         "isthmus learner 0\truntime/clock.py",
         "python -m isthmus.programs.engine.run.fork_server /tmp\truntime/daemon.py",
+        "isthmus fork-server preparing\truntime/daemon.py",
+        "isthmus plain-server\truntime/clock.py",
         "/bin/isthmus daemon --name alpha\truntime/daemon.py",
         "/bin/isthmus train\truntime/clock.py",
         "/bin/isthmus train\truntime/__init__.py",
@@ -150,6 +152,7 @@ def test_a_process_is_of_the_kind_that_its_title_names() -> None:
         "fork_server": ["isthmus.runtime.daemon"],
         "learner": ["isthmus.runtime.clock"],
         "machine": ["isthmus.runtime.daemon"],
+        "plain_server": ["isthmus.runtime.clock"],
     }
 
 

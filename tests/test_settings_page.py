@@ -1,7 +1,7 @@
 """The reference page of settings is what the declarations say, and each of them has a help text."""
 
 from isthmus.programs import SHIPPED, folder_task, language_model
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.settings import Schema
 from tests.settings_page import PAGE, page

@@ -6,23 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, final
 
-from isthmus.ops.data.batches import (
-    EMPTY_MAX,
-    At,
-    Beginning,
-    Cursor,
-    Place,
-    State,
-    Stream,
-    beginning,
-    next_batch,
-    nothing_in,
-    opened,
-    packed,
-    tokens_in,
-    unpacked,
-)
+from isthmus.ops.data.batches import EMPTY_MAX, At, Stream, next_batch, nothing_in, opened, packed, tokens_in, unpacked
 from isthmus.ops.data.corpus import DataError
+from isthmus.ops.data.positions import Beginning, Cursor, Place, State, beginning
 
 MAKING_NS: Final = 1_000_000
 """The longest firing: its first batch leaves with its last, and the consumer may be waiting for the first."""

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+TIMES_DEFAULT: Final = 20
+"""The most evaluations of a run."""
 WINDOWS: Final = 256
 """Where no number is given; in whole batches."""
 BATCHES_MIN: Final = 8

@@ -20,10 +20,11 @@ from typing import Self, final
 
 import numpy as np
 
-from isthmus.ops.data.batches import At, Batch, of_slot, token_batch, windows_of
+from isthmus.ops.data.batches import At, Batch, token_batch, windows_of
 from isthmus.ops.data.corpus import READING, DataError
 from isthmus.ops.data.documents import Documents, Integers, SplitDocuments
 from isthmus.ops.data.held_out import WINDOWS, Extract, HeldOut, overlapping, windows_in
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.data.routing import Router
 
 

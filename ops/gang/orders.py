@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol, TypeAlias, final
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from isthmus.ops.data.batches import STATE_SIZE_BYTES_MAX, Step
 from isthmus.ops.data.batches_node import InOrder
+from isthmus.ops.data.positions import STATE_SIZE_BYTES_MAX, Step
 from isthmus.ops.exchange.messages import Taken, Vector
 
 Order: TypeAlias = list[Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
@@ -39,7 +40,6 @@ from isthmus.ops.island.scores import ERROR, extract_of
 
 Emitted: TypeAlias = dict[str, Any] | Generator[dict[str, Any], None, dict[str, Any] | None] | None
 """What a call of an evaluation node returns: items by port, all at once, or some of them before its end."""
-TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
 LATE_STEPS: Final = 4
 """A learner that receives the stop is final one step later; this is the wait for one that does not report it."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from isthmus.ops.data.batches import Step
 from isthmus.ops.data.batches_node import InOrder
+from isthmus.ops.data.positions import Step
 from isthmus.ops.gang.mesh_island import Gang, LearnerDevices
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.island.kind import LearnerParts

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
-from isthmus.ops.data.batches import Step
 from isthmus.ops.data.batches_node import InOrder
+from isthmus.ops.data.positions import Step
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from isthmus.ops.data.batches import Cursor, State
+from isthmus.ops.data.positions import Cursor, State
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Capture, Round, Vector

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
-from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
-from isthmus.ops.exchange.adaptive import coarser
+from isthmus.ops.data.batches import first_batch, tokens_in
+from isthmus.ops.data.held_out import TIMES_DEFAULT
+from isthmus.ops.data.positions import Cursor, Step
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import (
@@ -36,8 +37,8 @@ from isthmus.ops.exchange.messages import (
     is_withdrawn,
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
+from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
-from isthmus.ops.island.evaluate import TIMES_DEFAULT
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics

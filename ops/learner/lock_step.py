@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
 
-from isthmus.ops.data.batches import Cursor
+from isthmus.ops.data.positions import Cursor
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
 from isthmus.ops.island.kind import Computed

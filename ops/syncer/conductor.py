@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
-from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.messages import (
     Control,
     Held,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.ops.data.batches import by_slot, of_slot, position_of
+from isthmus.ops.data.positions import by_slot, of_slot, position_of
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Float64, Method

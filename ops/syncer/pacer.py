@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from isthmus.ops.data.batches import Place, of_slot
+from isthmus.ops.data.positions import Place, of_slot
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import LEARNER, REGION, FollowedSettings, Steps, WantedSettings
+from isthmus.ops.exchange.adaptive import LEARNER, REGION, FollowedSettings
 from isthmus.ops.exchange.messages import (
     Begun,
     Change,
@@ -31,6 +31,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
+from isthmus.ops.exchange.wanted_settings import Steps, WantedSettings
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
     LearnerReport,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from isthmus.ops.data.batches import Place, by_slot
+from isthmus.ops.data.positions import Place, by_slot
 from isthmus.ops.exchange.away import seems_away
 from isthmus.ops.exchange.messages import Progress, ReachedPositions
 

@@ -154,7 +154,7 @@ def join(
     """
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
-    from isthmus.programs.loop_task import INVITE
+    from isthmus.programs.loop_script import INVITE
 
     if island is None and (rank is not None or size is not None):
         do = "Name the island that this machine is a part of, with --island NAME."

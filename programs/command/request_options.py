@@ -162,7 +162,7 @@ class Options:
         """The program that was asked for, or the default one."""
         from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
-        from isthmus.programs.engine.request.request import Program
+        from isthmus.programs.engine.request.program import Program
 
         sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines, self.before)
         return Program(sections.program_reference or DEFAULT).reference
@@ -175,7 +175,8 @@ class Options:
         """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
-        from isthmus.programs.engine.request.request import Program, prepare
+        from isthmus.programs.engine.request.program import Program
+        from isthmus.programs.engine.request.request import prepare
         from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 
@@ -231,7 +232,7 @@ class Options:
     def _loop_task(self, file: Path) -> str:
         """The reference to the task of a script. ConfigError if there is no such file, or another task is named."""
         from isthmus.programs.engine.request.reference import called
-        from isthmus.programs.loop_task import LOOP
+        from isthmus.programs.loop_script import LOOP
 
         doing = "Reading --loop"
         others = {

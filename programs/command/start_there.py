@@ -22,7 +22,7 @@ from isthmus.programs.engine.cluster.placement import Placement
 from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed
 from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.terminal.live import announce, preparing
@@ -73,7 +73,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     job = request.job
     modules_digest = digest.digest(job.program, job.task.text)
     sites = Sites.of(daemon.name, cluster.machines, placement.machines, modules_digest)
-    run_spec = spec.of(request, zero_ns=0, cpu_seconds=cpu_seconds(with_children=True))
+    run_spec = new_spec.of(request, zero_ns=0, cpu_seconds=cpu_seconds(with_children=True))
     run_spec["settings"]["processes"] = list(placement.processes)
     if not faults:
         run_spec["elastic"] = elastic_sizes(request, cluster.topology, placement)

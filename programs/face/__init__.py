@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from isthmus.ops.gang.mesh_stages import scan_layers
     from isthmus.ops.island.evaluate import EvaluateMean
     from isthmus.ops.learner.inner_step import InnerStep
-    from isthmus.programs.engine.request.request import (
+    from isthmus.programs.engine.request.program import (
         Program,
         data_parallel,
         decoupled_diloco,
@@ -53,7 +53,7 @@ _MODULES: Final = {
     "Job": "programs.job",
     "Latest": "runtime.graph.template",
     "LoaderStream": "ops.data.batches",
-    "Program": "programs.engine.request.request",
+    "Program": "programs.engine.request.program",
     "Queue": "runtime.graph.template",
     "Quorum": "runtime.graph.template",
     "Result": "programs.training",
@@ -62,17 +62,17 @@ _MODULES: Final = {
     "Task": "programs.task",
     "TaskLayout": "programs.task",
     "Tokens": "ops.data.batches",
-    "data_parallel": "programs.engine.request.request",
-    "decoupled_diloco": "programs.engine.request.request",
-    "diloco": "programs.engine.request.request",
-    "elastic_data_parallel": "programs.engine.request.request",
+    "data_parallel": "programs.engine.request.program",
+    "decoupled_diloco": "programs.engine.request.program",
+    "diloco": "programs.engine.request.program",
+    "elastic_data_parallel": "programs.engine.request.program",
     "island": "programs.island",
     "load": "programs.trained.run_model",
     "milliseconds": "runtime.clock",
     "reroute": "programs.routers",
     "route": "programs.routers",
     "scan_layers": "ops.gang.mesh_stages",
-    "streaming_diloco": "programs.engine.request.request",
+    "streaming_diloco": "programs.engine.request.program",
     "tensorboard": "programs.study.terminal.hook",
     "train": "programs.training",
     "training_documents": "programs.routers",

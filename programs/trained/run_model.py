@@ -22,15 +22,15 @@ from isthmus.ops.exchange.frozen_leaves import Digests, difference, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import ShardState
 from isthmus.ops.exchange.paths import modules_among, of_path
-from isthmus.programs.engine.recorder.summary import fragments_in
+from isthmus.programs.engine.recorder.graph_parts import fragments_in
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.spec import SPEC
 from isthmus.programs.engine.request.spec import load as load_spec
 from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
 from isthmus.programs.engine.results.run_files import SUMMARY, check_files, summary_of
-from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER as SNAPSHOTS
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.programs.job import Job
 from isthmus.programs.task import AnyTask, OwnTask

@@ -61,6 +61,7 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import (
+    EVENTS,
     Failure,
     Happened,
     Incident,
@@ -73,15 +74,13 @@ from isthmus.runtime.supervision.incidents import (
     of_line,
 )
 from isthmus.runtime.supervision.liveness import PATIENCE
-from isthmus.runtime.supervision.messages import Directory, Report, ReportError
-from isthmus.runtime.supervision.station import BEAT_SECONDS
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, Directory, Report, ReportError
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, SCRIPT_GOES_ON, SET_ASIDE, Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
-EVENTS: Final = "events.jsonl"
 
 
 class Daemon:

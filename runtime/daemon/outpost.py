@@ -19,6 +19,7 @@ from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
+    BEAT_SECONDS,
     FOUND_LENGTH_MAX,
     NOBODY,
     Directory,
@@ -33,7 +34,6 @@ from isthmus.runtime.supervision.messages import (
     report_of,
     shown_of,
 )
-from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.wire.control_messages import Message, encode
 

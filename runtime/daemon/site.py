@@ -15,8 +15,8 @@ from isthmus.runtime.daemon.host_endpoint import HostEndpoint, Shown
 from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import NOBODY, Directory, Orders, Report
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, NOBODY, Directory, Orders, Report
+from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,

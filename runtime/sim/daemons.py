@@ -30,8 +30,8 @@ from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited, Happened
-from isthmus.runtime.supervision.messages import Directory, Row
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, Directory, Row
+from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import FollowHome, TellHosts
 from isthmus.runtime.tape.writing import Tape
 from isthmus.runtime.wire.control_messages import Message, decode, encode

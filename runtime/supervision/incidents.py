@@ -21,6 +21,8 @@ from isthmus.runtime.ids import COUNT_MAX, Count, Member, Name, Replica
 TEXT_LENGTH_MAX: Final = 2000
 """Characters of a text that a host reports, such as an error: four times the longest that a body's error has."""
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
+EVENTS: Final = "events.jsonl"
+"""The file of a run folder with an incident a line."""
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 

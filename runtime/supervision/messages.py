@@ -71,6 +71,11 @@ class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 HEARTBEAT_SECONDS: Final = 0.25
 """The interval of a host's heartbeats."""
+BEAT_SECONDS: Final = 0.5
+"""That of a daemon's: twice the interval of heartbeats."""
+LONELY_BEATS: Final = 1200
+"""Ten minutes, unless the run sets another limit: after so long without orders the run is lost, and nothing else would
+ever end its hosts."""
 
 Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
 """A row of a roster: (replica, incarnation, endpoints, machine) of a live member."""

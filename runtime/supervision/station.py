@@ -31,7 +31,7 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import Member, Replica, keeps_run, takes_island
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
-from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
+from isthmus.runtime.supervision.messages import LONELY_BEATS, Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -62,11 +62,6 @@ from isthmus.runtime.supervision.station_events import (
 )
 from isthmus.runtime.tape.state import Kind
 
-BEAT_SECONDS: Final = 0.5
-"""Twice the interval of heartbeats."""
-LONELY_BEATS: Final = 1200
-"""Ten minutes, unless the run sets another limit: after so long without orders the run is lost, and nothing else would
-ever end its hosts."""
 NOTHING: Final = Duration(0)
 SILENT_BEATS: Final = 4
 """Two seconds without a heartbeat, of which four come in one."""

@@ -25,7 +25,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
@@ -36,13 +36,15 @@ from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
-from isthmus.runtime.wire.porter_relay import PorterRelay
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring
 from isthmus.runtime.wire.segment_links import SegmentDesk
+
+if TYPE_CHECKING:
+    from isthmus.runtime.wire.porter_relay import PorterRelay
 
 FRAME_BYTES_MAX: Final = CHUNK_BYTES + (64 << 10)
 """libzmq closes a connection that announces a larger frame, before it takes memory for it."""
@@ -372,6 +374,8 @@ class ZmqSockets:
     ) -> Socket:
         proxy = self._proxy or porter.removeprefix("tcp://")
         if proxy and self._relay is None:
+            from isthmus.runtime.wire.porter_relay import PorterRelay  # Where a way leads through a porter or a proxy.
+
             self._relay = PorterRelay(self._loop)
         return ZmqSocket(
             self._loop,

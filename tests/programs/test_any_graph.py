@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
 from isthmus.programs.engine.recorder.node import EVALUATION, MODEL, PLAIN, Ending
-from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.program_graph import REGION
 from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError

@@ -17,8 +17,8 @@ from isthmus import At, Program, load
 from isthmus.ops.exchange.paths import PathParts, path_parts
 from isthmus.ops.island.contract import path_evaluations
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.programs.engine.recorder.summary import paths_in
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.recorder.graph_parts import paths_in
+from isthmus.programs.engine.request import new_spec, spec
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.request.task_checks import check_alike, layout_of
 from isthmus.programs.engine.run.resume import changes
@@ -298,7 +298,7 @@ def test_a_run_does_not_go_on_with_another_router(tmp_path: Path) -> None:
         route([text], shards=2, out=file, by="random", seed=seed)
         settings = {"data": (text,), "router": str(file), "paths": (1, 2), "context": 16, "batch": 2}
         runs.append(prepare(Program(NAME), run={"learners": 2, "tokens": 1000}, task_settings=settings))
-    spec.write(tmp_path, spec.of(runs[0], zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+    spec.write(tmp_path, new_spec.of(runs[0], zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
     begun = spec.load(tmp_path)
     assert begun.job.routed_by
     assert changes(begun, runs[1].job, "Resuming") == {}

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 from isthmus import At, Program, Task, load
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request import new_spec, spec
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.snapshots.snapshots import FOLDER
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from tests.effort import long
@@ -67,7 +67,7 @@ def test_bytes_are_those_of_the_adapters(world: Worlds, program: str) -> None:
     np.testing.assert_array_equal(model["base"]["in"], adapters_of(4000).init(jax.random.key(0))["base"]["in"])
     assert float(np.abs(model["up"]).max()) > 0
     request = prepare(task=adapters_of(4000), run={"tokens": 10_000, "learners": 2})
-    spec.write(results[1].folder, spec.of(request, zero_ns=0, cpu_seconds=0.0))  # As of a real run.
+    spec.write(results[1].folder, new_spec.of(request, zero_ns=0, cpu_seconds=0.0))  # As of a real run.
     with pytest.raises(ConfigError, match="expected frozen leaf 'base/in' with digest"):
         load(results[1].folder, adapters_of(4000, scale=2.0))
 
@@ -78,7 +78,7 @@ def test_a_request_names_them_by_digest() -> None:
     assert [tensor.name for tensor in request.job.layout] == ["b", "down", "up"]
     ((name, digest),) = request.job.frozen
     assert name == "base/in"
-    assert spec.read(spec.of(request, zero_ns=0, cpu_seconds=0.0)).job.frozen == ((name, digest),)
+    assert spec.read(new_spec.of(request, zero_ns=0, cpu_seconds=0.0)).job.frozen == ((name, digest),)
     other = prepare(task=adapters_of(4, scale=2.0), run={"tokens": 10_000, "learners": 2})
     assert other.job.frozen != request.job.frozen
     assert other.fingerprint != request.fingerprint

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.language_model import rate_default, task
-from isthmus.programs.task import At
 from isthmus.runtime.errors import ConfigError
 
 

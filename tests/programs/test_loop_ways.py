@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife
+from isthmus.programs.loop_script import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife
 from isthmus.programs.loop_ways import (
     LIVES_MAX,
     JoiningLoop,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.programs import settings
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.settings import Schema, Text, describe
 from isthmus.runtime.errors import ConfigError
 

@@ -20,7 +20,8 @@ import pytest
 
 from isthmus import island as new_island
 from isthmus.programs.island import TokenCounts
-from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript, asked_of
+from isthmus.programs.loop_script import ISLAND, LoopLife, LoopScript
+from isthmus.programs.loop_task import asked_of
 from isthmus.programs.loop_ways import StartedLoop
 from isthmus.programs.state_island import StateModel
 from isthmus.runtime.errors import ConfigError

@@ -14,10 +14,11 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.data.batches import At
 from isthmus.ops.island.recipe import Now
 from isthmus.programs.engine.request.layout import check_first_loss, layout, warnings
 from isthmus.programs.job import TensorSpec
-from isthmus.programs.task import At, Task
+from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError
 
 

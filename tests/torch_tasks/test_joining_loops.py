@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
-from isthmus.programs.loop_task import INVITE
+from isthmus.programs.loop_script import INVITE
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted
 from isthmus.runtime.system.lines import ProcessLine

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.programs.loop_task import INVITE
+from isthmus.programs.loop_script import INVITE
 from isthmus.runtime.supervision.incidents import Joined
 from tests.patience import PATIENCE
 from tests.programs.engine.results.event_lines import incidents_in

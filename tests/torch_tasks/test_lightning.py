@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.programs.loop_task import ISLAND, LoopScript, asked_of
+from isthmus.programs.loop_script import ISLAND, LoopScript
+from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import ConfigError
 from tests.programs.engine.run.process_run import FOREVER, Run
 from tests.torch_tasks.test_torch_runs import reports

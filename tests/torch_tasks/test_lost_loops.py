@@ -10,7 +10,7 @@ import torch
 import isthmus
 from isthmus.ops.island.life import IslandSlot
 from isthmus.programs.island import Island
-from isthmus.programs.loop_task import ISLAND, LoopLife
+from isthmus.programs.loop_script import ISLAND, LoopLife
 from isthmus.programs.module_island import ModuleModel
 from isthmus.runtime.errors import ConfigError, RunError
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.loop_task import ISLAND, LoopScript, asked_of
+from isthmus.programs.loop_script import ISLAND, LoopScript
+from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, LoopLeft
 from isthmus.runtime.system.processes import started_at

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.loop_task import LoopScript, asked_of
+from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import BodyRaised, LoopLeft
 from tests.programs.engine.run.process_run import FOREVER, Run

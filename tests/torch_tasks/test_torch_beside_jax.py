@@ -11,7 +11,8 @@ import torch
 
 from isthmus import Task
 from isthmus.ops import transformer
-from isthmus.ops.data.batches import At, Step
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.positions import Step
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.island.contract import evaluation_of
 from isthmus.ops.island.kind import LearnerParts, SoleKind

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.loop_task import LoopScript, asked_of
+from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import ConfigError
 from tests.programs.engine.run.process_run import FOREVER, Run
 from tests.torch_tasks.test_torch_runs import reports

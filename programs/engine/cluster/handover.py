@@ -39,7 +39,6 @@ from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
-from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import LEARNER, MachineOwner, Party, Replica, leader, owner_party
@@ -409,9 +408,12 @@ class Handover:
         if not isinstance(run_spec.run, str) or not RUN_NAME.fullmatch(run_spec.run) or run_spec.run in names:
             name_text = f"{str(run_spec.run)[:200]!r}{', of which there is one' if run_spec.run in names else ''}"
             raise ConfigError(doing, "a run with a name of its own", name_text, "Use one version everywhere.")
-        if run_spec.settings.snapshots and place_of(run_spec.settings.snapshots).is_folder:
-            do = "Name a URL: a command names no folder of another machine."
-            raise ConfigError(doing, "run.snapshots at a URL", run_spec.settings.snapshots[:200], do)
+        if run_spec.settings.snapshots:
+            from isthmus.programs.engine.snapshots.stored import place_of  # Of a run that has a second place.
+
+            if place_of(run_spec.settings.snapshots).is_folder:
+                do = "Name a URL: a command names no folder of another machine."
+                raise ConfigError(doing, "run.snapshots at a URL", run_spec.settings.snapshots[:200], do)
         counts = [*run_spec.roles.values(), *run_spec.most.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
         if not is_counted or sum(run_spec.roles.values()) > HOSTS_MAX:

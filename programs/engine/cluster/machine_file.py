@@ -22,7 +22,7 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.slot_tasks import references_of
-from isthmus.programs.loop_task import OPEN
+from isthmus.programs.loop_script import OPEN
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from isthmus.ops.exchange.adaptive import AUTO, OVERLAP, first_interval
 from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.wanted_settings import AUTO, OVERLAP, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import wing_table
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
 from isthmus.programs.engine.islands.sizes import sizes_on
-from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.recorder.graph_parts import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request

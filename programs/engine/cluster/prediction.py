@@ -37,9 +37,9 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any, Final, final
 
-from isthmus.ops.data.batches import of_slot
-from isthmus.ops.exchange.adaptive import AUTO, first_interval
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.cluster_file import Cluster

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, final
 
 from isthmus.programs import wing_table
 from isthmus.programs.engine.islands import environment
@@ -24,7 +24,6 @@ from isthmus.programs.engine.islands.environment import (
     platform_of,
     process_environment,
 )
-from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.program_graph import EVALUATOR
@@ -33,6 +32,9 @@ from isthmus.runtime.host.contract import ONE_PROCESS, IslandDevices, IslandProc
 from isthmus.runtime.ids import LEARNER, Member, leader
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.locks import FileLock
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.request.spec import Spec
 
 
 class _Held(NamedTuple):
@@ -150,7 +152,11 @@ def _processes(member: Member, run_spec: Spec) -> IslandProcesses:
     if run_spec.is_elastic(slot):
         made: IslandProcesses = wing_table.island_kind("elastic")(member, size, address)
         return made
-    return GangOfProcesses(member, size, address) if size > 1 else ONE_PROCESS
+    if size == 1:
+        return ONE_PROCESS
+    from isthmus.programs.engine.islands.gang import GangOfProcesses  # Few islands have several processes.
+
+    return GangOfProcesses(member, size, address)
 
 
 def _beside(run_spec: Spec) -> Mapping[str, str | None]:

@@ -53,7 +53,7 @@ from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.run_end import error_of
-from isthmus.programs.engine.snapshots.snapshots import has_snapshot
+from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault

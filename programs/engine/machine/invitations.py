@@ -38,7 +38,7 @@ from isthmus.programs.engine.machine.links import (
     HomeAddress,
 )
 from isthmus.programs.engine.machine.names import living
-from isthmus.programs.loop_task import INVITE
+from isthmus.programs.loop_script import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner

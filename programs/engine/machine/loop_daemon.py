@@ -19,7 +19,7 @@ from typing import Final
 from isthmus.programs.engine.machine.joining import JoinRequest, join
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.machine.names import NameTakenError, living
-from isthmus.programs.loop_task import LoopHome
+from isthmus.programs.loop_script import LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.lines import ProcessLine

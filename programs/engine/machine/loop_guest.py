@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
-from isthmus.programs.loop_task import LoopLife
+from isthmus.programs.loop_script import LoopLife
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
 from isthmus.runtime.errors import Fault

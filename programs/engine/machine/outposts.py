@@ -34,7 +34,7 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
-from isthmus.programs.loop_task import OPEN_NAME, unlike
+from isthmus.programs.loop_script import OPEN_NAME
 from isthmus.runtime.daemon.ground import HostLaunching, LocalGround, Processes
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
@@ -397,13 +397,12 @@ class Outposts:
         """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
         program, task = str(message["program"]), str(message["task"])
         self._permit(program, task)
-        if (
-            self.guest is not None
-            and (layout := message.get("layout"))
-            and (fault := unlike(self.guest.leaves, layout))
-        ):
-            self.guest.refuse([fault])  # Before it has a slot.
-            raise ConfigError.of([fault])
+        if self.guest is not None and (layout := message.get("layout")):
+            from isthmus.programs.loop_task import unlike  # Of a machine with a guest.
+
+            if fault := unlike(self.guest.leaves, layout):
+                self.guest.refuse([fault])  # Before it has a slot.
+                raise ConfigError.of([fault])
         wanted = str(message["digest"])
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"

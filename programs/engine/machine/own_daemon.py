@@ -16,7 +16,8 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.logs import opened_log
-from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
+from isthmus.programs.loop_script import LoopHome, LoopLife
+from isthmus.programs.loop_task import ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.system.children import Child

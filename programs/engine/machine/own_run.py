@@ -32,7 +32,8 @@ from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import check_files
 from isthmus.programs.engine.run.resume import again, outcome_of
-from isthmus.programs.loop_task import OPEN, OPEN_NAME, ModelFound
+from isthmus.programs.loop_script import OPEN, OPEN_NAME
+from isthmus.programs.loop_task import ModelFound
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import status_name

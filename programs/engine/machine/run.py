@@ -32,7 +32,6 @@ from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
-from isthmus.programs.loop_task import layout_rows
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
@@ -268,8 +267,11 @@ class MachineRun:
 
     def check(self) -> Message:
         """The request to a machine before it takes part."""
-        job = self._spec.job
-        layout = layout_rows(job.layout) if self.takes_loops else []
+        job, layout = self._spec.job, list[list[Any]]()
+        if self.takes_loops:
+            from isthmus.programs.loop_task import layout_rows  # Of a run whose learners are loops.
+
+            layout = layout_rows(job.layout)
         asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
         return {**asked, "layout": layout}
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import uvloop
 import zmq
@@ -27,8 +27,6 @@ import zmq
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.cluster_file import HOSTS_OF_RUN
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import bucket_road
-from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, admitted_path, machines_folder
 from isthmus.programs.engine.machine.service_manager import ServiceManager
@@ -44,6 +42,9 @@ from isthmus.runtime.system.processes import name_process
 from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import Keyring
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.machine.bucket_road import RoadPlace
 
 LINE_LENGTH_MAX: Final = 2000
 
@@ -130,6 +131,8 @@ def checked_road(via: str | None, every: float | None) -> RoadPlace | None:
         if every is not None:
             raise ConfigError("Reading --via-every", "--via beside it", "none", "Name the store with --via.")
         return None
+    from isthmus.programs.engine.machine import bucket_road  # Of a machine whose way leads through a store.
+
     place = bucket_road.road_place(via, every)
     bucket_road.check(place)
     return place

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
-from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.away import seems_away
 from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
 from isthmus.runtime.host.contract import AWAY, Span

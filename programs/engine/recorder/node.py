@@ -21,7 +21,6 @@ from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
 from isthmus.programs.engine.recorder.last_evaluation import LastEvaluation
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
-from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
 from isthmus.programs.program_graph import EVALUATOR, SYNCER
 from isthmus.runtime.clock import Duration, seconds
@@ -182,7 +181,9 @@ def failure(
     """
     tokens = figures["tokens"]
     if not is_stopped and tokens < TRAINED_SHARE_MIN * budget:
-        share = words.percent(tokens / budget)
+        from isthmus.programs.engine.results.words import percent  # Sentences are made where a run has failed.
+
+        share = percent(tokens / budget)
         return (
             f"only {tokens} of {budget} tokens ({share}) were trained, and nobody had the run stopped. "
             "The report says which learners ended; the model has what was merged until then."

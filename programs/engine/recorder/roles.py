@@ -10,18 +10,17 @@ shards publish a model, recorder and evaluator also hold it, in case shards and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, cast
 
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.recorder.node import Recorder
-from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in, paths_in
+from isthmus.programs.engine.recorder.run_references import OF_RUN, RUN_FOLDER
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
-from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import (
     EVALUATOR,
@@ -44,7 +43,6 @@ from isthmus.runtime.graph.template import (
     Latest,
     Node,
     Port,
-    Reference,
     Role,
     Template,
 )
@@ -103,23 +101,7 @@ def _lacks_evaluation(training: Training) -> bool:
     return training.mean_of is not None and training.evaluation is None
 
 
-RUN_FOLDER: Final[Any] = Reference("isthmus:run-folder")
-SNAPSHOT_SECONDS: Final[Any] = Reference("isthmus:snapshot-seconds")
-SNAPSHOT_PLACE: Final[Any] = Reference("isthmus:snapshot-place")
-OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS, SNAPSHOT_PLACE)
-"""Resolved by the process that runs the recorder; not part of the program."""
 PERIOD: Final = milliseconds(100)
-
-
-def resolving(
-    folder: Path,
-    resolve: Callable[[Reference], Any],
-    snapshot_seconds: float,
-    snapshot_place: StorePlace | None = None,
-) -> Callable[[Reference], Any]:
-    """`resolve`, extended by the references OF_RUN, for a run in `folder`."""
-    of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds, SNAPSHOT_PLACE: snapshot_place}
-    return lambda reference: of_run[reference] if reference in of_run else resolve(reference)
 
 
 def with_recorder(program: Template, job: Job) -> Template:

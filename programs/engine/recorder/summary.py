@@ -19,8 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.token_accounts import FATES, StepTokens
 from isthmus.programs.engine.recorder.accounts import (
     Known,
@@ -39,12 +37,11 @@ from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.program_graph import REGION, training_of
-from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import LEARNER, RECORDER, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
-from isthmus.runtime.supervision.incidents import Ended, of_line
+from isthmus.runtime.supervision.incidents import EVENTS, Ended, of_line
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import read_bytes
 
@@ -86,49 +83,6 @@ def merges(folder: Path) -> int:
 def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:
     """The figures of a status that only grow, for comparison."""
     return tuple(int(status.get(name) or 0) for name in ("tokens", "outer_steps", "evaluations"))
-
-
-FRAGMENTS_NAMED_MAX = 16
-"""Fragments that the message of a lost shard lists."""
-
-
-def fragment_sizes(graph: Template) -> list[int]:
-    """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
-    return [fragment.size for fragment in fragments_in(graph)]
-
-
-def fragments_of(graph: Template, shard: Replica) -> str:
-    """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
-    shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
-    own = [fragment for fragment in fragments_in(graph) if shards and fragment.index % shards == shard.slot]
-    named = [f"{fragment.index} ({_first([unit.name for unit in fragment.units], 1)})" for fragment in own]
-    return f"fragment{'s' if len(own) > 1 else ''} {_first(named, FRAGMENTS_NAMED_MAX)}" if own else ""
-
-
-def _first(names: Sequence[str], count: int) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
-
-
-def fragments_in(graph: Template) -> Sequence[Fragment]:
-    """A program's fragments; none if it exchanges whole trees."""
-    for node in graph.nodes:
-        if node.role == "learner" and node.keywords.get("fragments"):
-            fragments: Sequence[Fragment] = node.keywords["fragments"]
-            return fragments
-    return ()
-
-
-def paths_in(graph: Template) -> PathParts | None:
-    """The paths of a program whose model is made of modules."""
-    named = [node.keywords.get("paths") for node in graph.nodes]
-    return next((paths for paths in named if isinstance(paths, PathParts)), None)
-
-
-def roster_counts(graph: Template, learners: int) -> dict[str, int]:
-    """The number of replicas of each role at the start: `learners`, and the minimum of every other role."""
-    counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
-    return {**counts, "learner": learners} if "learner" in counts else counts
 
 
 FinalEvaluation: TypeAlias = Literal["made", "left_out", "missing", "later", "not_asked"]

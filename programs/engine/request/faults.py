@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from isthmus.ops.data.batches import first_batch
-from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import STAGE, MeshShape, ShardingError
@@ -33,15 +31,15 @@ from isthmus.ops.island.contract import LearnerSource
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.engine.recorder.summary import paths_in
+from isthmus.programs.engine.recorder.graph_parts import paths_in
+from isthmus.programs.engine.request.followers import followed
 from isthmus.programs.job import Job
 from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.task import AnyTask, OwnTask, StepTask
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.graph.template import AllOf, Template
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX
 
@@ -146,16 +144,6 @@ def path_faults(graph: Template, job: Job, tasks: Collection[Any]) -> Iterator[F
         yield Fault("Training a task that has paths", "a task in jax", "one of another framework", do)
 
 
-def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
-    """The plan, in this role, of a process that follows the leader of an island; `plan` is the leader's."""
-    step = followed(plan)
-    assert step is not None
-    keywords = {**step.keywords, "learners": learners, "slots": slots}
-    node = NodePlan(step.index, "follow", step.body.follower, step.arguments, keywords, AllOf(()), (), ())
-    replicas = {**plan.replicas, role: plan.replicas[plan.role]}
-    return replace(plan, role=role, nodes=(node,), edges={}, replicas=replicas)
-
-
 def loop_faults(plans: Mapping[str, Plan], task: Any) -> Iterator[Fault]:
     """A fault of a program whose learners' steps no loop of the user's can make."""
     if isinstance(task, LoopTask) and (LEARNER not in plans or looped(plans[LEARNER]) is None):
@@ -173,19 +161,4 @@ def looped(plan: Plan) -> NodePlan | None:
             continue
         if issubclass(node.body, Evaluate) or (issubclass(node.body, InnerStep) and node.keywords.get("fragments")):
             return node
-    return None
-
-
-def followed(plan: Plan | None) -> NodePlan | None:
-    """The node of a learner whose calls followers may repeat; None if there is none."""
-    for node in () if plan is None else plan.nodes:
-        if trait(node.body, "follower") and node.keywords.get("fragments"):
-            assert plan is not None
-            if any(edge.source == node.index and edge.source_port == "parameters" for edge in plan.edges.values()):
-                continue
-            sources = [
-                edge.source for edge in plan.edges.values() if (edge.target, edge.target_port) == (node.index, "batch")
-            ]
-            if [each.body for each in plan.nodes if each.index in sources] == [Batches]:
-                return node
     return None

@@ -1,4 +1,5 @@
-"""The grace: the time from a notice to leave until all processes of a run, or of a machine, have ended."""
+"""The end by signals: the grace, the time from a notice to leave until all processes of a run, or of a machine, have
+ended; and how a run ends by a second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Final
 
 from isthmus.runtime.errors import ConfigError
 
+SECOND: Final = "ended at once by a second Ctrl-C"
 GRACE_SECONDS: Final = 20.0
 GRACE_SECONDS_MIN: Final = 2.0
 """Two beats for an answer, and the time to write the last files of a small run."""

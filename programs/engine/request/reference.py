@@ -29,7 +29,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from isthmus.programs import settings
-from isthmus.programs.loop_task import LOOP, OPEN, LoopScript
+from isthmus.programs.loop_script import LOOP, OPEN, LoopScript
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.system.files import is_text

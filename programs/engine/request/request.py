@@ -1,44 +1,26 @@
 """Conversion of a request to a verified job: the one way to a run, for the command line, Python and tests.
 
-A `Program` is a graph's builder by name, and the settings for its call: frozen data, as a job is. Its builder is
-imported when the graph is built, on the submitting machine and on every host. `SHIPPED` lists those of the package.
-
 `prepare` imports the modules that the request names, reads its settings, runs the task on shapes, builds the graph,
 proves it sound and compiles it into plans. Nothing is started or written. Faults are found in three steps, and each
 step shows all of its faults together: those of settings, references, data and the run folder; then those of the task
 when it is run on shapes; then those of the graph. The first step needs no jax, unless a file of the user's imports it.
-
-The `fingerprint` of a graph tells hosts apart that must not run together. It covers the job (settings, layout, budget),
-roles, nodes, ports, edges and policies as the builder made them, and the sources of the program and of every body; not
-the paths of files, which differ between machines, nor anything of the process: addresses, hash seeds, the order of
-sets. Everything becomes *canonical*: nested lists of text and numbers, whose JSON is hashed (SHA-256, of which 128 bits
-are kept). An object that is no plain data is its class and its attributes; a function is its name, and its source is
-among the sources.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import Enum
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-import msgspec
-import numpy as np
-
-from isthmus import ops
-from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED, SHIPPED_TASK, wing_table
+from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED_TASK
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
@@ -50,8 +32,10 @@ from isthmus.programs.engine.request.faults import (
     path_faults,
     process_faults,
 )
+from isthmus.programs.engine.request.fingerprint import fingerprint
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT, RunSettings
-from isthmus.programs.engine.request.slot_tasks import SLOT, SlotTasks, of_function, portable, references_of
+from isthmus.programs.engine.request.slot_tasks import SLOT, SlotTasks, of_function, references_of
 from isthmus.programs.engine.request.task_checks import (
     check_alike,
     check_frozen_alike,
@@ -63,229 +47,20 @@ from isthmus.programs.engine.request.task_checks import (
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.evaluations import SMALL, times_default, too_much
-from isthmus.programs.job import Job, TensorSpec
-from isthmus.programs.loop_task import OPEN_NAME, LoopTask
+from isthmus.programs.job import Job, RunSlots, TensorSpec
+from isthmus.programs.loop_script import OPEN_NAME
+from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.program_graph import training_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, OwnTask, RunSlots, Tokens
+from isthmus.programs.task import AnyTask, OwnTask, Tokens
 from isthmus.programs.update_settings import derived, interval_of
-from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
-from isthmus.runtime.graph.template import Edge, Graph, Node, Reference, Template
+from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.system.files import read_bytes
-
-_DIGITS: Final = 32
-
-
-def fingerprint(graph: Template, job: Job, builder: Callable[..., Any]) -> str:
-    """32 hexadecimal digits; equal for equal graph, job and sources, in any process, at any time.
-
-    GraphError if the arguments of a body are no data, because they contain themselves.
-    """
-    content = {
-        "job": {field.name: _canonical(getattr(job, field.name)) for field in fields(job) if field.name != "program"},
-        "graph": graph.name,
-        "roles": [[role.name, role.replicas_min, role.replicas_max] for role in graph.roles],
-        "nodes": [_node(node) for node in graph.nodes],
-        "edges": [_edge(edge) for edge in graph.edges],
-        "program": reference.portable(job.program),
-        "sources": sources([builder, *(node.body for node in graph.nodes)]),
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
-
-
-def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
-    """SHA-256 of each file that a function is defined in, by module; of all operators, if one is among them, and of all
-    of a wing, if one of it is."""
-    files: dict[str, Path] = {}
-    for function in functions:
-        function = inspect.unwrap(function)
-        path = _source(function)
-        if path is not None:
-            files[function.__module__] = path
-    folders, wings = {Path(ops.__path__[0]): ops.__name__}, Path(wing_table.__file__).parent / "wings"
-    folders |= {Path(wings, wing.name): f"{wing_table.ROOM}.{wing.name}" for wing in wing_table.WINGS}
-    for folder, package in folders.items():
-        if any(path.is_relative_to(folder) for path in files.values()):
-            for path in folder.rglob("*.py"):
-                parts = path.relative_to(folder).with_suffix("").parts
-                files[".".join((package, *parts))] = path
-    return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name, path in sorted(files.items())}
-
-
-def _source(function: Any) -> Path | None:
-    """The file of a class or function; None for one from a notebook or a shell."""
-    try:
-        path = Path(inspect.getfile(function))
-    except (TypeError, OSError):
-        return None
-    return path if path.is_file() else None
-
-
-def _node(node: Node) -> list[Any]:
-    try:
-        arguments = _canonical([node.arguments, dict(node.keywords)])
-    except RecursionError:
-        do = "Give the body plain data, and let it make the rest when it is opened."
-        raise GraphError(f"node {node.name!r}", "arguments that are data", "some that hold themselves", do) from None
-    return [
-        node.role,
-        node.name,
-        node.body_name,
-        arguments,
-        [[port.name, port.has_default, port.collects] for port in node.inputs],
-        list(node.outputs),
-        _canonical(node.fires),
-        [node.never_waits, node.body_may_wait],
-    ]
-
-
-def _edge(edge: Edge) -> list[Any]:
-    ends = [[end.node.name, end.name] for end in (edge.source, edge.target)]
-    return [ends, _canonical(edge.policy), _canonical(edge.route)]
-
-
-def _canonical(value: Any) -> Any:
-    """`value` as data that JSON writes in one way only."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return ["float", value.hex()]
-    if isinstance(value, Reference):
-        return ["reference", *portable(value.text)]
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, *map(_canonical, value)]
-    if isinstance(value, Mapping):
-        return ["mapping", *sorted((_sortable(key), _canonical(item)) for key, item in value.items())]
-    if isinstance(value, Set):
-        return ["set", *sorted(map(_sortable, value))]
-    return _object(value)
-
-
-def _sortable(value: Any) -> str:
-    return json.dumps(_canonical(value))
-
-
-def _object(value: Any) -> list[Any]:
-    """A function or class by name; any other object by its class and its attributes."""
-    if isinstance(value, Enum):
-        return ["member", f"{type(value).__module__}:{type(value).__qualname__}", value.name]
-    if isinstance(value, partial):
-        return ["partial", _canonical(value.func), _canonical(value.args), _canonical(value.keywords)]
-    if isinstance(value, type) or inspect.isroutine(value):
-        return ["name", f"{value.__module__}:{value.__qualname__}"]
-    if is_dataclass(value):
-        attributes = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, msgspec.Struct):
-        attributes = msgspec.structs.asdict(value)
-    else:
-        attributes = dict(getattr(value, "__dict__", {}))
-    return ["object", f"{type(value).__module__}:{type(value).__qualname__}", _canonical(attributes)]
-
-
-@final
-@dataclass(frozen=True, slots=True, init=False)
-class Program:
-    """A shipped program by name, or 'package.module:function' or 'file.py:function', with settings for its builder.
-
-    A file's path is relative to the current folder at the time the Program is made. Preparing a request checks that the
-    builder exists and takes the settings, with everything else.
-    """
-
-    reference: str
-    settings: Mapping[str, Any]
-
-    def __init__(self, reference_or_name: str = DEFAULT, /, **settings: Any) -> None:
-        object.__setattr__(self, "reference", reference.absolute(reference_or_name))
-        object.__setattr__(self, "settings", MappingProxyType(settings))
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether it is part of the package."""
-        return self.reference in SHIPPED
-
-    @property
-    def name(self) -> str:
-        """A short name: a shipped program's own, or that of the module with the builder."""
-        if self.is_shipped:
-            return self.reference
-        return reference.parse(self.reference, self._doing).stem
-
-    @property
-    def _doing(self) -> str:
-        return f"Loading the program {self.reference!r}"
-
-    def builder(self) -> Callable[..., Any]:
-        """The function that builds the graph; ConfigError if there is no program or no function of this name."""
-        text = SHIPPED.get(self.reference, self.reference)
-        if ":" not in text:
-            do = f"{nearest(text, SHIPPED)} Your own is named FILE.py:FUNCTION."
-            raise ConfigError(self._doing, "a shipped program, or package.module:function", repr(text), do)
-        builder = reference.load(text, self._doing)
-        if not callable(builder):
-            do = "Name the function that builds the graph."
-            raise ConfigError(self._doing, "a function build(job, ...)", reference.kind(builder), do)
-        function: Callable[..., Any] = builder
-        return function
-
-    def schema(self) -> Schema:
-        """The builder's keywords as settings: its parameters after the job."""
-        return Schema.of("program", self.builder(), skip=1)
-
-    def build(self, job: Job) -> Graph:
-        """The graph of a job; ConfigError if the builder fails or returns something else.
-
-        RequestErrors of a builder outside the package get the line that raised them.
-        """
-        builder = self.builder()
-        doing = f"Building the graph of {self.reference!r}"
-        if self.is_shipped:
-            graph = builder(job, **job.settings)
-        else:
-            with reference.explained(doing, "a graph", reference.file_of(builder)):
-                graph = builder(job, **job.settings)
-        if not isinstance(graph, Graph):
-            raise ConfigError(doing, "a Graph", reference.kind(graph), "Return the graph that the function has built.")
-        return graph
-
-
-def decoupled_diloco(**settings: Any) -> Program:
-    """Decoupled DiLoCo (arXiv 2604.21428): learners that never wait, and a syncer that merges what has arrived.
-
-    `settings` are the keys of section `program.`: fragments, interval, quorum, push, and the others that
-    `isthmus.programs.decoupled` describes.
-    """
-    return Program("decoupled-diloco", **settings)
-
-
-def streaming_diloco(**settings: Any) -> Program:
-    """Streaming DiLoCo (arXiv 2501.18512): one fragment after another, and learners that wait for each in its turn."""
-    return Program("streaming-diloco", **settings)
-
-
-def diloco(**settings: Any) -> Program:
-    """DiLoCo (arXiv 2311.08105): inner steps alone, then all learners wait for the mean of their outer gradients."""
-    return Program("diloco", **settings)
-
-
-def data_parallel(**settings: Any) -> Program:
-    """Data-parallel training: learners average their gradients at every step, and wait for each other."""
-    return Program("data-parallel", **settings)
-
-
-def elastic_data_parallel(**settings: Any) -> Program:
-    """Data-parallel training that goes on with the learners that are left."""
-    return Program("elastic-data-parallel", **settings)
-
 
 FRAMEWORK: Final = "framework"
 """A setting of section `task.` that a model folder's task alone has."""

@@ -16,7 +16,7 @@ from isthmus.programs.evaluations import SHARE, RunSize, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
 
 _SEED_MAX: Final = (1 << 63) - 1
@@ -169,13 +169,15 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunSettings:
         """The settings of a section; ConfigError with every key that is unknown, and every value that is wrong."""
-        # Not at the top: help, and a mistyped option, are answered without arrays and stores.
-        from isthmus.programs.engine.snapshots.stored import place_of
-
         complete = SCHEMA.read(values)
         faults = [*SCHEMA.out_of_range(complete), *_rules(cls(**complete))]
         with collecting(faults):
-            complete["snapshots"] = place_of(complete["snapshots"]).text if complete["snapshots"] else ""
+            if complete["snapshots"]:
+                from isthmus.programs.engine.snapshots.stored import place_of  # Few runs have a second place.
+
+                complete["snapshots"] = place_of(complete["snapshots"]).text
+            else:
+                complete["snapshots"] = ""
         if faults:
             raise ConfigError.of(faults)
         return cls(**complete)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size

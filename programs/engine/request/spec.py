@@ -12,29 +12,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from isthmus.programs.engine.request.reference import file_of, is_file, is_open_loop, script_of, split
+from isthmus.programs.engine.request.reference import is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
-from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.job import Job, TensorSpec
-from isthmus.programs.loop_task import LoopScript, LoopTask
-from isthmus.programs.program_graph import EVALUATOR, REGION
-from isthmus.programs.task import OwnTask
+from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.program_graph import REGION
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Node, Reference, Template
+from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import read_bytes, read_text, write_json
@@ -43,8 +37,11 @@ from isthmus.runtime.tape.reading import FOLDER, named
 from isthmus.runtime.wire.security_keys import is_loopback
 
 if TYPE_CHECKING:
-    from isthmus.programs.engine.request.request import Request
+    from isthmus.programs.engine.snapshots.stored import StorePlace
+    from isthmus.programs.loop_script import LoopScript
     from isthmus.runtime.graph.plans import Plan
+    from isthmus.runtime.graph.template import Template
+    from isthmus.runtime.supervision.home_events import RunRoles
 
 SPEC: Final = "spec.json"
 CLUSTER: Final = "cluster.json"
@@ -149,11 +146,17 @@ class Spec:
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
-        return StorePlace(self.settings.snapshots, self.run, home_text(folder)) if self.settings.snapshots else None
+        if not self.settings.snapshots:
+            return None
+        from isthmus.programs.engine.snapshots.stored import StorePlace, home_text  # Of a run that has a second place.
+
+        return StorePlace(self.settings.snapshots, self.run, home_text(folder))
 
     @property
     def cast(self) -> RunRoles:
         """The participants of the run, in the form that a home's core takes."""
+        from isthmus.runtime.supervision.home_events import RunRoles  # A daemon's; hosts have no home.
+
         return RunRoles(
             roles=dict(self.roles),
             slots_max=dict(self.most),
@@ -192,7 +195,7 @@ class Spec:
 
     def plans(self) -> dict[str, Plan]:
         """The plan of each kind of host; ConfigError as for `graph`."""
-        from isthmus.programs.engine.request.faults import follower_plan
+        from isthmus.programs.engine.request.followers import follower_plan
         from isthmus.runtime.graph.plans import lower
 
         plans, job = lower(self.graph()), self.job
@@ -205,10 +208,11 @@ class Spec:
         """The graph, built here; ConfigError if it is not the one that was submitted: before a file of the user's that
         is another one now is imported."""
         from isthmus.programs.engine.recorder.roles import with_recorder
-        from isthmus.programs.engine.request.request import Program, fingerprint
+        from isthmus.programs.engine.request.fingerprint import fingerprint
+        from isthmus.programs.engine.request.program import Program
 
-        file = _file_in(self.job.program)
-        if self.program_file and file is not None and (found := _digest(file)) != self.program_file:
+        file = file_in(self.job.program)
+        if self.program_file and file is not None and (found := file_digest(file)) != self.program_file:
             do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
             expected = f"{file} as it was, {self.program_file[:_SHOWN]}"
             raise ConfigError(f"Building the graph of {self.job.program!r}", expected, found[:_SHOWN], do)
@@ -221,80 +225,20 @@ class Spec:
         return graph
 
 
-def of(
-    request: Request,
-    *,
-    zero_ns: int,
-    cpu_seconds: float,
-    transport: str = "zmq",
-    elastic: Sequence[Sequence[int]] = (),
-) -> dict[str, Any]:
-    """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
-    from isthmus.programs.engine.recorder.roles import least_replicas
-    from isthmus.programs.engine.recorder.summary import roster_counts
-    from isthmus.runtime.graph.plans import roles_of_edges
-
-    job, processes = request.job, request.run.processes
-    counts = roster_counts(request.graph, request.run.learners)
-    most = {role.name: role.replicas_max for role in request.graph.roles}
-    return {
-        "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",
-        "fingerprint": request.fingerprint,
-        "roles": counts,
-        "most": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
-        "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
-        "computing": list(_computing(request)),
-        "zero_ns": zero_ns,
-        "cpu_seconds": cpu_seconds,
-        "tokens_of_step": [tokens] if isinstance(tokens := request.task.tokens_most, int) else list(tokens),
-        "settings": msgspec.to_builtins(msgspec.structs.replace(request.run, argv=tuple(sys.argv))),
-        "transport": transport,
-        "elastic": [list(sizes) for sizes in elastic],
-        "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
-        "program_file": _program_file(job.program),
-        "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
-        "job": {
-            "program": job.program,
-            "task": job.task.text,
-            "layout": [
-                [tensor.name, list(tensor.shape), tensor.dtype, tensor.merge, tensor.is_stacked, tensor.level]
-                for tensor in job.layout
-            ],
-            "tokens_per_batch": job.tokens_per_batch,
-            "settings": dict(job.settings),
-            "tokens_by_slot": list(job.tokens_by_slot),
-            "tokens_at_most": job.tokens_at_most,
-            "has_gradients": job.has_gradients,
-            "frozen": [list(each) for each in job.frozen],
-            "modules": list(job.modules),
-            "routed_by": job.routed_by,
-            "evaluations": job.evaluations,
-        },
-    }
-
-
 _SHOWN: Final = 16
 """Digits of a digest, in a message."""
 
 
-def _file_in(program: str) -> Path | None:
+def file_in(program: str) -> Path | None:
     """The user's file that a program names; None for a module, and where there is no such file."""
     where, rest = split(program)
     path = Path(where)
     return path if rest and is_file(where) and path.is_file() else None
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(read_bytes(file)).hexdigest()
-
-
-def _program_file(program: str) -> str:
-    """The digest of the file that a program names, if its builder is defined there: then the fingerprint of the graph
-    is another one whenever the file is, so that it can be refused before it is imported."""
-    from isthmus.programs.engine.request.request import Program
-
-    file = _file_in(program)
-    return _digest(file) if file is not None and file_of(Program(program).builder()) == str(file) else ""
 
 
 def write(folder: Path, fields: Mapping[str, Any]) -> None:
@@ -399,24 +343,3 @@ def _run_settings(data: Mapping[str, Any]) -> RunSettings:
         return RunSettings.read(data)
     except ConfigError as error:
         raise ValueError(str(error)) from error
-
-
-def _computing(request: Request) -> tuple[str, ...]:
-    """The roles with a node that imports something: the task; of a script, those that it computes for."""
-    roles, task = {node.role for node in request.graph.nodes if _imports(node)}, request.task
-    if isinstance(task, LoopTask):
-        roles &= {LEARNER, EVALUATOR} if task.evaluates else {LEARNER}
-    return tuple(sorted(roles))
-
-
-def forks(request: Request) -> bool:
-    """Whether hosts can be forked from the process that has prepared a run: of a task in jax. What another framework
-    has done by then, as to start a device, is not known here; and hosts of a script are processes of that."""
-    return not isinstance(request.task, OwnTask) and bool(_computing(request))
-
-
-def _imports(node: Node) -> bool:
-    from isthmus.programs.engine.recorder.roles import OF_RUN
-
-    arguments = [*node.arguments, *node.keywords.values()]
-    return any(isinstance(value, Reference) and value not in OF_RUN for value in arguments)

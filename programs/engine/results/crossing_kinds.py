@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, get_args, get_origin
 
-from isthmus.ops.data.batches import Place
+from isthmus.ops.data.positions import Place
 from isthmus.ops.exchange import messages
 from isthmus.ops.exchange.ring import RingPart
 from isthmus.runtime.graph.body import schemas_of

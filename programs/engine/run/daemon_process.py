@@ -30,15 +30,14 @@ from typing import Final
 import uvloop
 
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.grace import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS, SECOND
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, LockError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead, ServerAhead
 from isthmus.programs.engine.run.logs import DAEMON_LOG, opened_log
-from isthmus.programs.engine.run.preparing import ORDER_BYTES_MAX, Order
+from isthmus.programs.engine.run.order import ORDER_BYTES_MAX, Order
 from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.engine.run.script_processes import ScriptsAhead
-from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system import phases

@@ -22,12 +22,13 @@ import msgspec
 
 from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder import summary as recorded
-from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_of, summarise
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_of
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.programs.engine.run.run_end import RunEnd
-from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER as SNAPSHOTS
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError

@@ -34,6 +34,7 @@ from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import has_backend, prepare_environment
 from isthmus.programs.engine.run import host_process
 from isthmus.programs.engine.run.logs import PLAIN_SERVER_LOG, log_of, opened_log
+from isthmus.programs.engine.run.plans_apart import PlanMaker, plans_of
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -57,48 +58,47 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     gc.disable()  # As in `preparing`.
     prepare_environment(1)
-    return serve(folder, daemon, task)
+    return serve(folder, daemon, task, has_graph=False)
 
 
-def serve(folder: Path, daemon: socket.socket, task: str) -> int:
-    """The same in a process that may have the task already, because it has prepared the run (`preparing`)."""
+def serve(folder: Path, daemon: socket.socket, task: str, *, has_graph: bool = True) -> int:
+    """The same; in a process that has the graph, and the task, because it has prepared the run (`preparing`)."""
     name_process("isthmus fork-server preparing")
-    refusal, plans = _prepared(folder, task)
+    refusal, plans = _prepared(folder, task, has_graph=has_graph)
     return _serve(folder, daemon, refusal, plans, PROCESS, TITLE)
 
 
 def serve_plain(daemon: socket.socket) -> int:
     """Fork the hosts of a run that do not compute, which need neither jax nor the task.
 
-    The run folder is the first message: what such hosts import, and the kernels of syncers, are loaded before.
+    The run folder is the first message: the kernels of syncers, and what makes plans, are loaded before.
     """
     name_process(f"{PLAIN_TITLE} preparing")
-    _load_plain()
+    maker = PlanMaker()
+    _load_kernels()
     folder = Path(os.fsdecode(daemon.recv(REQUEST_BYTES_MAX)))
     if not folder.name:
+        maker.end()
         return 0
     redirect_output(folder, PLAIN_SERVER_LOG)
-    refusal, plans = "", {}
+    refusal = ""
+    plans: Mapping[str, Plan] = {}
     try:
-        plans = spec.load(folder).plans()
+        plans = plans_of(spec.load(folder), folder, maker)
     except BaseException:
         refusal = f"preparing the hosts failed:\n{traceback.format_exc()}"
     refusal = refusal or _threads()
     return _serve(folder, daemon, refusal, plans, "plain fork server", PLAIN_TITLE)
 
 
-def _load_plain() -> None:
-    """Import what hosts that do not compute do, and load the kernels of syncers, which leaves one thread."""
+def _load_kernels() -> None:
+    """Load the kernels of syncers, which leaves one thread."""
     from isthmus.ops.kernels import averaging, coding, nesterov
-    from isthmus.programs.engine.recorder import roles
-    from isthmus.programs.engine.request import request
 
     averaging.warm()
     coding.warm_answers()
     coding.warm_updates()
     nesterov.warm()
-    assert roles
-    assert request
 
 
 def redirect_output(folder: Path, name: str) -> None:
@@ -157,13 +157,16 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any], plans: M
                 os.close(each)
 
 
-def _prepared(folder: Path, task: str) -> tuple[str, Mapping[str, Plan]]:
+def _prepared(folder: Path, task: str, *, has_graph: bool) -> tuple[str, Mapping[str, Plan]]:
     """Prepare every host of a task that may be requested; returns why hosts cannot be forked, or '', and the plans."""
     plans: Mapping[str, Plan] = {}
     try:
         run_spec = spec.load(folder)
         sys.argv = list(run_spec.settings.argv)
-        plans = run_spec.plans()
+        if has_graph:
+            plans = run_spec.plans()
+        else:  # To import the task takes longer than to make them.
+            plans = plans_of(run_spec, folder, meanwhile=lambda: reference.resolve(Reference(task)))
         for role in run_spec.computing:
             if role == LEARNER or run_spec.task_of(Replica(role, 0)) == task:
                 for node in plans[role].nodes:

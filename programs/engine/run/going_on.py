@@ -52,7 +52,7 @@ def going_on(folder: Path, outcome: str) -> GoingOn | None:
     typed = _typed(folder)
     if OR_START in typed:
         return GoingOn("same command", shlex.join([_PROGRAM, *typed]))
-    from isthmus.programs.engine.snapshots.snapshots import has_snapshot
+    from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 
     name = _short(folder)
     if not has_snapshot(folder):

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
-from isthmus.programs.engine.islands.claims import claim_island
-from isthmus.programs.engine.islands.environment import gives_way
-from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.engine.run.plans_apart import plans_of
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.graph.body import has
@@ -125,7 +124,11 @@ def computing_body(plan: Plan, resolve: Callable[[Reference], Any]) -> Any:
 
 def niceness_of(replica: Replica, layout: Sequence[TensorSpec]) -> int:
     """The nice level at which a host computes from its opening on, for a model of this layout."""
-    return BESIDE_NICENESS if replica.role == EVALUATOR and gives_way(layout) else 0
+    if replica.role != EVALUATOR:
+        return 0
+    from isthmus.programs.engine.islands.environment import gives_way
+
+    return BESIDE_NICENESS if gives_way(layout) else 0
 
 
 def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callable[[Reference], Any]:
@@ -144,9 +147,13 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     phases.note(folder, str(replica), "begun", life=member.incarnation, at_ns=began_ns())
     run_spec = spec.load(folder)
     sys.argv = list(run_spec.settings.argv)
-    island = claim_island(member, run_spec)
+    island = None
+    if leader(replica).role in run_spec.computing:
+        from isthmus.programs.engine.islands.claims import claim_island  # Others have none.
+
+        island = claim_island(member, run_spec)
     settle_on_core(replica, run_spec.here.learners)
-    plan = (run_spec.plans() if plans is None else plans)[replica.role]
+    plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 
 

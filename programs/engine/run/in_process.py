@@ -16,9 +16,10 @@ from typing import Final
 
 from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.recorder import summary as recorded
-from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.engine.request import new_folder, spec
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.recorder.summary import summarise
+from isthmus.programs.engine.request import new_folder, new_spec, spec
 from isthmus.programs.engine.request.graph_view import as_json
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import RunLock
@@ -73,7 +74,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
         keep(folder, request.job.task.text)
-        fields = spec.of(
+        fields = new_spec.of(
             request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds(with_children=True), transport=spec.INPROC
         )
         spec.write(folder, fields)

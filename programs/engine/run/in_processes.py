@@ -101,8 +101,8 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     `counts`: what this process has computed until now is the run's, because nothing else counts it.
     """
     from isthmus.programs.engine.islands.sizes import sizes_here
-    from isthmus.programs.engine.recorder.summary import fragments_in, roster_counts
-    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.recorder.graph_parts import fragments_in, roster_counts
+    from isthmus.programs.engine.request import new_spec, spec
     from isthmus.programs.engine.request.graph_view import as_json
     from isthmus.programs.engine.request.kept_model import keep
     from isthmus.programs.engine.request.weights import weights_of
@@ -123,7 +123,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
         if weights is not None:
             weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True) if counts else 0.0
-    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=used, elastic=elastic)
+    fields = new_spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=used, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
     begins = "" if weights is None else weights.words
@@ -159,10 +159,10 @@ def submit_ahead(
 
 def task_to_fork(request: Request) -> str:
     """The task whose hosts this process can fork once it has prepared the request; '' if another process has to."""
-    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.request import new_spec
 
     is_alone = len(os.listdir("/proc/self/task")) == 1 and not has_backend()
-    is_ours = len(request.tasks) == 1 and spec.forks(request)
+    is_ours = len(request.tasks) == 1 and new_spec.forks(request)
     return request.job.task.text if is_alone and is_ours else ""
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
-from isthmus.programs.loop_task import LoopLife, LoopScript
+from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files

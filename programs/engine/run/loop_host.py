@@ -36,7 +36,8 @@ from isthmus.programs.engine.request.faults import looped
 from isthmus.programs.engine.request.weights import weights_of
 from isthmus.programs.engine.run.host_process import host_of, settle_on_core
 from isthmus.programs.engine.run.logs import log_of, opened_log
-from isthmus.programs.loop_task import LoopLife, layout_rows, leaf_rows, unlike
+from isthmus.programs.loop_script import LoopLife
+from isthmus.programs.loop_task import layout_rows, leaf_rows, unlike
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.host.threads import LentThread

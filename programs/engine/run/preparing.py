@@ -32,11 +32,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, final
+from typing import Any, Final, NoReturn, final
 
 from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend, stay_forkable
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
+from isthmus.programs.engine.run.order import ORDER_BYTES_MAX, Order
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import (
@@ -52,7 +53,6 @@ from isthmus.runtime.system.waiting import readable
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
-ORDER_BYTES_MAX: Final = 1 << 16
 END_SECONDS: Final = 10.0
 """For a daemon that waits to end what it has started: it may still be importing."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
@@ -171,15 +171,6 @@ def _done(text: bytes) -> dict[str, Any]:
         raise RunError(answer["error"])
     done: dict[str, Any] = answer["done"]
     return done
-
-
-class Order(NamedTuple):
-    """What a waiting daemon is told: the run folder, the seconds in which it sets the run aside, and the task whose
-    hosts the preparer forks, '' if it has ended."""
-
-    folder: str
-    grace: float
-    task: str
 
 
 @final

@@ -28,10 +28,11 @@ import msgspec
 from isthmus.programs import SHIPPED_TASKS
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
-from isthmus.programs.engine.recorder.summary import fragment_sizes
-from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
+from isthmus.programs.engine.request import new_folder, new_spec, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
-from isthmus.programs.engine.request.request import Program, Request, task_module
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, task_module
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
@@ -42,7 +43,8 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, Found, Manifest, Snapshots, has_snapshot
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
+from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
@@ -551,7 +553,9 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, 
     """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`."""
     from isthmus.programs.engine.request.graph_view import as_json
 
-    spec_fields = spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today))
+    spec_fields = new_spec.of(
+        today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today)
+    )
     here = {**asdict(run_spec.here), "learners": spec_fields["here"]["learners"]}
     if store is not None:
         here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.ids import LEARNER
@@ -53,13 +52,15 @@ class RunEnd:
 
         What hosts used the home knows, of those that daemons before this one have started, too.
         """
+        from isthmus.programs.engine.results.words import reason  # Sentences are made where a run has ended.
+
         by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
         record = daemon.status_last
         lost = None if daemon.lost is None else str(daemon.lost)
         retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
         used = dict(daemon.home.used)
         total = by_hosts + cpu_seconds
-        unfinished = {str(each): words.reason(why) for each, why in sorted(daemon.home.unfinished.items())}
+        unfinished = {str(each): reason(why) for each, why in sorted(daemon.home.unfinished.items())}
         at_end = time.monotonic_ns(), lost, retired, unfinished, list(map(str, daemon.home.dismissed))
         return cls(daemon.outcome, error_of(daemon), record, total, used, *at_end)
 
@@ -68,8 +69,10 @@ def error_of(daemon: Daemon) -> str | None:
     """Why the run of a daemon failed, in words; None if it did not."""
     if daemon.failure is None:
         return None
+    from isthmus.programs.engine.results.words import failure
+
     log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
-    return words.failure(daemon.failure, log)
+    return failure(daemon.failure, log)
 
 
 def finish_apart(folder: Path, ending: RunEnd, seconds_max: float = FINISH_SECONDS_MAX) -> None:

@@ -26,27 +26,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Final, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 from isthmus.programs.engine.islands.environment import compiling, gpus, script_environment
 from isthmus.programs.engine.run.logs import opened_log
-from isthmus.programs.loop_task import (
-    ISLAND,
-    LoopAhead,
-    LoopLife,
-    LoopScript,
-    ModelFound,
-    ask_by,
-    asked_of,
-    told_in,
-    wait_for_first_step,
-)
-from isthmus.programs.task import RunSlots
+from isthmus.programs.job import RunSlots
+from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.pidfds import pidfd_open
 from isthmus.runtime.system.processes import PR_SET_PDEATHSIG, end_child, environment, outlive_parent, spawn_leader
 from isthmus.runtime.system.waiting import readable
+
+if TYPE_CHECKING:
+    from isthmus.programs.loop_task import ModelFound
 
 MESSAGE_BYTES_MAX: Final = 1 << 16
 """Of a script with its arguments, and of a life."""
@@ -252,6 +245,8 @@ class ScriptsAhead:
 
 def ask_through(daemon: socket.socket) -> None:
     """Have a daemon that waits, at the other end of the socket, start the scripts that this process asks."""
+    from isthmus.programs.loop_task import ask_by, asked_of, told_in, wait_for_first_step  # A daemon asks none.
+
     found: dict[LoopScript, ModelFound] = {}
 
     def ask(script: LoopScript, run: RunSlots) -> ModelFound:
@@ -296,7 +291,7 @@ def _load_ahead() -> None:
     """Load what the host of a life needs whatever its run is: its modules, the default program, and the kernels of
     answers and updates."""
     from isthmus.ops.kernels import coding
-    from isthmus.programs.engine.request.request import Program
+    from isthmus.programs.engine.request.program import Program
 
     import_module("isthmus.programs.engine.run.loop_host")
     Program().builder()

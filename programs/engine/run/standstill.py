@@ -28,9 +28,8 @@ from isthmus.programs.engine.results.lines import KINDS
 from isthmus.programs.engine.results.record import as_number
 from isthmus.programs.engine.results.run_files import SUMMARY, read_summary
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.supervision.home_events import DAEMON
-from isthmus.runtime.supervision.incidents import Happened, WentOn, as_line
+from isthmus.runtime.supervision.incidents import EVENTS, Happened, WentOn, as_line
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import Lines, read_bytes, read_text
 from isthmus.runtime.system.processes import boot_id

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, final
 
-from isthmus.programs.engine.request.grace import GRACE_SECONDS
+from isthmus.programs.engine.request.grace import GRACE_SECONDS, SECOND
 from isthmus.programs.engine.results.words import counted
 from isthmus.programs.engine.run.going_on import going_on
 from isthmus.programs.engine.run.interrupts import Interrupts, leave_output
@@ -38,9 +38,6 @@ BLOCKED_SECONDS: Final = 1.0
 """Beyond SECOND_SECONDS, for a command that is not blocked to give its daemon up itself."""
 HURRIED_SECONDS: Final = 5.0
 """Time limit for a daemon to end the run at once, after a third Ctrl-C."""
-SECOND: Final = "ended at once by a second Ctrl-C"
-
-
 CUT_OFF: Final = "cut off by a second signal"
 
 

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, final
 import msgspec
 
 from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Found, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshots import Entry, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     SnapshotHead,
     StoredSnapshots,

@@ -21,6 +21,7 @@ from safetensors.numpy import load
 
 from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState, passed_on
 from isthmus.ops.recovery.hold import flat, form_of, formed
+from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
@@ -53,17 +54,9 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.index, self.tokens, self.steps
 
 
-FOLDER: Final = "snapshots"
-MANIFEST: Final = "manifest.json"
-BEFORE: Final = "manifest-before.json"
 FORMAT: Final = 2
 VALUES: Final = "values"
 _NONE: Final[Mapping[int, WholeState]] = {}
-
-
-def has_snapshot(run: Path) -> bool:
-    """Whether a run folder has a snapshot to go on from, whole or not."""
-    return any((run / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
 
 
 class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -100,7 +100,7 @@ def _placed(plan: ChaosPlan, order: TrainingOrder, hosts: Sequence[str]) -> Trai
 
 def _hosts(order: TrainingOrder) -> list[str]:
     """The hosts at the start of a run; ConfigError with the faults of the request."""
-    from isthmus.programs.engine.recorder.summary import roster_counts
+    from isthmus.programs.engine.recorder.graph_parts import roster_counts
 
     request = Options(order.program, None if order.task is None else [order.task], sets=list(order.sets)).request()
     counts = roster_counts(request.to_train().graph, request.job.learners)

@@ -22,7 +22,8 @@ import msgspec
 from isthmus.programs import SHIPPED, dipaco
 from isthmus.programs.engine.recorder.node import TRAINED_SHARE_MIN
 from isthmus.programs.engine.request.new_folder import RUNS
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.request.run_settings import SCHEMA, RunSettings
 from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.programs.engine.results.lines import read as read_lines

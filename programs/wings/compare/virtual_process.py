@@ -12,7 +12,7 @@ import threading
 
 import msgspec
 
-from isthmus.programs.engine.request import new_folder, spec
+from isthmus.programs.engine.request import new_folder, new_spec, spec
 from isthmus.programs.engine.request.graph_view import as_json
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import leave_behind
@@ -36,7 +36,7 @@ def run(order: VirtualOrder) -> None:
     placement = {node.name: "virtual" for node in request.graph.nodes}
     with RunLock(folder):
         write_json(folder / "graph.json", as_json(request.graph, request.proof, request.fingerprint, placement))
-        spec.write(folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+        spec.write(folder, new_spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
         pacing = order.pacing
         ran = VirtualRun(request, VirtualPace(pacing.speeds, pacing.step_ms, pacing.delay_ms))
         try:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from isthmus.programs.command.request_options import Options
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.terminal.figures import ProgressLine
@@ -80,7 +80,7 @@ def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
     ]
     if faults:
         raise ConfigError.of(faults)
-    return spec.of(request, zero_ns=0, cpu_seconds=0.0)
+    return new_spec.of(request, zero_ns=0, cpu_seconds=0.0)
 
 
 class _CompilingLine:

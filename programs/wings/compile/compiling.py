@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find

@@ -26,7 +26,7 @@ import msgspec
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from isthmus.ops.data.batches import of_slot
+from isthmus.ops.data.positions import of_slot
 from isthmus.ops.gang.mesh_layout import lying
 from isthmus.ops.gang.mesh_sharding import ShardingError
 from isthmus.ops.island.life import DeviceCall

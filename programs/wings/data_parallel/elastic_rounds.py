@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict
 
 import numpy as np
 
-from isthmus.ops.data.batches import position_of
+from isthmus.ops.data.positions import position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (

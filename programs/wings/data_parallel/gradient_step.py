@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from isthmus.ops.data.batches import Cursor, Place, by_slot, first_batch, position_of, tokens_in
+from isthmus.ops.data.batches import first_batch, tokens_in
+from isthmus.ops.data.positions import Cursor, Place, by_slot, position_of
 from isthmus.ops.exchange.messages import (
     SECONDS,
     Call,

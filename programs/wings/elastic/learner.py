@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
-from isthmus.ops.data.batches import Step
+from isthmus.ops.data.positions import Step
 from isthmus.ops.gang.mesh_island import ElasticGang, IslandForm
 from isthmus.ops.gang.orders import RemoteLearner
 from isthmus.programs.wings.elastic.copies import WorkerSpec

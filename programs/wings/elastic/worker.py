@@ -20,7 +20,8 @@ from typing import Any, Final, NoReturn, final
 
 import numpy as np
 
-from isthmus.ops.data.batches import Step, first_batch
+from isthmus.ops.data.batches import first_batch
+from isthmus.ops.data.positions import Step
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import CALLS, TAKES, Following, Leader, LeaderOrders, call, follow
 from isthmus.ops.island.kind import Computed

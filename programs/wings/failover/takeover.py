@@ -18,7 +18,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.run.resume import check_cut_off, check_whole, spec_of, tell_faults
 from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch

@@ -17,7 +17,8 @@ from isthmus.programs import DEFAULT
 from isthmus.programs.command import config
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.wings.launch import launching

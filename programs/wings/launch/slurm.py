@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from isthmus.programs.engine.run.resume import outcome_of
-from isthmus.programs.loop_task import INVITE
+from isthmus.programs.loop_script import INVITE
 from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.wings.launch.folder import NOTE, RUN, Launch
 from isthmus.programs.wings.launch.launch_file import (

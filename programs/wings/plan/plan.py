@@ -17,20 +17,11 @@ from typing import Any, Final, final
 import numpy as np
 from markupsafe import Markup
 
-from isthmus.ops.exchange.adaptive import (
-    AUTO,
-    INTERVAL,
-    LADDER,
-    Choice,
-    LinkGoodput,
-    LinkRate,
-    Needs,
-    WantedSettings,
-    best,
-)
+from isthmus.ops.exchange.adaptive import Choice, LinkGoodput, LinkRate, Needs, best
 from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
+from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.command import demands
 from isthmus.programs.command.demands import Demand, within

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.adaptive import AUTO
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import AtMost
+from isthmus.ops.exchange.wanted_settings import AUTO
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend

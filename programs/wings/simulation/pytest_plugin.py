@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from isthmus.programs.engine.request.request import Program
+    from isthmus.programs.engine.request.program import Program
     from isthmus.programs.task import AnyTask
     from isthmus.runtime.host.contract import Span
     from isthmus.runtime.sim.faults import Fault

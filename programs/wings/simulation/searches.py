@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from isthmus.programs import DEFAULT
-from isthmus.programs.engine.request.faults import followed
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.followers import followed
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.invariants_model import guards_of
 from isthmus.programs.wings.simulation.places import machine_of

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.programs import DEFAULT
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.universe import (

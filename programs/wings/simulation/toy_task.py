@@ -19,7 +19,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.engine.recorder.roles import with_recorder
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.runtime.graph.template import Reference, Template
 

@@ -23,11 +23,12 @@ from typing import Any, Final, TypeAlias
 
 from isthmus.ops.exchange.formats import CODED
 from isthmus.programs.engine.cluster.handover import MOVABLE
-from isthmus.programs.engine.recorder.roles import least_replicas, resolving
-from isthmus.programs.engine.recorder.summary import paths_in, roster_counts
-from isthmus.programs.engine.request.faults import follower_plan
+from isthmus.programs.engine.recorder.graph_parts import paths_in, roster_counts
+from isthmus.programs.engine.recorder.roles import least_replicas
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.request.followers import follower_plan
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation import toy_task

@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias, final
 
 from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder import summary
-from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.program_graph import REGION

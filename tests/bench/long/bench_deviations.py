@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from isthmus.programs import language_model
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.compare.compare_outcome import difference
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells

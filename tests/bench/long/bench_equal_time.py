@@ -27,8 +27,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.engine.request import new_folder, new_spec, spec
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.sweeps import batch_default
 from isthmus.programs.wings.compare.compare_outcome import difference
 from isthmus.programs.wings.simulation.virtual_run import VirtualPace, VirtualRun
@@ -63,7 +64,7 @@ def measured(program: str, tokens: int, share: float, seed: int) -> dict[str, An
         run = {"learners": LEARNERS, "tokens": own, "seed": seed}
         made = prepare(Program(program), None, run=run, task_settings=task, run_dir=Path(folder) / "run").to_train()
         new_folder.create(made.run_dir, made.config_text)
-        spec.write(made.run_dir, spec.of(made, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+        spec.write(made.run_dir, new_spec.of(made, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
         ran = VirtualRun(made, VirtualPace(step_ms=STEP_MS, delay_ms=delay_ms(share) or 1e-3, parts=PARTS))
         try:
             ran.run(SECONDS_MAX)

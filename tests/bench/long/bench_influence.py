@@ -23,7 +23,7 @@ import numpy as np
 
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.programs import language_model
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.long.bench_joined import replaced
 

@@ -21,7 +21,7 @@ import numpy as np
 from isthmus.ops.syncer.answer_rules import RoundTally
 from isthmus.ops.syncer.merge import Merge
 from isthmus.programs import language_model
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.long.bench_joined import replaced
 

@@ -18,10 +18,12 @@ from typing import Any, Final, final
 
 from isthmus.programs.command.demands import Demand, check, within
 from isthmus.programs.engine.cluster.handover import MOVABLE
-from isthmus.programs.engine.recorder.roles import least_replicas, resolving
-from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
+from isthmus.programs.engine.recorder.roles import least_replicas
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.recorder.summary import summarise
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
 from isthmus.programs.program_graph import REGION

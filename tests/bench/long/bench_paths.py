@@ -45,8 +45,9 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs import language_model
-from isthmus.programs.engine.recorder.summary import paths_in
-from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.engine.recorder.graph_parts import paths_in
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.program_graph import chosen_for
 from isthmus.programs.routers import reroute, route, sharded_corpus, training_documents
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds

@@ -25,8 +25,9 @@ from typing import Any
 from unittest import mock
 
 from isthmus.programs.engine.cluster.handover import MOVABLE
-from isthmus.programs.engine.recorder.roles import least_replicas, resolving
-from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.recorder.graph_parts import roster_counts
+from isthmus.programs.engine.recorder.roles import least_replicas
+from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation import toy_task

@@ -28,7 +28,7 @@ from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.learner import fragment_send
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.programs import language_model
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells
 from tests.bench.long.bench_joined import replaced

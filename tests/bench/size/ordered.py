@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.programs.engine.recorder.roles import with_recorder
-from isthmus.programs.engine.request.request import Program, Request, fingerprint, prepare
+from isthmus.programs.engine.request.fingerprint import fingerprint
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.run.in_processes import detach, submit
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.verify import verify

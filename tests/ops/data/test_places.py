@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.ops.data.batches import Beginning, beginning
+from isthmus.ops.data.positions import Beginning, beginning
 
 
 def place(shard: int, position: int, *, shards: int = 2, incarnation: int = 2, state: Any = None, at: int = 0) -> Any:

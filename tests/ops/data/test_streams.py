@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.batches import STATE_SIZE_BYTES_MAX, first_batch, next_batch, opened, packed, unpacked
+from isthmus.ops.data.batches import first_batch, next_batch, opened, packed, unpacked
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.data.corpus import DataError
+from isthmus.ops.data.positions import STATE_SIZE_BYTES_MAX
 from isthmus.ops.learner.answers import STATES_MAX, Feed
 from tests.ops.bodies import Context
 

@@ -11,11 +11,8 @@ import pytest
 
 from isthmus.ops.exchange.adaptive import (
     CROWDED,
-    INTERVAL,
     INTERVAL_GROWTH_MAX,
     KEEP,
-    LADDER,
-    OVERLAP,
     PATIENCE,
     RELAPSES_MAX,
     SHARE,
@@ -25,11 +22,11 @@ from isthmus.ops.exchange.adaptive import (
     LinkRate,
     Move,
     Needs,
-    WantedSettings,
     best,
     within_reach,
 )
 from isthmus.ops.exchange.formats import FORMATS, MEASURED
+from isthmus.ops.exchange.wanted_settings import INTERVAL, LADDER, OVERLAP, WantedSettings
 from isthmus.runtime.ids import Member, Replica
 from tests.effort import examples
 

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from isthmus.ops.data.batches import At, Step
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.positions import Step
 from isthmus.ops.exchange.parameter_trees import Rules
 from isthmus.ops.gang.meeting import join, lead
 from isthmus.ops.gang.mesh_sharding import Shard

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.gang.mesh_devices import DeviceCodes, coded, levels_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife

@@ -10,8 +10,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from isthmus.ops.data.batches import Step, packed
+from isthmus.ops.data.batches import packed
 from isthmus.ops.data.batches_node import InOrder, _Streamed
+from isthmus.ops.data.positions import Step
 from isthmus.ops.gang import meeting
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, LeaderOrders, follow

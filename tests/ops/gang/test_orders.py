@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.batches import Step
+from isthmus.ops.data.positions import Step
 from isthmus.ops.gang.orders import Following, Leader, LeaderOrders, follow
 
 FORMS = {"local": 2, "lent": 1, "own": 3, "whole": 4}

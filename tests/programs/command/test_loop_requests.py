@@ -13,7 +13,8 @@ from typer.testing import Result
 
 from isthmus.programs.engine.machine.own_daemon import check_told
 from isthmus.programs.engine.request import request
-from isthmus.programs.loop_task import LOOP, LoopScript, LoopTask, ModelFound, loop
+from isthmus.programs.loop_script import LOOP, LoopScript
+from isthmus.programs.loop_task import LoopTask, ModelFound, loop
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError
 

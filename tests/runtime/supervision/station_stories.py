@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Report, Seen, Stamp
-from isthmus.runtime.supervision.station import LONELY_BEATS, Station
+from isthmus.runtime.supervision.messages import LONELY_BEATS, Gone, Heartbeat, Orders, Report, Seen, Stamp
+from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
     LivesNoted,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.supervision.incidents import NotStarted
-from isthmus.runtime.supervision.messages import Over
-from isthmus.runtime.supervision.station import LONELY_BEATS
+from isthmus.runtime.supervision.messages import LONELY_BEATS, Over
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,

@@ -16,8 +16,7 @@ from isthmus.runtime.supervision.home_events import (
 )
 from isthmus.runtime.supervision.incidents import HomeTaken, NumbersLost, Ordered, Superseded, SupersededHome
 from isthmus.runtime.supervision.lives import NUMBERS_OF_TERM
-from isthmus.runtime.supervision.messages import Orders, Report, Stamp
-from isthmus.runtime.supervision.station import LONELY_BEATS
+from isthmus.runtime.supervision.messages import LONELY_BEATS, Orders, Report, Stamp
 from isthmus.runtime.supervision.station_events import (
     FollowHome,
     HomeCalled,

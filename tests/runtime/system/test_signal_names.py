@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system import processes
-from isthmus.runtime.system.processes import ConfigError, check_descriptors, signal_masks, signal_name
+from isthmus.runtime.system.processes import check_descriptors, signal_masks, signal_name
 
 
 def test_each_of_64_has_a_name_of_its_own() -> None:

@@ -9,7 +9,8 @@ import pytest
 from isthmus.programs.engine.cluster.handover import Sites
 from isthmus.programs.engine.cluster.placement import Machine, Topology, place
 from isthmus.programs.engine.cluster.placing import influence_faults, placed
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.ids import MachineOwner
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from isthmus import Program, Task
-from isthmus.ops.data.batches import At, of_slot
+from isthmus.ops.data.batches import At
+from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed

@@ -15,9 +15,10 @@ from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
-from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError
 from tests.command_line import app

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.request.faults import followed, process_faults
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.faults import process_faults
+from isthmus.programs.engine.request.followers import followed
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference

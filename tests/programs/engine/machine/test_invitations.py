@@ -32,7 +32,7 @@ from isthmus.programs.engine.machine.admissions import (
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
-from isthmus.programs.loop_task import INVITE
+from isthmus.programs.loop_script import INVITE
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
 from isthmus.runtime.wire.control_client import ask

@@ -17,7 +17,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import fingerprint, sources
+from isthmus.programs.engine.request.fingerprint import fingerprint, sources
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Reference
@@ -68,7 +68,7 @@ def of_ring(job: Job = JOB) -> str:
 def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> None:
     code = (
         "from isthmus import Program\n"
-        "from isthmus.programs.engine.request.request import fingerprint\n"
+        "from isthmus.programs.engine.request.fingerprint import fingerprint\n"
         "from isthmus.programs.job import Job, TensorSpec\n"
         "from isthmus.runtime.graph.template import Reference\n"
         f"job = {JOB!r}\n"

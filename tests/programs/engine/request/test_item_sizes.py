@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs.engine.request.faults import item_faults
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.wings.simulation.toy_task import Toy, graph_of
 

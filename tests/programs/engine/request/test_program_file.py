@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.engine.request import new_spec, spec
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import prepare
 from isthmus.runtime.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
@@ -30,7 +31,7 @@ def spec_of(program: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> spec.
     monkeypatch.chdir(EXAMPLES)
     run = {"tokens": 1000, "learners": 2}
     request = prepare(Program(f"{program}:build"), "mine.py:task", run=run, run_dir=here / "run")
-    fields = spec.of(request, zero_ns=0, cpu_seconds=0.0)
+    fields = new_spec.of(request, zero_ns=0, cpu_seconds=0.0)
     return spec.read(json.loads(json.dumps(fields)))
 
 
@@ -55,4 +56,4 @@ def test_one_that_has_changed_is_refused_before_it_is_imported(
 def test_a_shipped_program_has_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     request = prepare(Program(), "mine.py:task", run={"tokens": 1000}, run_dir=tmp_path / "run")
-    assert spec.of(request, zero_ns=0, cpu_seconds=0.0)["program_file"] == ""
+    assert new_spec.of(request, zero_ns=0, cpu_seconds=0.0)["program_file"] == ""

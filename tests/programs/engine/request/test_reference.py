@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import Program, decoupled_diloco
+from isthmus.programs.engine.request.program import Program, decoupled_diloco
 from isthmus.programs.job import Job
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import Graph, Reference

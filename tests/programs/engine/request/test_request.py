@@ -17,7 +17,7 @@ from isthmus import Program, Task
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed
-from isthmus.programs.engine.request import new_folder, reference, spec
+from isthmus.programs.engine.request import new_folder, new_spec, reference
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.job import TensorSpec
@@ -212,7 +212,7 @@ def test_values_out_of_range(folder: Path, run: dict[str, int], expected: str, f
 
 def test_a_run_of_a_cluster_may_begin_with_no_learner(folder: Path) -> None:
     request = prepare("decoupled-diloco", "mine.py:task", run={"learners": 0}, has_cluster=True)
-    run_spec = spec.of(request.to_train(), zero_ns=0, cpu_seconds=0.0)
+    run_spec = new_spec.of(request.to_train(), zero_ns=0, cpu_seconds=0.0)
     assert (run_spec["roles"]["learner"], run_spec["most"]["learner"]) == (0, 16)
     assert request.job.learners == 1  # What the first merge waits for.
     assert request.run.section()["learners"] == 0

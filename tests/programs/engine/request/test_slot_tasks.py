@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.request import reference, spec
+from isthmus.programs.engine.request import new_spec, reference, spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.request.slot_tasks import SlotTasks, references_of, resolving, task_of
 from isthmus.runtime.errors import ConfigError
@@ -97,7 +97,7 @@ def test_a_request_of_several_tasks(folder: Path) -> None:
     again = prepare(task=config["run"]["task"], run={"tokens": 10_000, "learners": 2})
     assert again.fingerprint == request.fingerprint
     assert list(again.tasks) == list(request.tasks)
-    run_spec = spec.read(spec.of(request, zero_ns=0, cpu_seconds=0.0))
+    run_spec = spec.read(new_spec.of(request, zero_ns=0, cpu_seconds=0.0))
     assert run_spec.task_of(Replica("learner", 1)) == f"{folder}/two.py:task"
     with pytest.raises(ConfigError, match="expected one task for all learners"):
         request.in_one_process()

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import pytest
 
-from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request import snapshot_room
 from isthmus.programs.engine.request.model_sizes import learner_bytes
-from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.request.snapshot_room import (
     AT_ONCE,
     DiskNeeds,

@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.data.batches import At
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences
-from isthmus.programs.task import At, Task
+from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError
 
 

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
+from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.disk import DISK
 from tests.programs.engine.run.process_run import Run

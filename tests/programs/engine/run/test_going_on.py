@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from isthmus.programs.engine.run.going_on import GoingOn, going_on
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
 from tests.programs.engine.results import whole_files
 
 RUN = {"tokens": 1, "learners": 1, "slots_max": 1}

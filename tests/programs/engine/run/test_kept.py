@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from isthmus.programs.engine.run.finish import drop_kept, kept
-from isthmus.programs.engine.snapshots.snapshots import has_snapshot
+from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 
 
 def test_snapshots_and_local_state_are_kept_and_dropped_and_the_final_model_stays(tmp_path: Path) -> None:

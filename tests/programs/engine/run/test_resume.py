@@ -19,7 +19,7 @@ from typer.testing import Result
 
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.run.resume import check_not_below
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from isthmus.runtime.daemon.ledger import FILE as LEDGER
 from isthmus.runtime.errors import ConfigError

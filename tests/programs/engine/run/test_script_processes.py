@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, ask_through
-from isthmus.programs.loop_task import LoopLife, LoopScript, ModelFound
-from isthmus.programs.task import ModelLeaf, RunSlots
+from isthmus.programs.job import RunSlots
+from isthmus.programs.loop_script import LoopLife, LoopScript
+from isthmus.programs.loop_task import ModelFound, loop
+from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import end_child, started_at
 from tests.patience import PATIENCE
@@ -30,7 +32,7 @@ FOUND = ModelFound((ModelLeaf("w", (2,), "float32", "rda"),), (("**", "rda"),), 
 SCRIPT = f"""
 import json, os, sys, time
 from isthmus.programs.engine.run.script_processes import life_of_waiting
-from isthmus.programs.loop_task import LoopAhead
+from isthmus.programs.loop_script import LoopAhead
 ahead = LoopAhead(**json.loads(os.environ["ISTHMUS_ISLAND"]))
 print("begins as", ahead.slot, ahead.slots, ahead.seed, os.path.basename(os.getcwd()), flush=True)
 if sys.argv[1] == "has no output":
@@ -58,7 +60,7 @@ class Asked:
         def ask() -> None:
             ask_through(its)
             try:
-                self.told = self.script.found_for(RunSlots(2, 4, 7))
+                self.told = loop(self.script.script, [how], str(folder)).completed(RunSlots(2, 4, 7)).found
             except ConfigError as error:
                 self.told = error
             finally:

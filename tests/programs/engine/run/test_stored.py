@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.engine.snapshots.snapshots import FOLDER
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.programs.engine.snapshots.stored import StoreTerm, UrlStore
 from tests.programs.engine.run.process_run import ISTHMUS, Run
 from tests.programs.engine.snapshots.s3_server import BUCKET, Way, environment, serving

@@ -14,7 +14,8 @@ import pytest
 
 from isthmus.ops.exchange.messages import ShardState, WholeState
 from isthmus.programs.engine.snapshots.holds import KeptHold
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, OtherFormatError, Snapshots
+from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshots import Found, OtherFormatError, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context

@@ -26,14 +26,8 @@ from isthmus.programs.engine.snapshots.keeping import (
     Offers,
     fetch,
 )
-from isthmus.programs.engine.snapshots.snapshots import (
-    FOLDER,
-    MANIFEST,
-    FragmentEntry,
-    Manifest,
-    OtherFormatError,
-    Snapshots,
-)
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshots import FragmentEntry, Manifest, OtherFormatError, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     HEAD,
     VALUES,

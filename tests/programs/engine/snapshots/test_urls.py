@@ -12,7 +12,8 @@ import pytest
 from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.engine.snapshots import stored
 from isthmus.programs.engine.snapshots.keeping import fetch
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
+from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     StoredSnapshots,
     StorePlace,

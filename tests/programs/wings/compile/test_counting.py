@@ -34,7 +34,7 @@ COUNT = """
     from isthmus.programs.wings.compile.figures import KeptFigures
     from isthmus.programs.wings.compile.figures import Target
     from isthmus.programs.wings.compile.worker import calls
-    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.request import new_spec, spec
     from isthmus.programs.engine.request.request import Program
     from isthmus.programs.engine.request.request import prepare
     from isthmus.programs.engine.cluster.devices import find
@@ -44,7 +44,7 @@ COUNT = """
     settings_of = {"decoupled-diloco": {"fragments": 2}, "streaming-diloco": {"fragments": 2, "alpha": 0.5}}
     program = Program(program, **settings_of.get(program, {}))
     request = prepare(program, task_settings=settings)
-    told = spec.read(json.loads(json.dumps(spec.of(request, zero_ns=0, cpu_seconds=0.0))))
+    told = spec.read(json.loads(json.dumps(new_spec.of(request, zero_ns=0, cpu_seconds=0.0))))
     devices = tuple(jax.devices()[:count])
     target, kept = Target("cpu", find("cpu", "testing"), count, {}), KeptFigures(folder / "kept")
     rounds = [

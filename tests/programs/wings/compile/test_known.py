@@ -11,7 +11,7 @@ import pytest
 from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.wings.compile import compiling
 from isthmus.programs.wings.compile.compiling import keep, kept_needs
@@ -47,7 +47,7 @@ def island() -> CountedIsland:
 def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, cache: Path) -> None:
     request = request_of(text)
     assert kept_needs(request)(CHIPS, 1) is None
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {1: (TARGET, island())})
+    keep(new_spec.of(request, zero_ns=0, cpu_seconds=0.0), {1: (TARGET, island())})
     found = CompiledNeeds(406 * MEGA, LIMIT, island().predicted_products_seconds, island().predicted_step_seconds)
     assert kept_needs(request)(CHIPS, 1) == found
     assert kept_needs(request)(CHIPS, 0) == found, "its batch is the same"
@@ -60,7 +60,7 @@ def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, ca
 
 def test_other_sources_or_data_are_another_run(text: str) -> None:
     request = request_of(text)
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
+    keep(new_spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
     Path(text).write_text("Another text. " * 2000)
     assert kept_needs(request)(CHIPS, 0) is None
 
@@ -68,7 +68,7 @@ def test_other_sources_or_data_are_another_run(text: str) -> None:
 @pytest.mark.slow
 def test_what_cannot_be_read_is_as_good_as_nothing(text: str, cache: Path) -> None:
     request = request_of(text)
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
+    keep(new_spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})
     [path] = cache.iterdir()
     for torn in (b"", b"{", path.read_bytes()[:-5], b'{"memory_bytes": "much"}'):
         path.write_bytes(torn)
@@ -80,6 +80,6 @@ def test_all_islands_of_a_run_are_kept_for_one_reading_of_its_sources(
 ) -> None:
     request, read = request_of(text), list[str]()
     monkeypatch.setattr(compiling, "digest", lambda program, task: read.append(program) or program)
-    keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island()), 1: (target("v5p:2x2x1"), island())})
+    keep(new_spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island()), 1: (target("v5p:2x2x1"), island())})
     assert len(list(cache.iterdir())) == 2
     assert read == ["decoupled-diloco"]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from isthmus.ops.data.batches import Step
+from isthmus.ops.data.positions import Step
 from isthmus.programs.wings.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner, HostWorker
 
 

@@ -15,7 +15,8 @@ from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import RunRoot
 from isthmus.programs.engine.machine.absent_homes import LATE, alone_ns
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
+from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
+from isthmus.programs.engine.snapshots.snapshots import Manifest
 from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
 from isthmus.programs.wings.failover import takeover as failover
 from isthmus.runtime.daemon import home_daemon

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.formats import FORMATS, MEASURED
-from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.recorder.graph_parts import roster_counts
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.wings.plan.plan import (

@@ -20,8 +20,9 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
-from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
+from isthmus.programs.engine.recorder.run_references import resolving
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import prepare

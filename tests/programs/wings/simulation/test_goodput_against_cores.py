@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation.goodput import FailureTerms, Lived, failures, lived, uptime
 from isthmus.programs.wings.simulation.virtual_run import VirtualPace
 from isthmus.runtime.host.contract import Span

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.simulation.invariants_recoveries import PositionsChecker
 from isthmus.programs.wings.simulation.toy_task import STREAMED, ToyLearner
 from isthmus.programs.wings.simulation.universe import Outcome, Shape, outcome_of

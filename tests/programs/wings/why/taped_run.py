@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from isthmus import Program, Task
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request import new_spec, spec
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Fault
@@ -55,7 +55,7 @@ def taped_run(
     result = world.run(program, task=TASK, learners=learners, steps=steps, speeds=speeds, faults=faults)
     budget = {"learners": learners, "tokens": learners * steps * TOKENS, "seed": 0}
     request = prepare(program, TASK, run=budget, run_dir=result.folder.parent / "unused")
-    spec.write(result.folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
+    spec.write(result.folder, new_spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
     (result.folder / "summary.json").write_text(json.dumps(result.summary))
     (result.folder / "tape").mkdir(exist_ok=True)
     for name, data in result.tapes.items():
