@@ -30,6 +30,7 @@ from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, opened_to_r
 from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member, Party, Replica, keeps_run
+from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
@@ -68,8 +69,6 @@ from isthmus.runtime.supervision.incidents import (
     LedgerRemoved,
     Ordered,
     ReplicaFailure,
-    SharesBounded,
-    SharesUnbounded,
     as_line,
     of_line,
 )
@@ -81,6 +80,14 @@ from isthmus.runtime.wire.control_messages import LEAVE_RUN, SCRIPT_GOES_ON, SET
 
 JOURNAL = "journal"
 TRAINING = "training"
+
+
+class DirectoryTerms:
+    """What a program makes of the directory that a home gives to its stations: here nothing."""
+
+    def told(self, directory: Directory, fleet: Fleet) -> tuple[Directory, Incident | None]:
+        """The directory that is given, and what is to be written of it."""
+        return directory, None
 
 
 class Daemon:
@@ -96,6 +103,7 @@ class Daemon:
         places: the machines of the replicas; None where this is the only one.
         send: sends a message to another machine, and may lose it.
         directory: returns what is known of machines.
+        terms: what the program makes of that.
         parties: returns who has brought which.
         turn_away: tells a machine that claims to be the home that this one is.
     """
@@ -112,6 +120,7 @@ class Daemon:
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
         directory: Callable[[], Directory] = Directory,
+        terms: DirectoryTerms | None = None,
         parties: Callable[[], dict[str, Party]] = dict,
         turn_away: Callable[[str], None] = lambda machine: None,
     ) -> None:
@@ -123,7 +132,7 @@ class Daemon:
         self._turn_away = turn_away
         self._ground, self._clock, self._ledger = ground, ground.clock, ground.ledger
         self._on_over, self._send, self._directory, self._parties = on_over, send, directory, parties
-        self._share_max, self._is_unbounded = cast.weight_share_max, False
+        self._terms = terms or DirectoryTerms()
         self._shown: dict[Member, Shown] = {}
         self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
@@ -389,25 +398,14 @@ class Daemon:
             self._driver.feed(LivesNoted(members))
 
     def _order(self, command: SendOrders) -> None:
-        directory = self._bounding(self._directory().of(command.machines))
+        directory, incident = self._terms.told(self._directory().of(command.machines), self.home.fleet)
+        if incident is not None:
+            self._write(DAEMON, incident)
         for machine, orders in command.by_machine():
             if machine == self.name:
                 self._site.order(orders, directory)
             else:
                 self._send(machine, of_orders(orders, directory))
-
-    def _bounding(self, directory: Directory) -> Directory:
-        """The directory, with no bound of a share of a merge where nobody is to be bounded against another."""
-        fleet = self.home.fleet
-        is_bounding = self._share_max < 1 or any(each.weight_share_max for each in directory.owners.values())
-        is_unbounded = is_bounding and fleet.is_of_one_party
-        machines = tuple(dict.fromkeys(map(fleet.name, fleet.learners)))
-        if is_unbounded and not self._is_unbounded:
-            self._write(DAEMON, SharesUnbounded(len(machines)))
-        elif self._is_unbounded and is_bounding and not is_unbounded and machines:
-            self._write(DAEMON, SharesBounded(len(fleet.parties.named(machines))))
-        self._is_unbounded = is_unbounded
-        return directory.unbounded(machines) if is_unbounded else directory
 
     # -- status --------------------------------------------------------------------------------------------------------
 

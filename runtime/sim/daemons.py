@@ -17,7 +17,7 @@ from typing import Any, Final, final
 
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.ground import Ground, Handler, OnEnd
-from isthmus.runtime.daemon.home_daemon import Daemon, journal_in
+from isthmus.runtime.daemon.home_daemon import Daemon, DirectoryTerms, journal_in
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member, Party, Replica
@@ -174,6 +174,8 @@ class Shared:
     cast: RunRoles
     directory: Directory
     """What homes know of machines."""
+    terms: Callable[[], DirectoryTerms]
+    """What the program makes of that, for one home."""
     parties: Mapping[str, Party]
     """Who brought them."""
     launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
@@ -320,6 +322,7 @@ class SimulatedDaemon(Ground):
                 places=places,
                 send=self._send,
                 directory=lambda: shared.directory,
+                terms=shared.terms(),
                 parties=lambda: dict(shared.parties),
                 turn_away=lambda other: self._tell_home(other, machine.name, places.term),
             )

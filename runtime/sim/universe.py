@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.home_daemon import Daemon, DirectoryTerms
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -98,6 +98,7 @@ class Universe:
         processes: the number of those of the island of each learner.
         elastic: how many of them may train without the others.
         owners: whose the machines are, where they are not their own.
+        terms: makes what the program makes of that, for one home.
         parties: who else brought some of them.
     """
 
@@ -124,6 +125,7 @@ class Universe:
         processes: tuple[int, ...] = (),
         elastic: tuple[tuple[int, ...], ...] = (),
         owners: Mapping[str, MachineOwner] = MappingProxyType({}),
+        terms: Callable[[], DirectoryTerms] = DirectoryTerms,
         parties: Mapping[str, Party] = MappingProxyType({}),
     ) -> None:
         self.clock = VirtualClock()
@@ -201,6 +203,7 @@ class Universe:
                 group_role=group_role,
             ),
             directory=Directory(owners=dict(owners)),
+            terms=terms,
             parties={**{name: Party(owner_party(owner.name)) for name, owner in owners.items()}, **parties},
             launch=self._launch,
             began=self._began,

@@ -91,8 +91,6 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     that is cut off goes on alone. '' where there are no groups."""
     period: int = 1
     """Learners in slots that are equal modulo it train alike, and others do not."""
-    weight_share_max: float = 1.0
-    """The bound of what one participant has of a merge."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

@@ -325,12 +325,6 @@ class Directory(Part, frozen=True):
         keys = {name: key for name, key in self.keys.items() if name in machines}
         return Directory(keys, {name: owner for name, owner in self.owners.items() if name in machines})
 
-    def unbounded(self, machines: Collection[str]) -> Directory:
-        """The same, where these machines may have any share of a merge."""
-        whose = {name: self.owners.get(name, MachineOwner(name)) for name in machines}
-        unbounded = {name: owner._replace(weight_share_max=1.0) for name, owner in whose.items()}
-        return Directory(self.keys, {**self.owners, **unbounded})
-
 
 NOBODY: Final = Directory()
 

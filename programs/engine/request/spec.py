@@ -172,8 +172,12 @@ class Spec:
             ),
             group_role=REGION,
             period=math.prod(self.job.modules),
-            weight_share_max=float(self.job.settings.get("weight_share_max", 1.0)),
         )
+
+    @property
+    def weight_share_max(self) -> float:
+        """The bound of what one participant has of a merge."""
+        return float(self.job.settings.get("weight_share_max", 1.0))
 
     def task_of(self, replica: Replica) -> str:
         """The reference of the task that a host on this machine imports."""

@@ -16,6 +16,7 @@ from isthmus.programs.engine.request.new_folder import AT_END, RunLock
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.launch import NONE_AHEAD, Ahead, Launcher
+from isthmus.programs.engine.run.merge_shares import MergeShares
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -80,6 +81,7 @@ class HeldRun:
             run=run_spec.run,
             name=machine,
             on_over=lambda daemon: self._end(),
+            terms=MergeShares(run_spec.weight_share_max),
             **of_machines,
         )
 

@@ -29,6 +29,7 @@ from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request.followers import follower_plan
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.run.merge_shares import MergeShares
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation import toy_task
@@ -342,6 +343,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         movable=MOVABLE,
         group_role=REGION,
         owners=_owners(shape),
+        terms=lambda: MergeShares(1.0),
         parties={machine: Party(party) for machine, party in shape.parties},
         processes=shape.processes,
         elastic=shape.elastic,
