@@ -1,6 +1,6 @@
 """A convolutional network with batch normalisation, in plain JAX, that learns to read handwritten digits.
 
-    isthmus train --task digits.py:task --tokens 12800 --set program.interval=12
+    isthmus train --task digits.py:task --tokens 46080 --set program.interval=12
 
 The data come with scikit-learn (1,797 images of 8 x 8 pixels). They are in the order in which people wrote them; the
 last 288 are held out, and are of writers that training has not seen. A token is an image.
