@@ -1,7 +1,7 @@
 """The programs: one short file per graph that can be trained, and what makes one into a run.
 
-A program (`decoupled`, `dipaco`, `streaming_diloco`, `diloco`) is a function that builds a graph; `language_model` and
-`digits` are tasks. Below, `engine` makes a run go, `study` shows runs on a terminal, and `command` is the command line.
+A program (`decoupled`, `dipaco`, `streaming_diloco`, `diloco`) is a function that builds a graph; `language_model` is
+the shipped task. Below, `engine` makes a run go, `study` shows runs on a terminal, and `command` is the command line.
 Features that nothing else needs, further programs among them, are `wings`. What users import is `face`, installed as
 `isthmus`.
 """

@@ -155,7 +155,7 @@ def free_running(
     ] = 1.0,
     opposed: Annotated[
         Literal["tell", "refuse"],
-        Setting("A learner that pulls against all others in 8 merges in a row is told of, or refused.", resumes=True),
+        Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
     ] = "tell",
     push: Annotated[Format | Literal["auto"], PUSH] = "int4",
     update: Annotated[Format | Literal["auto"], UPDATE] = "float32",

@@ -19,7 +19,7 @@ from typing import Final
 _NOT_RUN: Final = re.compile(r"not (?:run|compared): (\S.*)")
 _BY_READER: Final = re.compile(r"run by make readme: \S.*")
 _MARK: Final = re.compile(r"<!-- (.*) -->")
-_PROGRESS: Final = re.compile(r"(starting|training|merging|coming|done,|at [\d.]+ m?s )")
+_PROGRESS: Final = re.compile(r"(starting|training|merging|evaluating|ended,|coming|done,|at [\d.]+ m?s )")
 _UNIT: Final = r"(?: ?[kMGT]?(?:B|ms|us|s|min|h)?(?![\w]))?"
 _NUMBER: Final = rf"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?{_UNIT}"
 _STATUS: Final = re.compile(r"#.*exit status (\d+)")

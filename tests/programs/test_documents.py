@@ -168,6 +168,7 @@ def test_a_block_is_typed_command_by_command() -> None:
         ("done  1.02 M tokens", "failed  1.02 M tokens", True, False),
         ("loss 2.3e-09 x", "loss 1.906 x", True, True),
         ("a\ntraining, 4 %", "a\ntraining, 10 %, 1 s left\n", True, True),
+        ("a\nended, writing, 100 %", "a\nevaluating the final model\nended, writing\nended, writing\n", True, True),
         ("4 learners", "4 learners each", True, False),
     ],
 )

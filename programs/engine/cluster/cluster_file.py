@@ -335,14 +335,14 @@ class MachineTable(msgspec.Struct, kw_only=True):
         ),
     ] = None
     domain: Annotated[str | None, Setting("What fails together, as a rack or a site.")] = None
-    bandwidth: Annotated[str | None, Setting("Of its link to the others: `2 Gbit/s`.")] = None
-    memory: Annotated[str | None, Setting("Of the host: `64 GB`.")] = None
+    bandwidth: Annotated[str | None, Setting("The bandwidth of its link to the others: `2 Gbit/s`.")] = None
+    memory: Annotated[str | None, Setting("The memory of the host: `64 GB`.")] = None
     task: Annotated[
         str | None, Setting("FILE.py:NAME: the task of its learners, in place of `run.task`, with the same layout.")
     ] = None
     framework: Annotated[
         Literal["jax", "torch"] | None,
-        Setting("That of its learners, where a model folder is trained, in place of `task.framework`."),
+        Setting("The framework of its learners, where a model folder is trained, in place of `task.framework`."),
     ] = None
 
 

@@ -148,7 +148,9 @@ class KeysTable(msgspec.Struct, kw_only=True):
 
     secret: Annotated[str, Setting("The file of the machine's own secret key; required in this section.")] = ""
     admitted: Annotated[tuple[str, ...], Setting("Machines that may connect: NAME.pub, or `NAME KEY`.")] = ()
-    operators: Annotated[tuple[str, ...], Setting("Likewise, of who may submit, watch, stop and end runs, too.")] = ()
+    operators: Annotated[
+        tuple[str, ...], Setting("Keys in the same form, of those who may also submit, watch, stop and end runs.")
+    ] = ()
 
 
 class RunsTable(msgspec.Struct, kw_only=True):

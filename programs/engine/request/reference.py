@@ -45,6 +45,8 @@ OWN_FOLDERS: Final = tuple(
     if (spec := importlib.util.find_spec(f"isthmus.{name}")) is not None and spec.submodule_search_locations
 )
 """The folders of the packages of isthmus."""
+GONE: Final = {"isthmus.programs.digits": "docs/examples/digits.py"}
+"""Modules of an earlier version that had a task, which files of that may still name: where it is in a clone."""
 _bound: dict[str, Any] = {}
 _lock = RLock()
 _loading: ContextVar[str | None] = ContextVar("loading", default=None)
@@ -279,6 +281,9 @@ def file_of(function: Any) -> str | None:
 def _import(target: ReferenceParts, doing: str) -> ModuleType:
     """The module, also one in the current folder."""
     expected = f"a module {target.where!r}"
+    if (file := GONE.get(target.where)) is not None:
+        do = f"It is an example now: in a clone, write {file} in its place, and begin a run of it anew."
+        raise ConfigError(doing, expected, "none in this version", do)
     if not all(target.where.split(".")):
         raise ConfigError(doing, expected, "a name with an empty part", "Write package.module:NAME.")
     if os.getcwd() not in sys.path:

@@ -62,7 +62,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots_max: Annotated[
         int,
         Setting(
-            "The most learners that there can be, with those that join. Of a cluster with more islands, their number.",
+            "The most learners that there can be, with those that join. With a cluster of more islands, their number.",
             ge=1,
             remedy=f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}.",
         ),

@@ -54,7 +54,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """
 
     kind: Annotated[Kind, Setting("What happens.")]
-    host: Annotated[str, Setting("To whom: learner/2, syncer/0, daemon, fork-server, machine/1.")]
+    host: Annotated[str, Setting("What it happens to: learner/2, syncer/0, daemon, fork-server, machine/1.")]
     at: Annotated[
         float,
         Setting(
@@ -73,10 +73,11 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ] = 4.0
     latency: Annotated[
         float,
-        Setting("Seconds by which all is late.", gt=0, lt=_ENDLESS, expected="latency in seconds, above 0"),
+        Setting("Seconds by which all data is late.", gt=0, lt=_ENDLESS, expected="latency in seconds, above 0"),
     ] = 0.5
     share: Annotated[
-        float, Setting("Of the segments of the link.", gt=0, lt=1, expected="a share above 0 and below 1")
+        float,
+        Setting("The share of the link's segments that is lost.", gt=0, lt=1, expected="a share above 0 and below 1"),
     ] = 0.1
     kbits: Annotated[
         float, Setting("Thousand bits a second in each direction.", gt=0, lt=1e9, expected="kbits above 0")
@@ -101,7 +102,7 @@ class DrawnFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     count: Annotated[
         int | None,
         Setting(
-            "How many. Default: as many as the run lasts for.",
+            "How many faults. Default: as many as come while the run lasts.",
             ge=1,
             le=FAULTS_MAX,
             expected=f"count from 1 to {FAULTS_MAX}",
@@ -110,8 +111,8 @@ class DrawnFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mean_seconds: Annotated[
         float, Setting("Between two, on average.", gt=0, lt=_ENDLESS, expected="mean_seconds above 0")
     ] = 8.0
-    kinds: Annotated[tuple[Kind, ...], Setting("Of which kinds.")] = ("kill", "pause", "slow")
-    hosts: Annotated[tuple[str, ...], Setting("To whom. Default: all.")] = ()
+    kinds: Annotated[tuple[Kind, ...], Setting("The kinds that are drawn.")] = ("kill", "pause", "slow")
+    hosts: Annotated[tuple[str, ...], Setting("What they happen to. Default: all hosts.")] = ()
 
 
 class SlowLinks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +123,7 @@ class SlowLinks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         tuple[float, ...], Setting("Thousand bits a second in each direction, by slot; the last for all beyond.")
     ] = ()
     latency: Annotated[
-        float, Setting("More seconds of latency.", ge=0, lt=_ENDLESS, expected="latency in seconds, from 0")
+        float, Setting("Additional seconds of latency.", ge=0, lt=_ENDLESS, expected="latency in seconds, from 0")
     ] = 0.0
 
 

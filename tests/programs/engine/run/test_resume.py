@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,9 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     spec = copy(dead, "sources") / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
     assert "The program or isthmus itself was changed since" in refusal(folder="sources")
+    config = copy(dead, "earlier") / "config.toml"
+    config.write_text(re.sub("(?m)^task = .*$", 'task = "isthmus.programs.digits:task"', config.read_text()))
+    assert "docs/examples/digits.py" in refusal(folder="earlier")
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
     assert "expected a spec.json as a run writes it" in refusal(folder="torn")
     (copy(dead, "ended") / "summary.json").write_text(json.dumps(whole_files.summary()))
