@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def test_without_room_nothing_is_prepared_and_whoever_asks_is_told(
     def refuse(*given: Any, **more: Any) -> int:
         raise BlockingIOError("no room")
 
-    monkeypatch.setattr(os, "posix_spawn", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     assert place.launch.prepare([LEARNER]) == [LEARNER]
     with pytest.raises(BlockingIOError, match="no room"):
         place.ask()
