@@ -21,6 +21,7 @@ from isthmus.programs.engine.run.fork_server import TITLE
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import files
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import started_at
 from tests.effort import long
 from tests.loops import run_until
@@ -163,6 +164,16 @@ def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
     place.ask(2)
     place.wait_for(lambda: len(place.pids) == 2)
     assert place.ready()
+
+
+def test_one_that_reads_no_requests_is_not_waited_for(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert place.launch.prepare([LEARNER]) == [LEARNER]
+    monkeypatch.setattr(ProcessLine, "offer", lambda line, message: False)  # It has no room for another one.
+    place.ask()
+    assert len(place.pids) == 1
+    assert "from nothing: the fork server takes no request" in said(capfd)
 
 
 @pytest.mark.long
