@@ -1,9 +1,9 @@
 """Ways: pairs of sockets between which bytes are passed on, by one thread with one epoll.
 
 It decides when a socket is read, what waits, and when a way ends; it reads nothing of what it passes on, and does not
-decide where a way leads (`porter_process`, `porter_relay`, the links of `isthmus chaos`). Every relay of bytes between
-two sockets is one of these. What is put into objects of a store instead (`bucket_passage`), or passed on as whole
-messages of sessions (`channel.Relaying`), has its own order and bounds, and is none.
+decide where a way leads (`porter_process`, `porter_relay`). Every relay of bytes between two sockets is one of these.
+What is put into objects of a store instead (`bucket_passage`), or passed on as whole messages of sessions
+(`channel.Relaying`), has its own order and bounds, and is none.
 
 Theory of operation. A turn reads at most PIECE_BYTES of each socket that has some, and writes them to the other one;
 what that does not take waits here, and nothing more is read until it is gone. So TCP slows the sender down, the credit
