@@ -79,7 +79,7 @@ long: .venv/installed-test
 # The core: what is in wings, is tested with them.
 NOT_CORE := tests/engines tests/torch_tasks tests/programs/wings \
 	$(addprefix tests/programs/,model_folders engine/metrics test_dipaco.py test_regional.py test_routers.py) \
-	tests/ops/data/test_routing.py
+	tests/ops/data/test_routing.py tests/test_figures.py tests/test_wings.py
 
 quick: .venv/installed-test
 	$(PYTEST) worksteal $(addprefix --ignore=,$(NOT_CORE)) -m "not process and not slow and $(OF_TEST)"

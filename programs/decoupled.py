@@ -30,6 +30,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
 from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.programs.update_settings import (
@@ -54,7 +55,7 @@ from isthmus.programs.update_settings import (
     updates_in,
 )
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 
 NAME: Final = "decoupled-diloco"
 
@@ -160,7 +161,7 @@ def free_running(
     update: Annotated[Format | Literal["auto"], UPDATE] = "float32",
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
-) -> Graph:
+) -> ProgramGraph:
     """The graph of a program with this name, whose model may be made of modules, that of `paths`.
 
     `push`, `update`, `interval` and `overlap` follow the links where they are 'auto' (`ops.exchange.adaptive`).
@@ -172,7 +173,7 @@ def free_running(
         parts = paths.whole
     steps = first_interval(interval)
     lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, OUTER_DECOUPLED)
-    graph = Graph(name)
+    graph = ProgramGraph(name)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -275,7 +276,7 @@ def free_running(
 
 @checked(subject(NAME), _rules)
 @settings_of(free_running)
-def build(job: Job, **settings: Any) -> Graph:
+def build(job: Job, **settings: Any) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     return free_running(NAME, job, None, **settings)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.requested import Format
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked
 from isthmus.programs.streaming_diloco import in_turns
 from isthmus.programs.sweeps import interval_default
@@ -24,7 +25,6 @@ from isthmus.programs.update_settings import (
     outer_settings,
     subject,
 )
-from isthmus.runtime.graph.template import Graph
 
 NAME: Final = "diloco"
 
@@ -39,7 +39,7 @@ def build(
     update: Annotated[Format, UPDATE] = "float32",
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
-) -> Graph:
+) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = interval_default(job) if interval is None else interval
     outer = outer_settings(job, interval, outer_lr, outer_momentum)

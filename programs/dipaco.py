@@ -17,10 +17,10 @@ from isthmus.ops.exchange.fragments import Cut
 from isthmus.ops.exchange.paths import PathParts, groups_of, path_parts
 from isthmus.programs.decoupled import free_running, rules, shard_faults
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked, settings_of
 from isthmus.programs.update_settings import setting_fault, subject
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import Graph
 
 NAME: Final = "dipaco"
 
@@ -62,7 +62,7 @@ def _parts(job: Job, cut: Cut | None) -> PathParts:
 
 @checked(subject(NAME), _rules)
 @settings_of(free_running)
-def build(job: Job, **settings: Any) -> Graph:
+def build(job: Job, **settings: Any) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range, and for a task without modules."""
     parts = _parts(job, settings.get("fragments"))
     return free_running(NAME, job, parts if parts.count > 1 else None, **settings)

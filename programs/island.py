@@ -6,16 +6,13 @@
             island.step(loss, tokens=n)
 
 What a framework brings of the model is in `module_island`, of PyTorch, and `state_island`, of jax. Decides what the
-loop's user sees: checks of what is passed, and the names on an island. The process of a script that `isthmus train
---loop` has started knows from its environment which life of which learner it is. One that was started before its run is
-given its life at its first step, which has told of its model; if it is only asked, it ends there. Any other process
-joins a home with a daemon of its own. A first step that is made before the run is not counted: the values after that of
-slot 0 are the first that are exchanged.
+loop's user sees: checks of what is passed, and the names on an island. How a process comes to its life, from a run that
+has started it or from a home that it joins, is in `loop_ways`. A first step that is made before the run is not counted:
+the values after that of slot 0 are the first that are exchanged.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -26,26 +23,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.contract import Evaluating
-from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopAhead, LoopHome, LoopLife, LoopModel, ModelFound
+from isthmus.ops.island.life import IslandSlot, LearnerLife
+from isthmus.programs.loop_task import LoopLife, LoopModel, ModelFound
+from isthmus.programs.loop_ways import MAKING, LoopWay, OwnJudge, answering, end_process, way_of
 from isthmus.programs.task import METRICS_MAX
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import LEARNER, Replica
 
 if TYPE_CHECKING:
-    from isthmus.programs.engine.machine.own_daemon import OwnDaemon
+    pass
 
-_MAKING: Final = "Making an island"
 TOKENS_MOST: Final = 8
 """By default no step may have more than so many times the tokens of the first one: no island may claim more."""
-LIVES_MAX: Final = 10_000
-"""So many lives of a slot draw from seeds that no life of another has."""
 IGNORED: Final = -100
 """The label of what is not trained on, in PyTorch."""
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -87,10 +81,10 @@ def island(
     ConfigError for anything else.
     """
     _check_alone()
-    life = life_of(os.environ, invite=invite, address=address, name=name)
+    way = way_of(os.environ, invite=invite, address=address, name=name)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
-    with answering(life):
-        return Island(life, _loop_model(model, optimizer, rules), tokens_most, evaluate)
+    with answering(way):
+        return Island(way, _loop_model(model, optimizer, rules), tokens_most, evaluate)
 
 
 @final
@@ -104,24 +98,22 @@ class Island:
 
     def __init__(
         self,
-        life: LoopLife | LoopHome | LoopAhead,
+        way: LoopWay,
         model: LoopModel,
         tokens_most: int | None,
         evaluate: Any,
     ) -> None:
-        """`life`: the life that this process is, the home that it joins by itself, or how it is given a life."""
+        """`way`: how this process comes to its life."""
         self._model, self._tokens_most, self._evaluate = model, tokens_most, evaluate
         self._ranks = model.ranks
         if evaluate is not None and not callable(evaluate):
             do = "Pass a function of the model."
-            raise ConfigError(_MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
+            raise ConfigError(MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
         self._calling = f"Calling {model.step_call}"
         self._counts = TokenCounts(model)
-        self._life = life
+        self._way = way
         self._host: Any = None
-        self._daemon: OwnDaemon | None = None
         self._own_judge: OwnJudge | None = None
-        self._first: IslandSlot | None = None
         self._kept: tuple[Any, ...] | None = None
         self._learner: Any = None
         self._thread: int | None = None
@@ -131,16 +123,16 @@ class Island:
         self._over = StepsAfterEnd(self._ranks.told, self._tell_goes_on)
 
     @property
-    def life(self) -> LoopLife | LoopHome | LoopAhead:
-        """What this process is by now."""
-        return self._life
+    def way(self) -> LoopWay:
+        """How this process comes, or came, to its life."""
+        return self._way
 
     # -- in and out ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Join the run, and wait for its model. ConfigError, RunError if that is not possible."""
         _check_alone()
-        with answering(self._life):
+        with answering(self._way):
             doing, do = "Entering the with of an island", "Write one `with` around all of the training."
             if self._host is not None:
                 raise ConfigError(doing, "an island that begins", "one whose with has ended", do)
@@ -155,62 +147,34 @@ class Island:
             raise
 
     def _enter(self) -> Self:
-        if isinstance(self._life, LoopAhead):  # It is asked for its model, which its first step completes.
-            self._first = IslandSlot(self._life.slot, self._life.slots, self._life.seed)
-            return self
-        from isthmus.programs.engine.run.loop_host import LoopHost
-
-        if isinstance(self._life, LoopHome):
-            self._join(self._life)
-            return self
-        os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-        if Replica.parse(self._life.replica).role != LEARNER:
-            judge, leaves = self._judge(is_beside=False), self._model.leaves()
-            make_host = partial(LoopHost, self._life, leaves, in_forks=self._restore_handlers, judge=judge)
-            self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
-            self._host.begin()
-            _end()
-        self._begin(self._life)
+        try:
+            life = self._way.enter(self._model, evaluates=self._evaluate is not None)
+            if life is not None:
+                self._begin(life)
+        except BaseException:
+            self._way.give_up(self._model)
+            raise
         return self
 
-    def _join(self, home: LoopHome) -> None:
-        """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop.
-
-        Of several ranks the first one has the daemon, and the others hear from it what that has said.
-        """
-        from isthmus.programs.engine.machine.own_daemon import OwnDaemon
-
-        try:
-            if self._ranks.is_leader:
-                self._daemon = OwnDaemon(home, self._model.leaves(), evaluates=self._evaluate is not None)
-            answer = self._ranks.told(self._answer_of_home)
-            if isinstance(answer, LoopLife):
-                self._begin(answer)
-            else:
-                self._first = IslandSlot(0, answer["slots"], answer["seed"])
-        except BaseException:
-            self._ranks.close()
-            if self._daemon is not None:
-                self._daemon.close(1, is_over=False)
-            raise
-
-    def _answer_of_home(self) -> LoopLife | dict[str, int]:
-        assert self._daemon is not None
-        return self._daemon.wait()
-
     def _begin(self, life: LoopLife) -> None:
-        """Be that life, and wait for the run's model."""
+        """Be that life, and wait for the run's model; the life of an evaluator ends here, with the process."""
         from isthmus.programs.engine.run.loop_host import LoopHost
 
-        own, leaves = isinstance(self._life, LoopHome), self._model.leaves()
-        in_forks, judge = self._restore_handlers, self._judge(is_beside=True) if own else None
-        if judge is not None and self._daemon is not None:
-            self._own_judge = OwnJudge(judge, self._daemon)
+        leaves, in_forks, is_guest = self._model.leaves(), self._restore_handlers, self._way.is_guest
+        is_learner = Replica.parse(life.replica).role == LEARNER
+        judge = self._judge(is_beside=is_learner) if is_guest or not is_learner else None
+        if not is_learner:
+            self._host = self._model.host(
+                partial(LoopHost, life, leaves, in_forks=in_forks, judge=judge), make_learner=self._make, judge=judge
+            )
+            self._host.begin()
+            end_process()
+        self._own_judge = None if judge is None else self._way.own_judge(judge)
         make_host = partial(
-            LoopHost, life, leaves, in_forks=in_forks, make=self._make, own_judge=self._own_judge, is_guest=own
+            LoopHost, life, leaves, in_forks=in_forks, make=self._make, own_judge=self._own_judge, is_guest=is_guest
         )
         self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
-        if not own:
+        if not is_guest:
             self._handle_signals()
         with self._raising_own():
             self._host.begin()
@@ -221,8 +185,8 @@ class Island:
 
     def _check_place(self) -> None:
         """RunError if the home has taken the slot of this loop away; in a run that is over it needs none."""
-        if self._daemon is not None and self._daemon.lost and self.progress < 1.0:
-            raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
+        if self._way.lost and self.progress < 1.0:
+            raise RunError(f"this loop is no island of the run any more: {self._way.lost}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -234,17 +198,12 @@ class Island:
         self._thread = None
         self._model.unwatch()
         _inside.remove(self)
-        if isinstance(self._life, LoopAhead):
-            if error is None:
-                do = f"Call {self._model.step_call} after each step of the optimizer."
-                _complain(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
-            return False
         is_left = isinstance(error, LedOut)
         is_in_order = error is None or is_left or (isinstance(error, SystemExit) and not error.code)
         was_over = self.is_over and is_in_order
         try:
-            if self._host is None:  # The first of a run, which has made no step.
-                self._ranks.close()
+            if self._host is None:
+                self._way.leave_unbegun(error, self._model)
             elif is_in_order:
                 self._ranks.settle()
                 self._leave()
@@ -252,8 +211,7 @@ class Island:
                 self._host.fail(error)
         finally:
             self._restore_handlers()
-            if self._daemon is not None:
-                self._daemon.close(0 if is_in_order else 1, is_over=was_over)
+            self._way.close(0 if is_in_order else 1, is_over=was_over)
         return is_left
 
     def _leave(self) -> None:
@@ -315,7 +273,7 @@ class Island:
         nothing is counted; a loop that goes on for long is led out of the `with`. ConfigError for other arguments, in
         another thread, or outside of the `with`.
         """
-        with answering(self._life):
+        with answering(self._way):
             self._check_thread(self._calling)
             self._ranks.settle()
             loss = self._model.after(stepped, loss)
@@ -342,35 +300,13 @@ class Island:
         return self._model.stepped()
 
     def _tell_goes_on(self) -> None:
-        """Tell the run's daemon that this loop goes on though the run is over; the user has read it on stderr."""
-        if isinstance(self._life, LoopLife) and self._daemon is None and self._ranks.is_leader:
-            from isthmus.programs.engine.run.loop_host import tell_goes_on
-
-            tell_goes_on(self._life)
+        if self._ranks.is_leader:
+            self._way.tell_goes_on()
 
     def _begin_run(self, found: ModelFound) -> None:
-        """Tell of the model, after a first step, and be a host of the run that begins with it. Ends a process that was
-        only asked."""
-        ahead = self._life
-        if isinstance(ahead, LoopAhead):
-            if self._ranks.is_leader:
-                _tell(ahead, found.answer())
-            life = None if ahead.is_only_asked else self._ranks.told(lambda: _life_of_waiting(ahead))
-            if life is None:
-                _end()
-            self._life = life
-        else:
-            life = self._ranks.told(lambda: self._life_with(found._replace(evaluates=False)))
+        """Tell of the model, after a first step, and be a host of the run that begins with it."""
+        self._way, life = self._way.begin(found, self._model)
         self._begin(life)
-
-    def _life_with(self, found: ModelFound) -> LoopLife:
-        """The life of this process in the run that begins with its model."""
-        assert self._daemon is not None
-        self._daemon.tell(found)
-        life = self._daemon.wait()
-        while not isinstance(life, LoopLife):  # The home has begun anew, and asks again.
-            life = self._daemon.wait()
-        return life
 
     @property
     def state(self) -> Any:
@@ -389,7 +325,7 @@ class Island:
         """Keep schedulers, scalers and whatever else has `state_dict` and `load_state_dict`, with the optimizer's
         state: it is given what the life of this slot before has kept. Once, inside of the `with`, before the loop."""
         doing = "island.keep()"
-        with answering(self._life):
+        with answering(self._way):
             self._check_thread(doing)
             if fault := self._model.fault_of_kept(kept):
                 do = "Pass what torch.load(..., weights_only=True) can read: tensors, numbers, texts, lists and dicts."
@@ -470,7 +406,7 @@ class Island:
 
     @property
     def _place(self) -> IslandSlot | None:
-        return self._first if self._host is None else self._host.place
+        return self._way.place if self._host is None else self._host.place
 
     @property
     def position(self) -> int:
@@ -493,13 +429,13 @@ class Island:
         most = TOKENS_MOST * tokens if self._tokens_most is None else self._tokens_most
         if not isinstance(most, int) or isinstance(most, bool):
             do = "Pass the most tokens that a step can have."
-            raise ConfigError(_MAKING, "tokens_most= an integer", repr(most)[:60], do)
+            raise ConfigError(MAKING, "tokens_most= an integer", repr(most)[:60], do)
         if tokens < 1:
             do = "Pass the tokens, or samples, that the step has trained on."
             raise ConfigError(self._calling, "at least 1 token in the first step", str(tokens), do)
         if most < tokens:
             do = "Pass the most tokens that a step can have."
-            raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
+            raise ConfigError(MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
         size_bytes, evaluates, frozen = self._model.learner_bytes(), self._evaluate is not None, self._model.frozen()
         return ModelFound(tuple(self._model.leaves()), self._model.merge, tokens, most, size_bytes, evaluates, frozen)
 
@@ -507,83 +443,10 @@ class Island:
 def _check_alone() -> None:
     """ConfigError inside of the `with` of an island, of which a process has one."""
     for each in _inside:
-        with answering(each.life):
+        with answering(each.way):
             do = "Write one `with` around all of the training."
             found = "a second one inside of the first"
             raise ConfigError("Entering the with of an island", "one at a time", found, do)
-
-
-def _tell(life: LoopAhead, answer: Mapping[str, Any]) -> None:
-    """Answer what this process is asked."""
-    with os.fdopen(life.asks, "w") as file:
-        json.dump(answer, file)
-
-
-def _complain(life: LoopAhead, faults: Sequence[Fault]) -> NoReturn:
-    """Answer with faults, and end this process."""
-    _tell(life, {"faults": [list(each) for each in faults]})
-    _end()
-
-
-def _life_of_waiting(life: LoopAhead) -> LoopLife | None:
-    """The life that this process is given; None where there is to be no run."""
-    from isthmus.programs.engine.run.script_processes import life_of_waiting
-
-    os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-    return life_of_waiting(life)
-
-
-def _end() -> NoReturn:
-    """End a process of the script that trains nothing: what follows is not for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-@contextmanager
-def answering(life: LoopLife | LoopHome | LoopAhead) -> Iterator[None]:
-    """Where this process is asked for its model, answer with the faults of a ConfigError."""
-    try:
-        yield
-    except ConfigError as error:
-        if isinstance(life, LoopAhead):
-            _complain(life, error.faults)
-        raise
-
-
-def life_of(
-    environment: Mapping[str, str],
-    *,
-    invite: str | os.PathLike[str] | None = None,
-    address: str | None = None,
-    name: str | None = None,
-) -> LoopLife | LoopHome | LoopAhead:
-    """What this process is, where `isthmus train --loop` has started it, or the home that it is to join by itself;
-    ConfigError where there is neither."""
-    if (text := environment.get(ISLAND)) is not None:
-        fields = json.loads(text)
-        return LoopAhead(**fields) if "asks" in fields else LoopLife(**fields)
-    invitation = environment.get(INVITE) if invite is None and address is None else None
-    if (invite, address, invitation) == (None, None, None):
-        do = 'Start the script by: isthmus train --loop train.py --learners 2; or pass invite="NAME.invite" of a home.'
-        raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started, or a home", "neither", do)
-    if invite is not None and address is not None:
-        raise ConfigError(_MAKING, "invite= or address=", "both", "Leave address= out: the invitation has it.")
-    return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)
-
-
-def seed_of_life(seed: int, life: LoopLife | LoopHome | LoopAhead) -> int | None:
-    """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot; None for
-    a process that does not know its slot."""
-    if isinstance(life, LoopHome) or not life.replica:
-        return None
-    incarnation = life.incarnation if isinstance(life, LoopLife) else 1  # The first one.
-    return seed + LIVES_MAX * Replica.parse(life.replica).slot + incarnation
-
-
-def is_first_slot(life: LoopLife | LoopHome | LoopAhead) -> bool:
-    """Whether this process is, or will be, the learner of slot 0."""
-    return not isinstance(life, LoopHome) and life.replica == str(Replica(LEARNER, 0))
 
 
 def set_epoch(ordered: Any, epoch: int) -> None:
@@ -639,34 +502,6 @@ class StepsAfterEnd:
             raise LedOut
 
 
-@final
-class OwnJudge:
-    """The evaluation of a loop that has started itself (`OwnJudging`), while its home has chosen that loop for it.
-
-    `fault` is what the user's function has raised.
-    """
-
-    def __init__(self, judge: Evaluating, daemon: OwnDaemon) -> None:
-        self._judge, self._daemon = judge, daemon
-        self.fault: Exception | None = None
-
-    @property
-    def is_on(self) -> bool:
-        return self._daemon.evaluates
-
-    def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """The scalars of these merged leaves."""
-        try:
-            return self._judge.metrics(tensors)
-        except Exception as error:
-            self.fault = error
-            raise
-
-    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Any]) -> Tensors:
-        """The merged leaves that the fragments make up."""
-        return self._judge.assemble(fragments, values)
-
-
 def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:
     """The model of a loop, as its framework has it."""
     torch: Any = sys.modules.get("torch")
@@ -679,7 +514,7 @@ def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) 
 
         return StateModel(model, rules)
     do = "Pass the module itself, before or after torch.compile. A state in jax has the optimizer's in it."
-    raise ConfigError(_MAKING, "a torch.nn.Module beside an optimizer", f"a {type(model).__name__}", do)
+    raise ConfigError(MAKING, "a torch.nn.Module beside an optimizer", f"a {type(model).__name__}", do)
 
 
 @final

@@ -18,8 +18,8 @@ from typing import Any, Final, final
 
 import torch
 
-from isthmus.programs.island import IGNORED, Island, answering, is_first_slot, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
+from isthmus.programs.island import IGNORED, Island, island
+from isthmus.programs.loop_ways import LoopWay, answering, is_first_slot, seed_of_life, way_of
 from isthmus.runtime.errors import ConfigError
 
 _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
@@ -54,7 +54,7 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
     ) -> None:
         self._tokens_in = tokens_in if tokens is None else tokens
         self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._life: LoopLife | LoopHome | LoopAhead = LoopAhead(-1)
+        self._way: LoopWay | None = None
         self._island: Island | None = None
         self._losses: list[torch.Tensor] = []
         self._tokens: list[Any] = []
@@ -64,22 +64,22 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
         """Draw the order of the data, and dropout, otherwise in each life of each slot."""
         if stage != "fit":
             return
-        self._life = life = life_of(os.environ)
+        self._way = way = way_of(os.environ)
         if trainer.world_size > 1:
             do = "Write Trainer(devices=1): each island is a process of its own."
-            with answering(life):
+            with answering(way):
                 raise ConfigError("Reading the Trainer", "one process", f"{trainer.world_size}", do)
-        if not is_first_slot(life):
+        if not is_first_slot(way):
             trainer.loggers = []
             trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, pl.callbacks.Checkpoint)]
-        if (seed := seed_of_life(int(os.environ.get("PL_GLOBAL_SEED", 0)), life)) is not None:
+        if (seed := seed_of_life(int(os.environ.get("PL_GLOBAL_SEED", 0)), way)) is not None:
             pl.seed_everything(seed, verbose=False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run: the module has its present values then."""
         if len(trainer.optimizers) != 1:
             do = "Return one from configure_optimizers, of all parameters that are trained."
-            with answering(self._life):
+            with answering(self._way):
                 raise ConfigError("Reading the Trainer", "one optimizer", f"{len(trainer.optimizers)}", do)
         self._island = island(pl_module, trainer.optimizers[0], **self._options)
         self._island.__enter__()
@@ -103,7 +103,7 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
         self._steps = trainer.global_step
         if not self._losses:
             do = "Return the loss from training_step."
-            with answering(self._life):
+            with answering(self._way):
                 raise ConfigError("Counting a step of the Trainer", "a loss", "none", do)
         loss, tokens = torch.stack(self._losses).mean(), sum(self._tokens)
         self._losses, self._tokens = [], []

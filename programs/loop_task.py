@@ -34,11 +34,11 @@ from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
+from isthmus.programs import rank_processes
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask, RunSlots
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.refusals import remedy
 

@@ -27,6 +27,7 @@ from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_m
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import interval_default
 from isthmus.programs.update_settings import (
@@ -52,7 +53,7 @@ from isthmus.programs.update_settings import (
 )
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Every, Latest, Queue, Quorum
 
 NAME: Final = "streaming-diloco"
 
@@ -107,7 +108,7 @@ def build(
     update: Annotated[Format, UPDATE] = "float32",
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
-) -> Graph:
+) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, fragments, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
@@ -131,10 +132,10 @@ def in_turns(
     merge: MergeRule,
     push: Format,
     update: Format,
-) -> Graph:
+) -> ProgramGraph:
     """The graph `name` of learners in lock-step; `outer` are learning rate and momentum of the outer step."""
     lr, momentum = outer
-    graph = Graph(name)
+    graph = ProgramGraph(name)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))

@@ -16,8 +16,8 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
-from isthmus.programs.island import IGNORED, Island, answering, island, life_of, seed_of_life
-from isthmus.programs.loop_task import LoopAhead, LoopHome, LoopLife
+from isthmus.programs.island import IGNORED, Island, island
+from isthmus.programs.loop_ways import LoopWay, answering, seed_of_life, way_of
 from isthmus.runtime.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
         evaluate: Any = None,
     ) -> None:
         self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._life: LoopLife | LoopHome | LoopAhead = LoopAhead(-1)
+        self._way: LoopWay | None = None
         self._island: Island | None = None
         self._losses: list[torch.Tensor] = []
         self._tokens: list[torch.Tensor | int] = []
@@ -45,12 +45,12 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
 
     def on_init_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Draw the order of the data, and dropout, otherwise in each life of each slot."""
-        self._life = life = life_of(os.environ)
+        self._way = way = way_of(os.environ)
         if args.data_seed is not None:
             do = "Leave it out, and use seed: every island draws its own order from that."
-            with answering(life):
+            with answering(way):
                 raise ConfigError("Reading the arguments of the Trainer", "no data_seed", str(args.data_seed), do)
-        if (seed := seed_of_life(args.seed, life)) is not None:  # Who joins by itself does not know its slot yet.
+        if (seed := seed_of_life(args.seed, way)) is not None:  # Who joins by itself does not know its slot yet.
             transformers.set_seed(seed)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -68,7 +68,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
         assert self._island is not None
         if not self._losses:
             do = "Pass labels in the batches, so that the model computes its loss itself."
-            with answering(self._life):
+            with answering(self._way):
                 raise ConfigError("Counting a step of the Trainer", "a model that gives a loss", "none", do)
         total = torch.stack(self._losses).sum()
         loss = total if self._is_sum else total / len(self._losses)

@@ -20,11 +20,12 @@ from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import REGION, ProgramGraph, chosen_for
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, Port, Queue, Role, Route, Template
-from isthmus.runtime.ids import LEARNER, REGION
+from isthmus.runtime.ids import LEARNER
 
 
 def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None) -> Port:
@@ -78,7 +79,7 @@ def rounds_in(graph: Graph, pacer: Node, merge: Node, outer: Node, *, most: int)
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
 
 
-def hold_whole(graph: Graph, step: Node, conductor: Node, outer: Node, *, published: Port, copies: Port) -> None:
+def hold_whole(graph: ProgramGraph, step: Node, conductor: Node, outer: Node, *, published: Port, copies: Port) -> None:
     """Have the model of a program in lock-step held, and kept with what only its learners have, as of one step."""
     graph.hold(
         state=outer["state"],
@@ -234,10 +235,10 @@ def outer_settings(
 
 def derived(graph: Template, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a program chose for its settings that are None: by the number of sweeps, and by the size of the model."""
-    return {key: value for key, value in graph.chosen.items() if key in settings and settings[key] is None}
+    return {key: value for key, value in chosen_for(graph).items() if key in settings and settings[key] is None}
 
 
 def interval_of(graph: Template) -> int | None:
     """The initial interval of a graph whose fragments are merged at one; None for another graph."""
-    interval = graph.chosen.get("interval")
+    interval = chosen_for(graph).get("interval")
     return None if interval is None else first_interval(interval)

@@ -60,18 +60,11 @@ class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True)
 
 
 LEARNER: Final = "learner"
-"""The role whose replicas take an island each; all others run on the machine beside them."""
-SYNCER: Final = "syncer"
-"""The role of the shards that merge and hold the global model."""
-REGION: Final = "region"
-"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
+"""The role whose replicas take an island each; all others run on the machine beside them. Where the runtime treats them
+otherwise, it asks `takes_island` or `leads_island`."""
 RECORDER: Final = "recorder"
-"""The role of the one replica that keeps the run folder; its machine is the run's home."""
+"""The role of the one replica that keeps the run folder; its machine is the run's home. Likewise `keeps_run`."""
 ONE_RECORDER: Final = Replica(RECORDER, 0)
-EVALUATOR: Final = "evaluator"
-"""The role of the replica that evaluates the model, in a program that has one."""
-ROLES: Final = (LEARNER, SYNCER, REGION, EVALUATOR)
-"""The roles that a machine may declare, whether a graph has such a role or not."""
 
 
 class MachineOwner(NamedTuple):
@@ -115,6 +108,26 @@ def gang_number(replica: Replica) -> int:
 def leader(replica: Replica) -> Replica:
     """The replica whose graph and devices this one serves: itself, unless it is a follower."""
     return Replica(replica.role.partition(".")[0], replica.slot) if gang_number(replica) else replica
+
+
+def takes_island(replica: Replica) -> bool:
+    """Whether a replica is a process of an island: it belongs to its machine, waits for it, and dials all others."""
+    return leader(replica).role == LEARNER
+
+
+def island_in(slot: int) -> Replica:
+    """The replica that leads the island in a slot."""
+    return Replica(LEARNER, slot)
+
+
+def leads_island(replica: Replica) -> bool:
+    """Whether it is the first process of an island, or the only one: by these islands are counted and judged."""
+    return replica.role == LEARNER
+
+
+def keeps_run(replica: Replica) -> bool:
+    """Whether it keeps the run folder: what it says of the end is the end of the run, and it leaves last."""
+    return replica.role == RECORDER
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True, forbid_unknown_fields=True):

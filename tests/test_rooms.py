@@ -66,6 +66,7 @@ def test_every_room_has_a_quick_test() -> None:
     } == set()
 
 
+@pytest.mark.slow
 def test_a_class_has_a_name_of_its_own() -> None:
     """One word, one meaning: whoever reads a name knows which class it is."""
     files = [file for top in ("runtime", "ops", "programs") for file in (ROOT / top).rglob("*.py")]

@@ -18,6 +18,7 @@ from isthmus.programs.command.start import Starting, parting
 from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
+from isthmus.programs.engine.cluster.placement import Placement
 from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed
 from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
@@ -27,7 +28,6 @@ from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
-from isthmus.runtime.graph.placement import Placement
 from isthmus.runtime.system.processes import cpu_seconds
 
 

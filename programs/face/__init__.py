@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     )
     from isthmus.programs.island import island
     from isthmus.programs.job import Job
+    from isthmus.programs.program_graph import ProgramGraph as Graph
     from isthmus.programs.routers import reroute, route, training_documents
     from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained.run_model import load
     from isthmus.programs.training import Result, train
     from isthmus.runtime.clock import milliseconds
-    from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Queue, Quorum
+    from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Latest, Queue, Quorum
 
     __version__: str
 
@@ -47,7 +48,7 @@ _MODULES: Final = {
     "Batches": "ops.data.batches_node",
     "EvaluateMean": "ops.island.evaluate",
     "Every": "runtime.graph.template",
-    "Graph": "runtime.graph.template",
+    "Graph": "programs.program_graph:ProgramGraph",
     "InnerStep": "ops.learner.inner_step",
     "Job": "programs.job",
     "Latest": "runtime.graph.template",
@@ -126,7 +127,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_linux(f"Importing isthmus.{name}")
-    return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
+    module, _, own_name = _MODULES[name].partition(":")
+    return getattr(import_module(f"isthmus.{module}"), own_name or name)
 
 
 def __dir__() -> list[str]:

@@ -29,7 +29,7 @@ from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, opened_to_read
 from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
-from isthmus.runtime.ids import Member, Party, Replica
+from isthmus.runtime.ids import Member, Party, Replica, keeps_run
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
@@ -282,7 +282,7 @@ class Daemon:
     def _on_report(self, machine: str, report: Report, shown: Mapping[Member, Shown]) -> None:
         for member, each in shown.items():
             self._shown[member] = each
-            if member.replica.role == "recorder" and "record" in each["published"]:
+            if keeps_run(member.replica) and "record" in each["published"]:
                 self.status_last = dict(each["published"]["record"])
         if not self._is_closed:
             self._driver.feed(ReportCame(machine, report))
@@ -418,7 +418,7 @@ class Daemon:
         if life is not None:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
             # A recorder publishes the status of the run, not its own.
-            published = shown["published"] if replica.role != "recorder" else {}
+            published = shown["published"] if not keeps_run(replica) else {}
             figures = {
                 "pid": life.seen.pid,
                 "phase": self.home.phase(replica),

@@ -1,8 +1,8 @@
 """Graphs: what a program's author writes, and the template that is left of it.
 
 A `Graph` is under construction: roles with replica ranges, nodes that name a body and its arguments, edges with a
-policy, and the ports by which a run knows it (`train`, `hold`, `keep`). `freeze` gives the `Template`, which is what
-`verify`, plans, placement and views see, and which nobody changes: to add to one, make a graph of it and freeze that.
+policy, and what else is declared of the whole. `freeze` gives the `Template`, which is what `verify`, plans, placement
+and views see, and which nobody changes: to add to one, make a graph of it and freeze that.
 Nothing is instantiated here: no array, host or address comes in. A mistake that is plain on one line (a port that
 does not exist, arguments that a body does not take, an edge that could bring several items to a port that takes one)
 raises `GraphError` on that line; everything that needs the whole graph is found by `verify`. What a body declares of
@@ -12,10 +12,10 @@ itself is in `body`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, Self, TypeAlias, final
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import GraphError, nearest
@@ -292,60 +292,16 @@ class Role:
         return node
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The ports by which a run trains a graph; `Graph.train` says what each carries."""
-
-    reports: Port | None = None
-    control: tuple[Port, ...] = ()
-    model: Port | None = None
-    mean_of: Port | None = None
-    evaluation: Port | None = None
-    merges: Port | None = None
-    changes: Port | None = None
-    held: Port | None = None
-    loans: tuple[Port, Port] | None = None
-    stop: tuple[Port, ...] = ()
-    counts_budget: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeldModelPorts:
-    """The ports by which a model that shards publish is held outside of them; `Graph.hold` says what each carries."""
-
-    state: Port
-    kept: Port
-    published: Port
-    copies: tuple[Port, ...]
-    held: tuple[Port, ...]
-    coded_state: Port | None = None
-    cut: Port | None = None
-    wanted: tuple[Port, ...] = ()
-    own: Port | None = None
-    restored: Port | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KeptStatePorts:
-    """The ports by which a state that all learners have is kept; `Graph.keep` says what each carries."""
-
-    state: Port
-    kept: Port
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A graph that nobody changes any more. `chosen`: the settings that its builder chose, by key of `program.`."""
+    """A graph that nobody changes any more. `declared`: what `Graph.declared` had."""
 
     name: str
     roles: tuple[Role, ...]
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    training: Training
-    holding: HeldModelPorts | None
-    keeping: KeptStatePorts | None
-    chosen: Mapping[str, Any]
+    declared: Mapping[str, Any]
 
     def role_of(self, name: str) -> Role:
         """The role `name`; KeyError if there is none."""
@@ -357,26 +313,26 @@ class Template:
 
 
 class Graph:
-    """A graph under construction: `role`, then `role.node`, then `edge`, and `train` for one that can be trained."""
+    """A graph under construction: `role`, then `role.node`, then `edge`.
+
+    `declared` is what is said of the whole graph, by name, such as the ports by which it is known. Whoever declares
+    something reads it again; nothing of the runtime knows what it is. A value there is replaced, never changed.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.roles: list[Role] = []
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
-        self.training = Training()
-        self.holding: HeldModelPorts | None = None
-        self.keeping: KeptStatePorts | None = None
-        self.chosen: dict[str, Any] = {}
+        self.declared: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, template: Template) -> Graph:
+    def of(cls, template: Template) -> Self:
         """A graph to which more can be added; the template stays as it is."""
         graph = cls(template.name)
         graph.roles = [Role(graph, role.name, role.replicas_min, role.replicas_max) for role in template.roles]
         graph.nodes, graph.edges = list(template.nodes), list(template.edges)
-        graph.training, graph.holding, graph.keeping = template.training, template.holding, template.keeping
-        graph.chosen = dict(template.chosen)
+        graph.declared = dict(template.declared)
         return graph
 
     def freeze(self) -> Template:
@@ -386,10 +342,7 @@ class Graph:
             tuple(self.roles),
             tuple(self.nodes),
             tuple(self.edges),
-            self.training,
-            self.holding,
-            self.keeping,
-            MappingProxyType(dict(self.chosen)),
+            MappingProxyType(dict(self.declared)),
         )
 
     def role(self, name: str, *, replicas: tuple[int, int]) -> Role:
@@ -481,112 +434,7 @@ class Graph:
                 f"Have the body take {{(replica, key): item}} there, and say so: collects = ({target.name!r},).",
             )
 
-    def train(
-        self,
-        *,
-        reports: Port | None = None,
-        control: Port | Sequence[Port] = (),
-        model: Port | None = None,
-        mean_of: Port | None = None,
-        evaluation: Port | None = None,
-        stop: Port | Sequence[Port] = (),
-        merges: Port | None = None,
-        changes: Port | None = None,
-        held: Port | None = None,
-        loans: tuple[Port, Port] | None = None,
-        counts_budget: bool = False,
-    ) -> None:
-        """Declare the ports by which a run trains this graph. Each is optional but `reports`, without which it is none.
-
-        - `reports`: an output; what its node has trained, by which the token budget is counted.
-        - `control`: inputs; what the recorder says of the budget, and that the run is to end.
-        - `model`: an output; the final model in parts. `evaluation`: an output; losses on held-out data.
-        - `mean_of`: an output with whole trees, in the role that reports. Where no evaluation is declared, a run
-          evaluates their mean, weighted by tokens, and makes the final model of it.
-        - `stop`: outputs; the program asks for the end of the run.
-        - `merges`, `changes`, `held`: outputs; what is recorded of merges, of settings that follow the links, and of
-          the versions that a body has heard of.
-        - `loans`: an output and an input; state that stays in its replica, lent to one that begins anew.
-        - `counts_budget`: the program notices by itself that the budget is spent.
-
-        May be called again, by somebody who extends the graph, for what is not declared yet. GraphError for a port of
-        the wrong direction or another graph, and for what is declared already.
-        """
-        new: dict[str, Any] = {
-            "reports": self._declared("reports", reports),
-            "model": self._declared("model", model),
-            "mean_of": self._declared("mean_of", mean_of),
-            "evaluation": self._declared("evaluation", evaluation),
-            "merges": self._declared("merges", merges),
-            "changes": self._declared("changes", changes),
-            "held": self._declared("held", held),
-        }
-        if loans is not None:
-            new["loans"] = self._required("loans", loans[0]), self._required("loans", loans[1], is_input=True)
-        for name, port in new.items():
-            if port is not None and getattr(self.training, name) is not None:
-                where, former = f"train({name}=) of graph {self.name!r}", getattr(self.training, name)
-                raise GraphError(where, "ports that are not declared yet", str(former), "Declare each once.")
-        control, stop = ((each,) if isinstance(each, Port) else tuple(each) for each in (control, stop))
-        self.training = replace(
-            self.training,
-            **{name: port for name, port in new.items() if port is not None},
-            control=(*self.training.control, *(self._required("control", each, is_input=True) for each in control)),
-            stop=(*self.training.stop, *(self._required("stop", each) for each in stop)),
-            counts_budget=self.training.counts_budget or counts_budget,
-        )
-
-    def hold(
-        self,
-        *,
-        state: Port,
-        kept: Port,
-        published: Port,
-        copies: Sequence[Port],
-        held: Sequence[Port],
-        coded_state: Port | None = None,
-        cut: Port | None = None,
-        wanted: Sequence[Port] = (),
-        own: Port | None = None,
-        restored: Port | None = None,
-    ) -> None:
-        """Declare how a model that shards publish is held by recorder and evaluator, in case shards and learners die
-        together, and kept on disk.
-
-        - `state`: an output of the shards; what they go on from. `coded_state`: the same in codes, without the
-          published values, which the recorder then has from its updates. `kept`: their input for what is given back.
-        - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, and of
-          shards, which are given copies when no other host may have any. `held`: inputs that are told what is held.
-        - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
-          included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
-        """
-        self.holding = HeldModelPorts(
-            self._required("state", state),
-            self._required("kept", kept, is_input=True),
-            self._required("published", published),
-            tuple(self._required("copies", port, is_input=True) for port in copies),
-            tuple(self._required("held", port, is_input=True) for port in held),
-            self._declared("coded_state", coded_state),
-            self._declared("cut", cut),
-            tuple(self._required("wanted", port, is_input=True) for port in wanted),
-            self._declared("own", own),
-            self._declared("restored", restored, is_input=True),
-        )
-
-    def keep(self, state: Port, kept: Port) -> None:
-        """Declare that the recorder keeps a state that all learners have: the newest of output `state`, which it gives
-        to the input `kept`."""
-        self.keeping = KeptStatePorts(self._required("state", state), self._required("kept", kept, is_input=True))
-
-    def chose(self, **settings: Any) -> None:
-        """Note what the builder chose for settings that may be None: a run shows it, and writes it into its
-        configuration."""
-        self.chosen.update(settings)
-
-    def _declared(self, name: str, port: Port | None, *, is_input: bool = False) -> Port | None:
-        return None if port is None else self._required(name, port, is_input=is_input)
-
-    def _required(self, name: str, port: Port, *, is_input: bool = False) -> Port:
+    def declared_port(self, name: str, port: Port, *, is_input: bool = False) -> Port:
         """A port that is declared as `name`; GraphError for one of the wrong direction or another graph."""
         where = f"{name}= of graph {self.name!r}"
         kind = "an input port" if is_input else "an output port"

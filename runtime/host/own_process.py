@@ -42,7 +42,7 @@ from isthmus.runtime.host.contract import (
 )
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import LEARNER, ONE_MACHINE, RECORDER, MachineOwner, Member, Replica, leader
+from isthmus.runtime.ids import ONE_MACHINE, MachineOwner, Member, Replica, keeps_run, leads_island, takes_island
 from isthmus.runtime.supervision.incidents import PLACES_MAX, Starved
 from isthmus.runtime.supervision.messages import (
     FULL_MAX,
@@ -145,7 +145,7 @@ class Meetings:
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
         own = present[self._member.replica][2]
-        relay = next((row[0] for replica, row in present.items() if replica.role == RECORDER), None)
+        relay = next((row[0] for replica, row in present.items() if keeps_run(replica)), None)
         for replica, member in list(self.live.items()):
             if replica not in present or present[replica][0] != member:
                 del self.live[replica]
@@ -201,19 +201,19 @@ def meets(mine: Replica, other: Replica) -> Meeting:
     Learners dial all others and are never dialled, so that they may be behind NAT, and reach each other through the
     recorder; of two others the one that comes first by name dials.
     """
-    if mine.role == other.role == LEARNER:
-        return "relay"
-    if LEARNER in (mine.role, other.role):
-        return "dial" if mine.role == LEARNER else "wait"
+    if leads_island(mine):
+        return "relay" if leads_island(other) else "dial"
+    if leads_island(other):
+        return "wait"
     return "dial" if mine < other else "wait"
 
 
 def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool, is_away: bool = False) -> str:
     """The phase of a host with this published status: for a learner, that of its inner-step, or that it is away."""
     if not is_open:
-        return "compiling" if leader(replica).role == LEARNER else "starting"
+        return "compiling" if takes_island(replica) else "starting"
     for each in published.values():
-        if "phase" in each and replica.role == LEARNER:
+        if "phase" in each and leads_island(replica):
             return "recovering" if each["phase"] == "ready" else _unless_away(str(each["phase"]), is_away=is_away)
     return "serving"
 
@@ -701,7 +701,7 @@ class HostProcess:
     # -- the host ------------------------------------------------------------------------------------------------------
 
     def _node_ended(self, host: Host, node: str) -> None:
-        if self._life.member.replica.role == RECORDER:
+        if keeps_run(self._life.member.replica):
             self._is_over = True
             self._say("over")
 

@@ -38,7 +38,7 @@ from isthmus.runtime.host.own_process import (
     suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member, Replica, keeps_run
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import fields as fields_of
 from isthmus.runtime.sim.faults import Forge
@@ -281,7 +281,7 @@ class Life:
     @property
     def shown(self) -> list[dict[str, Any]]:
         """The status that its nodes publish; empty for a recorder, which publishes that of the run."""
-        return [] if self.member.replica.role == "recorder" else list(self.host.published.values())
+        return [] if keeps_run(self.member.replica) else list(self.host.published.values())
 
     @property
     def step(self) -> int:
@@ -377,7 +377,7 @@ class Life:
 
     def _node_ended(self, node: str) -> None:
         self._setting.ended(self, node)
-        if self.member.replica.role == "recorder":
+        if keeps_run(self.member.replica):
             self._is_over = True
             self.say()
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.ids import COUNT_MAX, NUMBER_MAX, RECORDER, Member, Replica
+from isthmus.runtime.ids import COUNT_MAX, NUMBER_MAX, Member, Replica, keeps_run
 from isthmus.runtime.supervision.incidents import Exited, Raised
 from isthmus.runtime.supervision.messages import (
     Gone,
@@ -150,7 +150,7 @@ def _refusals(liar: Liar, report: Report, others: Sequence[Member]) -> Report:
 def _claimed(liar: Liar, report: Report, others: Sequence[Member], number: int = NUMBER_MAX) -> Report:
     """The lives of all others are here, with numbers far beyond theirs; and the recorder says that all is over."""
     claimed = [Member(each.replica, number) for each in others]
-    lives = tuple(Seen(each, 1, 9, over=Over() if each.replica.role == RECORDER else None) for each in claimed)
+    lives = tuple(Seen(each, 1, 9, over=Over() if keeps_run(each.replica) else None) for each in claimed)
     return msgspec.structs.replace(report, lives=report.lives + lives, newest=report.newest + tuple(claimed))
 
 

@@ -25,18 +25,7 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import Spread, VirtualClock, evenly
-from isthmus.runtime.ids import (
-    LEARNER,
-    REGION,
-    SYNCER,
-    MachineOwner,
-    Member,
-    Party,
-    Replica,
-    follower,
-    leader,
-    owner_party,
-)
+from isthmus.runtime.ids import MachineOwner, Member, Party, Replica, follower, island_in, owner_party, takes_island
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -56,19 +45,12 @@ ASKED_EVERY: Final = 500
 BUSY_MAX: Final = 100_000
 """Events at one instant; a few dozen are many."""
 HOME: Final = "home"
-MOVABLE: Final = (SYNCER, REGION, "evaluator")
-"""Roles whose next life may be at home, where their machine is lost."""
 CRASH_SECONDS: Final = 0.3
 """The duration of a life in a crash loop."""
 BOOT_SECONDS: Final = 0.5
 """Mean time from the start of a process until it is a host."""
 REBOOT_SECONDS: Final = 0.5
 """Time from the return of its power until a machine has a daemon again."""
-
-
-def machine_of(replica: Replica) -> str:
-    """The default machine of a replica: a learner or a syncer on one of its own, everything else at home."""
-    return f"{replica.role}-{replica.slot}" if leader(replica).role in (LEARNER, SYNCER, REGION) else HOME
 
 
 class Observer(Witness, Protocol):
@@ -100,13 +82,15 @@ class Universe:
         counts: the replicas of each role.
         seed: from which everything is drawn.
         resolve: returns what a reference names.
+        place: the machine of each replica; HOME, or another name.
+        movable: the roles whose next life may be at home, where their machine is lost.
+        group_role: that of the leaders of groups, if there are any.
         duration: of a replica and a node: the time of a firing before `jitter`.
         jitter: a share of it, that `spread` draws around.
         spread: draws it.
         climate: that of the network.
         faults: what happens.
         checkers: they watch, and object.
-        place: the machine of each replica.
         limits: those of channels.
         least: the smallest number of replicas of a role with which the run can go on.
         trace: collects spans.
@@ -124,13 +108,15 @@ class Universe:
         *,
         seed: int,
         resolve: Callable[[Reference], Any],
+        place: Callable[[Replica], str],
+        movable: tuple[str, ...] = (),
+        group_role: str = "",
         duration: DurationOf = a_millisecond,
         jitter: float = 0.0,
         spread: Spread = evenly,
         climate: Climate = Climate(),  # noqa: B008
         faults: Iterable[Fault] = (),
         checkers: Sequence[Observer] = (),
-        place: Callable[[Replica], str] = machine_of,
         limits: Limits = Limits(),  # noqa: B008
         least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
@@ -161,7 +147,7 @@ class Universe:
         faults = tuple(faults)
         replicas = [Replica(role, slot) for role in plans if role in counts for slot in range(counts[role])]
         for slot, count in enumerate(processes):
-            replicas += [follower(Replica(LEARNER, slot), number) for number in range(1, count)]
+            replicas += [follower(island_in(slot), number) for number in range(1, count)]
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
         machines = sorted({HOME, *map(place, [*replicas, *joining])})
         check(faults, list(plans), replicas, machines)
@@ -212,6 +198,7 @@ class Universe:
                 processes=processes,
                 elastic=elastic,
                 edges=edges,
+                group_role=group_role,
             ),
             directory=Directory(owners=dict(owners)),
             parties={**{name: Party(owner_party(owner.name)) for name, owner in owners.items()}, **parties},
@@ -222,7 +209,7 @@ class Universe:
             died=self.kill_daemon,
         )
         self.home = HOME
-        self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=MOVABLE)
+        self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=movable)
         for machine in self.machines.values():
             machine.follows = HOME, 1
         self._place, self._replicas = place, replicas
@@ -468,7 +455,7 @@ class Universe:
         )
         self.lives.append(life)
         process.life = life
-        life.start(listens=leader(process.member.replica).role != LEARNER)
+        life.start(listens=not takes_island(process.member.replica))
 
     def _spoke(self, life: Life, message: bytes) -> None:
         daemon = self.machines[life.machine].daemon

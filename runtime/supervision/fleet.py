@@ -14,7 +14,18 @@ from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import CoreSubject, demand
-from isthmus.runtime.ids import LEARNER, REGION, Member, Party, Replica, follower, gang_number, leader
+from isthmus.runtime.ids import (
+    LEARNER,
+    Member,
+    Party,
+    Replica,
+    follower,
+    gang_number,
+    island_in,
+    leader,
+    leads_island,
+    takes_island,
+)
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
 from isthmus.runtime.supervision.parties import Parties
@@ -114,12 +125,12 @@ class Fleet:
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
-        self._period = cast.period
+        self.group_role, self._period = cast.group_role, cast.period
         self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
-        for learner in [each for each in self.replicas if each.role == LEARNER]:
+        for learner in [each for each in self.replicas if leads_island(each)]:
             for each in self.gang(learner)[1:]:
                 self.replicas.append(each)
-                self.slots_max[each.role] = self.slots_max[LEARNER]
+                self.slots_max[each.role] = self.islands_max
         self.machines: dict[str, MachineLives] = {}
         self.retired: dict[Replica, str] = {}
         self._least = {**cast.roles, **cast.least}
@@ -145,8 +156,13 @@ class Fleet:
     def gang(self, replica: Replica) -> list[Replica]:
         """The processes of a replica's island, the leader first; itself, if it is alone."""
         first = leader(replica)
-        count = self._processes.get(first.slot, 1) if first.role == LEARNER else 1
+        count = self._processes.get(first.slot, 1) if leads_island(first) else 1
         return [first, *(follower(first, number) for number in range(1, count))]
+
+    @property
+    def islands_max(self) -> int:
+        """The number of slots, of which each is for one island."""
+        return self.slots_max.get(LEARNER, 0)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -157,20 +173,20 @@ class Fleet:
     @property
     def gangs(self) -> list[list[Replica]]:
         """The islands of several processes that live and end together."""
-        gangs = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
+        gangs = [self.gang(island_in(slot)) for slot in self._processes if slot not in self._elastic]
         return [gang for gang in gangs if len(gang) > 1]
 
     @property
     def elastic(self) -> dict[Replica, tuple[int, ...]]:
         """Elastic islands, by their leaders: the numbers of processes that may train together."""
-        return {Replica(LEARNER, slot): sizes for slot, sizes in self._elastic.items()}
+        return {island_in(slot): sizes for slot, sizes in self._elastic.items()}
 
     def may_have(self, name: str, replica: Replica) -> bool:
         """Whether a life of a replica may be on a machine: because that is its place, or offers its role."""
         if replica.slot >= self.slots_max.get(replica.role, 0):
             return False
         offered = self._home_offers if name == self.home else self._offers.get(name, ())
-        return name == self.name(replica) or (leader(replica).role != LEARNER and is_offered(replica, offered))
+        return name == self.name(replica) or (not takes_island(replica) and is_offered(replica, offered))
 
     def accuser(self, replica: Replica) -> str:
         """The party whose word the word of a host is: the home's, where the home has placed it.
@@ -178,7 +194,7 @@ class Fleet:
         Whoever placed a syncer or a recorder on a machine trusts it with the model; and learners would wait for a round
         whose vote it refuses.
         """
-        is_entrusted = leader(replica).role != LEARNER
+        is_entrusted = not takes_island(replica)
         return self.home if is_entrusted else self.parties.of(self.name(replica)).name
 
     def may_condemn(self, accusers: Collection[str], machine: str) -> bool:
@@ -198,7 +214,7 @@ class Fleet:
 
     def together(self, replica: Replica) -> list[Replica]:
         """The replicas that begin and end with one: its gang, unless that is elastic."""
-        is_elastic = leader(replica).role == LEARNER and replica.slot in self._elastic
+        is_elastic = takes_island(replica) and replica.slot in self._elastic
         return [replica] if is_elastic else self.gang(replica)
 
     def lead(self, replica: Replica) -> Replica:
@@ -251,7 +267,7 @@ class Fleet:
         return [
             replica
             for replica in self.replicas
-            if leader(replica).role != LEARNER
+            if not takes_island(replica)
             and self.is_expected(replica)
             and not self.is_spare(replica)
             and (self.name(replica) == self.home or not self.of(replica).is_silent)
@@ -260,16 +276,16 @@ class Fleet:
     @property
     def has_learners(self) -> bool:
         """Whether some learner is not retired, or the run has none at all."""
-        learners = [each for each in self.replicas if each.role == LEARNER]
+        learners = [each for each in self.replicas if leads_island(each)]
         return not learners or any(each not in self.retired for each in learners)
 
     @property
     def learners(self) -> list[Replica]:
-        return [each for each in self.replicas if each.role == LEARNER and self.is_expected(each)]
+        return [each for each in self.replicas if leads_island(each) and self.is_expected(each)]
 
     def learners_on(self, name: str) -> list[Replica]:
         """The processes of learners on a machine."""
-        return [each for each in self.replicas if leader(each).role == LEARNER and self.name(each) == name]
+        return [each for each in self.replicas if takes_island(each) and self.name(each) == name]
 
     def taken_on(self, name: str) -> list[Replica]:
         """Those whose slots are not over."""
@@ -288,7 +304,7 @@ class Fleet:
         for replica in added:
             if number := gang_number(replica):  # Of an island that joined: the cast has those that were listed.
                 self._processes[replica.slot] = max(number + 1, self._processes.get(replica.slot, 1))
-                self.slots_max[replica.role] = self.slots_max.get(LEARNER, 0)
+                self.slots_max[replica.role] = self.islands_max
 
     def place(self, replica: Replica, name: str) -> None:
         """Put a replica on a machine."""
@@ -310,11 +326,11 @@ class Fleet:
         """
         islands = self._within_bound(name, islands)
         slots = self.left_by(name)[:islands]
-        known = {replica.slot for replica in self.replicas if replica.role == LEARNER}
-        free = [Replica(LEARNER, slot) for slot in range(self.slots_max.get(LEARNER, 0)) if slot not in known]
+        known = {replica.slot for replica in self.replicas if leads_island(replica)}
+        free = [island_in(slot) for slot in range(self.islands_max) if slot not in known]
         free += [each for each in self.retired if self._is_free(each) and each not in slots]
         hands = [0] * self._period
-        there = {slot for slot in known if not self.is_retired(Replica(LEARNER, slot))}
+        there = {slot for slot in known if not self.is_retired(island_in(slot))}
         for slot in there | {each.slot for each in slots}:
             hands[slot % self._period] += 1
         while free and len(slots) < islands:
@@ -350,16 +366,16 @@ class Fleet:
         """
         if not self._within_bound(names[0], 1):
             return []
-        slot = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
+        slot = 1 + max((replica.slot for replica in self.replicas if leads_island(replica)), default=-1)
         left = [each for each, how in self.retired.items() if how in get_args(Taken)]
         alike = [each for each in left if len(self.gang(each)) == len(names)]
         own = [each for each in alike if {self.name(process) for process in self.gang(each)} == set(names)]
-        if again := own or ([] if slot < self.slots_max.get(LEARNER, 0) else alike):
+        if again := own or ([] if slot < self.islands_max else alike):
             del self.retired[again[0]]
             slot = again[0].slot
-        elif slot >= self.slots_max.get(LEARNER, 0):
+        elif slot >= self.islands_max:
             return []
-        first = Replica(LEARNER, slot)
+        first = island_in(slot)
         gang = [first, *(follower(first, number) for number in range(1, len(names)))]
         for replica, name in zip(gang, names, strict=True):
             machine = self.machines.setdefault(name, MachineLives(name))
@@ -394,7 +410,7 @@ class Fleet:
         where = self.of(replica)
         if where.is_reached:
             return True
-        if leader(replica).role == LEARNER:
+        if takes_island(replica):
             return not self.is_retired(replica)
         names = [name for name in self.others if is_offered(replica, self._offers.get(name, ()))]
         able = [name for name in names if self.machines[name].is_reached]
@@ -406,25 +422,25 @@ class Fleet:
         return bool(able) or not where.is_away
 
     def beat(self) -> list[MachineLives]:
-        """Count a beat; returns the machines that are lost from now on: none of a region that is silent as a whole.
+        """Count a beat; returns the machines that are lost from now on: none of a group that is silent as a whole.
 
-        Such a region is cut off and goes on alone: its learners merge at its own syncer, and it is awaited.
+        Such a group is cut off and goes on alone: its learners have a leader of their own, and it is awaited.
         """
         others = [each for each in self.machines.values() if each.name != self.home and not each.is_away]
-        regions = {name: self._regions_on(name) for name in self.machines}
+        groups = {name: self._groups_on(name) for name in self.machines}
         # With this beat.
         present = [name for name, each in self.machines.items() if each.silent_beats + 1 < LOST_BEATS]
-        heard = set[int]().union(*(regions[name] for name in present))
-        alone = {name for name, own in regions.items() if own and own.isdisjoint(heard)}
+        heard = set[int]().union(*(groups[name] for name in present))
+        alone = {name for name, own in groups.items() if own and own.isdisjoint(heard)}
         return [each for each in others if each.beat(is_awaited=each.name in alone)]
 
-    def _regions_on(self, name: str) -> set[int]:
-        """The regions of the hosts whose place a machine is, by their groups; none in a run without regions."""
-        regions = sum(each.role == REGION for each in self.replicas)
-        if not regions:
+    def _groups_on(self, name: str) -> set[int]:
+        """The groups of the hosts whose place a machine is; none in a run without groups."""
+        groups = sum(each.role == self.group_role for each in self.replicas)
+        if not groups:
             return set()
         own = [leader(each) for each in self.replicas if self.name(each) == name and not self.is_retired(each)]
-        return {each.slot % regions for each in own if each.role in (LEARNER, REGION)}
+        return {each.slot % groups for each in own if leads_island(each) or each.role == self.group_role}
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
@@ -439,7 +455,7 @@ class Fleet:
         self.parties.know({machine: Party(party, slots) for machine, party, slots in parties})
         for text, name in places:
             replica = Replica.parse(text)
-            if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.
+            if name != self.former or takes_island(replica):  # The rest of it is this home's now.
                 self.place(replica, name)
         for name in away:
             self.machines.setdefault(name, MachineLives(name)).is_away = True

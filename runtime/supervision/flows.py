@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from isthmus.runtime.ids import REGION, Count, Lasting, Replica
+from isthmus.runtime.ids import Count, Lasting, Replica
 
 FLOWS_MAX: Final = 1 << 14
 """Edges, and nodes, of a graph: a hundred times those of the largest program that is shipped."""
@@ -66,19 +66,19 @@ _EDGE: Final = "edge"
 
 @dataclass(slots=True)
 class RunFlows:
-    """The sums of a run: `edges` by index, `nodes` by (replica, index), `of_regions` the edges of syncers of regions,
-    by (replica, index), as these count them."""
+    """The sums of a run: `edges` by index, `nodes` by (replica, index), `of_groups` the edges of those that lead
+    groups, by (replica, index), as these count them."""
 
     edges: dict[int, EdgeTotal] = field(default_factory=dict)
     nodes: dict[tuple[str, int], NodeTotal] = field(default_factory=dict)
-    of_regions: dict[tuple[str, int], EdgeTotal] = field(default_factory=dict)
+    of_groups: dict[tuple[str, int], EdgeTotal] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lives: Iterable[tuple[Replica, Flows]]) -> RunFlows:
-        """The sums over these lives."""
+    def of(cls, lives: Iterable[tuple[Replica, Flows]], group_role: str = "") -> RunFlows:
+        """The sums over these lives; `group_role` is the role of those that lead groups, if there are any."""
         flows = cls()
         for replica, each in lives:
-            flows.add(replica, each)
+            flows.add(replica, each, leads_group=replica.role == group_role)
         return flows
 
     @classmethod
@@ -93,21 +93,21 @@ class RunFlows:
                 flows.edges[index] = total._replace(**{part: getattr(total, part) + round(value)})
             elif len(place) == 3:
                 at, part = (name, int(place[0])), place[2]
-                total = flows.of_regions.get(at, EdgeTotal())
-                flows.of_regions[at] = total._replace(**{part: getattr(total, part) + round(value)})
+                total = flows.of_groups.get(at, EdgeTotal())
+                flows.of_groups[at] = total._replace(**{part: getattr(total, part) + round(value)})
             elif len(place) == 2:
                 of, part = (name, int(place[0])), place[1]
                 node = flows.nodes.get(of, NodeTotal())
                 flows.nodes[of] = node._replace(**{part: getattr(node, part) + round(value)})
         return flows
 
-    def add(self, replica: Replica, flows: Flows) -> None:
+    def add(self, replica: Replica, flows: Flows, *, leads_group: bool) -> None:
         """Add those of a life of a replica."""
         for edge in flows.edges:
             self.edges[edge.edge] = _sum(self.edges.get(edge.edge), edge)
-            if replica.role == REGION:
+            if leads_group:
                 at = str(replica), edge.edge
-                self.of_regions[at] = _sum(self.of_regions.get(at), edge)
+                self.of_groups[at] = _sum(self.of_groups.get(at), edge)
         for node in flows.nodes:
             of = str(replica), node.node
             before = self.nodes.get(of, NodeTotal())
@@ -119,12 +119,12 @@ def _sum(total: EdgeTotal | None, edge: EdgeFlow) -> EdgeTotal:
     return EdgeTotal(items + edge.items, size_bytes + edge.size_bytes, waited + edge.waited)
 
 
-def as_used(replica: Replica, flows: Flows) -> Iterator[tuple[str, float]]:
+def as_used(replica: Replica, flows: Flows, group_role: str = "") -> Iterator[tuple[str, float]]:
     """A life's flows as names and numbers, which are summed by name over lives and kept with what else they used."""
-    totals = RunFlows.of([(replica, flows)])
+    totals = RunFlows.of([(replica, flows)], group_role)
     for index, edge in totals.edges.items():
         yield from ((f"{_EDGE}:{index}:{part}", float(value)) for part, value in edge._asdict().items())
-    for (name, index), edge in totals.of_regions.items():
+    for (name, index), edge in totals.of_groups.items():
         yield from ((f"{name}:{index}:{_EDGE}:{part}", float(value)) for part, value in edge._asdict().items())
     for (name, index), node in totals.nodes.items():
         yield from ((f"{name}:{index}:{part}", float(value)) for part, value in node._asdict().items())

@@ -20,7 +20,7 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_core import MembershipOptions
 from isthmus.runtime.cores.membership_messages import Phase, Stall
 from isthmus.runtime.errors import CoreSubject, demand
-from isthmus.runtime.ids import COUNT_MAX, LEARNER, Member, Replica, gang_number
+from isthmus.runtime.ids import COUNT_MAX, Member, Replica, gang_number, leads_island
 from isthmus.runtime.supervision import incidents, lives, user_code, watch
 from isthmus.runtime.supervision.fleet import Fleet, MachineLives
 from isthmus.runtime.supervision.home_events import (
@@ -234,7 +234,7 @@ class Home:
         given_up = {
             replica: why.last if isinstance(why := self.reason(replica), incidents.GivenUp) else unseen
             for replica, how in self.fleet.retired.items()
-            if how == "given up" and user_code.is_script(run, replica) and replica.role == LEARNER
+            if how == "given up" and user_code.is_script(run, replica) and leads_island(replica)
         }
         return {**given_up, **run.unfinished}
 

@@ -86,6 +86,9 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The time that hosts have to end by themselves once the run is over, but for what `user` says of the user's own
     code."""
     user: UserTerms = UserTerms()
+    group_role: str = ""
+    """The role whose replicas lead a group of learners each: those whose slot modulo their number is theirs. A group
+    that is cut off goes on alone. '' where there are no groups."""
     period: int = 1
     """Learners in slots that are equal modulo it train alike, and others do not."""
     weight_share_max: float = 1.0

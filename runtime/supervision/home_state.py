@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.ids import Member, Replica, leads_island
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.elastic import ElasticIsland
 from isthmus.runtime.supervision.fleet import Fleet
@@ -161,13 +161,13 @@ class RunState:
     @property
     def learners(self) -> list[TrackedLife]:
         """The lives of learners that stations have seen."""
-        return [life for life in self.lives.values() if life.member.replica.role == LEARNER]
+        return [life for life in self.lives.values() if leads_island(life.member.replica)]
 
     @property
     def is_coming_to_its_end(self) -> bool:
         """Whether the last rounds are on: a stop was requested, or most learners or a host of the home are `final`."""
         final = [life.member.replica for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
-        learners = [replica for replica in final if replica.role == LEARNER]
-        is_told = any(self.fleet.accuser(replica) == self.fleet.home for replica in final if replica.role != LEARNER)
+        learners = [replica for replica in final if leads_island(replica)]
+        is_told = any(self.fleet.accuser(replica) == self.fleet.home for replica in final if not leads_island(replica))
         is_most = 2 * len(learners) > len(self.learners) and self.fleet.speak_for_all(learners)
         return self.is_stopping or is_told or is_most

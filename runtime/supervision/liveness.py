@@ -34,7 +34,7 @@ from isthmus.runtime.cores.membership_messages import (
     SetMembershipTimer,
     SilenceExcused,
 )
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, keeps_run, leads_island, takes_island
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
@@ -144,7 +144,7 @@ class HostLiveness:
         self._hurried = {
             member: self._hurried.get(member, now)
             for member, state in silent
-            if is_hurried and leader(member.replica).role == LEARNER and state != "away"
+            if is_hurried and takes_island(member.replica) and state != "away"
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:
@@ -219,7 +219,7 @@ class Reach:
             beats = self._beats[member] = before.get(member, 0) + 1
             if beats == self._told_beats(member):
                 findings.written.append((member, incidents.CutOff(heartbeats[member].peers)))
-            is_brief = is_hurried and member.replica.role == LEARNER
+            is_brief = is_hurried and leads_island(member.replica)
             usual = FAR_BEATS if member in far else CUT_OFF_BEATS
             if beats >= (HURRY_BEATS if is_brief else usual << self._times(member)):
                 lasted, times = Duration(beats * BEAT), 1 << self._times(member)
@@ -360,8 +360,8 @@ class Service:
 
     A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
     each other required replica, and with a learner, where any of these is heard: without them it never learns of the
-    end. Not with each region: one that is cut off goes on alone, and is merged when it is back. Learners are awaited
-    for as long as their machines are, and so are replicas on a machine that is not heard.
+    end. Not with the leader of each group: one that is cut off goes on alone, and takes part again when it is back.
+    Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
     """
 
     def __init__(self) -> None:
@@ -369,14 +369,20 @@ class Service:
         self._last_beats: dict[Replica, int] = {}
 
     def beat(
-        self, needed: Collection[Replica], heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool
+        self,
+        needed: Collection[Replica],
+        heartbeats: Mapping[Member, Heartbeat],
+        *,
+        is_hurried: bool,
+        group_role: str = "",
     ) -> UnservedReplica | None:
         """Count a beat; returns a `needed` replica that has not served for too long, or None.
 
-        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end;
+        `group_role`: that of the leaders of groups, if there are any.
         """
         heard = {member.replica: each for member, each in heartbeats.items()}
-        idle = [replica for replica in needed if not _serves(replica, heard, needed)]
+        idle = [replica for replica in needed if not _serves(replica, heard, needed, group_role)]
         self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}
         self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
         for replica, beats in self._beats.items():
@@ -385,16 +391,16 @@ class Service:
         return None
 
 
-def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica]) -> bool:
+def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica], group_role: str) -> bool:
     heartbeat = heard.get(replica)
     if heartbeat is None:
         return False
     if heartbeat.peers and heartbeat.unreached >= heartbeat.peers:
         return False
-    if replica.role != RECORDER:
+    if not keeps_run(replica):
         return True
     missing = {each.member.replica for each in heartbeat.missing}
-    learners = {each for each in heard if each.role == LEARNER}
-    regions = {each for each in heard if each.role == REGION}
-    required = {each for each in needed if each in heard} - regions
-    return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, regions))
+    learners = {each for each in heard if leads_island(each)}
+    leaders = {each for each in heard if each.role == group_role}
+    required = {each for each in needed if each in heard} - leaders
+    return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, leaders))

@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, keeps_run, leads_island, takes_island
 from isthmus.runtime.supervision import incidents, user_code, watch
 from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.flows import as_used
@@ -116,7 +116,8 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     member, replica = gone.member, gone.member.replica
     machine.forget(member)  # First: the next life starts only where none is tracked.
     life = run.lives.pop(replica, None)
-    for key, value in ((f"{replica.role}.cpu_seconds", gone.cpu_seconds), *as_used(replica, gone.flows)):
+    flows = as_used(replica, gone.flows, run.fleet.group_role)
+    for key, value in ((f"{replica.role}.cpu_seconds", gone.cpu_seconds), *flows):
         run.used[key] = run.used.get(key, 0.0) + value
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
@@ -138,7 +139,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     first = Member(run.fleet.lead(replica), member.incarnation)
     run.restarts.ended(first.replica, gang_end.ended, gang_end.served_at, run.now)
     # Before the next life: where every learner ends by one error, none of them starts again.
-    if first.replica.role == LEARNER:
+    if leads_island(first.replica):
         run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)
     repeated = None if run.is_ending else run.repeats.common(run.fleet.learners, run.fleet.speak_for_all)
     if repeated is not None:
@@ -146,7 +147,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     error = gang_end.ended.error
     if not run.is_ending and error is not None and error.is_refusal and machine.name == run.fleet.home:
         watch.end_run(run, "failed", incidents.LoopRefused(str(first.replica), error))
-    if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and has_learner(run)):
+    if not run.is_ending and not (run.is_stopping and leads_island(first.replica) and has_learner(run)):
         _follow(run, first, gang_end)
 
 
@@ -165,7 +166,7 @@ def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, repl
     Learners and the recorder are asked to leave, and exit; what is left then is killed by their daemon, unasked.
     """
     is_home = machine.name == run.fleet.home
-    end, is_asked = ended.end, leader(replica).role in (LEARNER, RECORDER)
+    end, is_asked = ended.end, takes_island(replica) or keeps_run(replica)
     is_to_leave = machine.is_leaving or (is_home and run.is_set_aside)
     if not is_to_leave or ended != incidents.Ended(end) or not isinstance(end, incidents.Exited):
         return None

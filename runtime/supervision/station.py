@@ -29,7 +29,7 @@ import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import CoreSubject, demand
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, keeps_run, takes_island
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
@@ -285,10 +285,10 @@ class Station:
         """The hosts that are to leave now: learners; once these have, or have had half of the time, the recorder."""
         if self._leaving_beats is None:
             return ()
-        learners = tuple(life.member for life in self.lives.values() if leader(life.member.replica).role == LEARNER)
+        learners = tuple(life.member for life in self.lives.values() if takes_island(life.member.replica))
         if learners and self._leaving_beats > self._leaving_half:
             return learners
-        return learners + tuple(life.member for life in self.lives.values() if life.member.replica.role == RECORDER)
+        return learners + tuple(life.member for life in self.lives.values() if keeps_run(life.member.replica))
 
     def _leave_if_done(self) -> list[StationCommand]:
         """End what is left, once all that were asked have left, or their time is over."""

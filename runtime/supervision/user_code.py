@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.ids import LEARNER, Replica, gang_number, leader
+from isthmus.runtime.ids import Replica, gang_number, leads_island, takes_island
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 
@@ -43,14 +43,14 @@ def is_script(run: RunState, replica: Replica) -> bool:
 
 def is_awaited(run: RunState, replica: Replica) -> bool:
     """Whether a run that is over waits for the end of this life: it is in a user's loop."""
-    if run.outcome not in ("done", "stopped") or run.is_dismissing or leader(replica).role != LEARNER:
+    if run.outcome not in ("done", "stopped") or run.is_dismissing or not takes_island(replica):
         return False
     return (is_script(run, replica) or run.fleet.user.has_guests) and not run.fleet.of(replica).is_leaving
 
 
 def is_owed(run: RunState, replica: Replica) -> bool:
     """Whether a run that is over gives this replica a life: its script has not come to its end."""
-    if not run.is_ending or replica.role != LEARNER or not is_script(run, replica) or not is_awaited(run, replica):
+    if not run.is_ending or not leads_island(replica) or not is_script(run, replica) or not is_awaited(run, replica):
         return False
     return not (run.fleet.is_retired(replica) or replica in run.finished or replica in run.unfinished)
 
@@ -75,7 +75,7 @@ def is_excused(run: RunState, life: TrackedLife) -> bool:
     if heartbeat.phase in ("away", "gone"):
         return True
     is_loop = is_script(run, life.member.replica) or run.fleet.user.has_guests
-    is_learner = leader(life.member.replica).role == LEARNER
+    is_learner = takes_island(life.member.replica)
     return is_loop and is_learner and (heartbeat.outside > 0 or life.seen.idle < COMPUTES)
 
 
@@ -114,7 +114,7 @@ def _judge(run: RunState, life: TrackedLife) -> None:
     terms, member, since = run.fleet.user, life.member, went_away(run, life)
     life.exits_since = None
     lasted = Duration(run.now - since)
-    is_learner = is_script(run, member.replica) and member.replica.role == LEARNER
+    is_learner = is_script(run, member.replica) and leads_island(member.replica)
     is_late = is_learner and lasted >= FIRST_STEP and not life.seen.heartbeat.steps and not run.is_ending
     if is_late and not life.has_told_first:
         life.has_told_first = True

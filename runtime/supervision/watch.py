@@ -15,7 +15,7 @@ from typing import Final
 
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, gang_number, leader
+from isthmus.runtime.ids import Member, gang_number, island_in, keeps_run, leader
 from isthmus.runtime.supervision import incidents, user_code
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
@@ -129,7 +129,7 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
         _on_heartbeat(run, seen)
     for refusal in seen.heartbeat.refusals:
         _judge(run, member, refusal)
-    if seen.over is not None and replica.role == RECORDER and not run.is_ending:
+    if seen.over is not None and keeps_run(replica) and not run.is_ending:
         is_stopped = run.is_stopping or seen.over.is_stopped
         failure: Failure | None = None if is_stopped else _never_healthy(run)
         failure = failure or _unlike_model(run, seen.over)
@@ -140,7 +140,7 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
 
 def _unlike_model(run: RunState, over: Over) -> incidents.ModelsDiffer | None:
     """The first learner whose leaves are not the last model, where those that say so are believed."""
-    found = [(Replica(LEARNER, slot), leaf) for slot, leaf in over.unlike]
+    found = [(island_in(slot), leaf) for slot, leaf in over.unlike]
     if not run.fleet.speak_for_all(each for each, _ in found):
         return None  # A stranger that says so of its own learner: its script knows it, too.
     return incidents.ModelsDiffer(str(found[0][0]), found[0][1])
@@ -198,7 +198,9 @@ def beat(run: RunState) -> None:
         heard = {life.member: life.seen.heartbeat for life in lives if run.liveness.is_heard(life.member)}
         far = {life.member for life in lives if run.fleet.machines[life.machine].is_far}
         apply_findings(run, run.reach.beat(heard, is_hurried=is_hurried, far=far))
-        if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
+        if unserved := run.service.beat(
+            run.fleet.needed(), heard, is_hurried=is_hurried, group_role=run.fleet.group_role
+        ):
             replica, lasted = unserved
             end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
 

@@ -86,6 +86,7 @@ def large(params: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_nano_has_the_documented_tensors() -> None:
     layer = {
         "attention/norm": (64,),
@@ -126,6 +127,7 @@ def test_initial_values_have_the_documented_deviations() -> None:
             assert abs(value.mean()) < 4 * expected[name] / math.sqrt(value.size)
 
 
+@pytest.mark.slow
 def test_initial_values_follow_the_key_and_differ_between_tensors() -> None:
     one, same, other = (flatten(init(NANO, jax.random.key(seed))) for seed in (0, 0, 1))
     for name, value in one.items():
@@ -135,6 +137,7 @@ def test_initial_values_follow_the_key_and_differ_between_tensors() -> None:
     assert not np.allclose(one["layers/0/attention/query"], one["layers/1/attention/query"])
 
 
+@pytest.mark.slow
 def test_each_tensor_draws_from_a_key_of_its_own_whatever_has_its_shape() -> None:
     key = jax.random.key(5)
     params = flatten(init(TINY, key))
@@ -192,6 +195,7 @@ def test_gradient_is_that_of_finite_differences() -> None:
         assert float(np.sum(gradient[name] * direction)) == pytest.approx(slope, rel=2e-3, abs=2e-5), name
 
 
+@pytest.mark.slow
 def test_no_logit_depends_on_a_later_token() -> None:
     params = large(init(NANO, jax.random.key(0)))
     tokens = np.random.default_rng(0).integers(0, 256, (1, 64))
@@ -233,11 +237,13 @@ def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters_and_gradients
         assert np.linalg.norm(leaf - wanted) < 0.05 * np.linalg.norm(wanted), name
 
 
+@pytest.mark.slow
 def test_a_fresh_model_knows_nothing() -> None:
     batch = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 65), dtype=np.uint8))}
     assert float(loss(NANO, init(NANO, jax.random.key(0)), batch)) == pytest.approx(math.log(256), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
 def test_every_integer_dtype_of_tokens_gives_the_same_loss(dtype: type) -> None:
     params = init(TINY, jax.random.key(0))
@@ -269,6 +275,7 @@ def test_layers_that_are_stacked_or_computed_again_train_alike(
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_a_stacked_model_has_the_initial_values_that_are_documented() -> None:
     config = replace(NANO, layers=3, stacked=True)
     params = flatten(init(config, jax.random.key(3)))
@@ -315,6 +322,7 @@ def test_a_sequence_that_is_continued_has_the_logits_of_the_whole(form: str) -> 
     np.testing.assert_allclose(np.concatenate(found, 1), expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_heads_that_share_keys_attend_as_if_each_had_its_own() -> None:
     config = replace(TINY, heads=4, shared_heads=2)
     params = large(init(config, jax.random.key(0)))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from isthmus import Batches, InnerStep
+from isthmus import Batches, Graph, InnerStep
 from isthmus.programs.job import Job
 from isthmus.runtime.clock import milliseconds
-from isthmus.runtime.graph.template import Every, Graph, Latest, Queue
+from isthmus.runtime.graph.template import Every, Latest, Queue
 
 TOKENS = 64
 

@@ -16,6 +16,7 @@ from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_coun
 from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.program_graph import REGION
 from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica
@@ -80,7 +81,7 @@ def run(tmp_path: Path) -> Any:
         status = world.hosts[Replica("recorder", 0)].published["record"]
         told: dict[str, Any] = {"program": "odd", "outcome": "done", "learners": learners, "shards": 0}
         told |= {"fragment_sizes": fragment_sizes(request.graph), "ended": world.clock.now(), "cpu_seconds": 0.0}
-        told |= {"flows": RunFlows.of((replica, host.flows) for replica, host in world.hosts.items())}
+        told |= {"flows": RunFlows.of(((replica, host.flows) for replica, host in world.hosts.items()), REGION)}
         return Ended(world, summarise(status, [], **told, graph=request.graph))
 
     yield go

@@ -81,6 +81,7 @@ def _batch(at: At) -> Any:
 task = Task(_init, _loss, _batch, optimizer=optax.sgd(0.02), tokens_per_batch=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["decoupled-diloco", "streaming-diloco", "data-parallel"])
 @pytest.mark.parametrize("evaluate", ["ends", "none"])
 def test_evaluations_are_left_out_where_that_is_asked_for(

@@ -33,7 +33,10 @@ def test_every_name_is_declared_where_editors_and_interpreters_look() -> None:
     tree = ast.parse((FACE / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen_by_editors = {
-        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.asname or alias.name: node.module + (f":{alias.name}" if alias.asname else "")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
     }
     assert seen_by_editors == {name: f"isthmus.{module}" for name, module in isthmus._MODULES.items()}
     assert sorted(isthmus.__all__) == sorted([*isthmus._MODULES, "__version__"])

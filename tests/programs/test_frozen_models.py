@@ -72,6 +72,7 @@ def test_bytes_are_those_of_the_adapters(world: Worlds, program: str) -> None:
         load(results[1].folder, adapters_of(4000, scale=2.0))
 
 
+@pytest.mark.slow
 def test_a_request_names_them_by_digest() -> None:
     request = prepare(task=adapters_of(4), run={"tokens": 10_000, "learners": 2})
     assert [tensor.name for tensor in request.job.layout] == ["b", "down", "up"]

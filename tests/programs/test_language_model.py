@@ -25,6 +25,7 @@ def text(tmp_path: Path) -> str:
     return str(tmp_path / "text")
 
 
+@pytest.mark.slow
 def test_nano_is_the_default(text: str) -> None:
     nano = task(data=(text,))
     specs = layout(nano)
@@ -90,6 +91,7 @@ def test_rows_of_stacked_layers_are_units(text: str) -> None:
     assert "layers/feedforward/gate" in cut
 
 
+@pytest.mark.slow
 def test_token_files_give_the_model_their_vocabulary(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20_000) % 1000)
     tokens = task(data=(str(tmp_path),), vocabulary=1000)

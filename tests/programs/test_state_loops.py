@@ -21,6 +21,7 @@ import pytest
 from isthmus import island as new_island
 from isthmus.programs.island import TokenCounts
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript, asked_of
+from isthmus.programs.loop_ways import StartedLoop
 from isthmus.programs.state_island import StateModel
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import ONE_THREAD
@@ -226,12 +227,12 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(descriptor: int, faults: Any) -> None:
+    def answer(way: Any, faults: Any) -> None:
         raise ConfigError.of(faults)
 
     text, found = WRONG[name]
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._complain", answer)
+    monkeypatch.setattr("isthmus.programs.loop_ways.WaitingLoop.fault", answer)
     with pytest.raises(ConfigError) as caught:
         exec(HEAD + text, {"__name__": "train"})
     (fault,) = caught.value.faults
@@ -239,7 +240,7 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
 
 
 def test_a_second_island_inside_of_the_first_is_named_in_its_life_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = SimpleNamespace(life=LoopLife("run", "learner/0", 1, "ipc://none"))
+    first = SimpleNamespace(way=StartedLoop(LoopLife("run", "learner/0", 1, "ipc://none")))
     monkeypatch.setattr("isthmus.programs.island._inside", [first])
     monkeypatch.delenv(ISLAND, raising=False)  # As the first one has it.
     with pytest.raises(ConfigError) as caught:

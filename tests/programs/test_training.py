@@ -59,6 +59,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
+@pytest.mark.slow
 def test_training_gives_the_model_and_the_figures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = decoupled_diloco(interval=6, fragments=2)
     result = train(program, task(), learners=2, tokens=32 * 400, run_dir="here", transport="inproc", quiet=True)

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
-from isthmus.programs.island import life_of
-from isthmus.programs.loop_task import INVITE, LoopHome
-from isthmus.runtime.errors import ConfigError
+from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted
 from isthmus.runtime.system.lines import ProcessLine
@@ -358,13 +356,3 @@ def test_a_loop_whose_life_the_home_ends_hears_of_it_and_is_not_killed(tmp_path:
         os.close(guest._pidfd)
         ours.close()
         its.close()
-
-
-def test_a_process_is_the_island_of_a_home_if_it_is_told_of_one(tmp_path: Path) -> None:
-    assert life_of({}, address="tcp://h:1", name="x") == LoopHome(address="tcp://h:1", name="x")
-    assert life_of({}, invite=tmp_path / "a.invite") == LoopHome(invitation=str(tmp_path / "a.invite"))
-    assert life_of({INVITE: "text"}) == LoopHome(invitation_text="text")
-    assert life_of({INVITE: "text"}, address="tcp://h:1") == LoopHome(address="tcp://h:1")
-    for wrong in ({}, {"address": "tcp://h:1", "invite": "x"}):
-        with pytest.raises(ConfigError, match=r"neither|both"):
-            life_of({}, **wrong)

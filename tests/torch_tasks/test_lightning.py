@@ -128,10 +128,10 @@ def test_tokens_of_a_batch_are_its_labels_or_its_examples() -> None:
 def test_an_island_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from isthmus.torch import LightningCallback
 
-    def answer(descriptor: int, faults: Any) -> None:
+    def answer(way: Any, faults: Any) -> None:
         raise ConfigError.of(faults)
 
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._complain", answer)
+    monkeypatch.setattr("isthmus.programs.loop_ways.WaitingLoop.fault", answer)
     with pytest.raises(ConfigError, match="devices=1"):
         LightningCallback().setup(SimpleNamespace(world_size=2), None, "fit")

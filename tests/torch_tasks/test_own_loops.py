@@ -312,12 +312,12 @@ ENDS = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(descriptor: int, faults: Any) -> None:
+    def answer(way: Any, faults: Any) -> None:
         raise ConfigError.of(faults)
 
     text, found = WRONG[name]
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._complain", answer)
+    monkeypatch.setattr("isthmus.programs.loop_ways.WaitingLoop.fault", answer)
     with pytest.raises(ConfigError) as caught:
         exec(HEAD + HELPERS + text, {"__name__": "train"})
     (fault,) = caught.value.faults
@@ -327,11 +327,11 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
 @pytest.mark.filterwarnings("ignore:os.fork")  # Of jax, which another test of this process may have imported.
 @pytest.mark.parametrize("call", ["island.step(1.0, tokens=8)", "island.keep(optimizer)"])
 def test_a_process_that_is_forked_in_the_loop_is_no_island(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(descriptor: int, faults: Any) -> None:
+    def answer(way: Any, faults: Any) -> None:
         raise ConfigError.of(faults)
 
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.island._complain", answer)
+    monkeypatch.setattr("isthmus.programs.loop_ways.WaitingLoop.fault", answer)
     names: dict[str, Any] = {}
     exec(HEAD + "island = isthmus.island(model, optimizer).__enter__()", names)
     child = os.fork()

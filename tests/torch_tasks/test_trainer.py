@@ -64,7 +64,8 @@ def test_a_trainer_counts_labels_told_losses_and_ends_with_the_budget(run: Calla
         assert {line["tokens"] / line["step"] for line in rows if line["step"] <= 12} == {TOKENS}
         assert not any(line["tokens"] % 32 for line in rows)
         told = [float(each) for each in re.findall(r"'loss': '([\d.]+)'", said(one, slot))]
-        assert all(min(told) <= line["loss"] <= max(told) for line in rows[1:]), (rows, told)  # Means of some steps.
+        # Means of some steps, or the loss of one, which is told with three digits.
+        assert all(min(told) - 5e-4 <= line["loss"] <= max(told) + 5e-4 for line in rows[1:]), (rows, told)
         assert "END 0 False" in said(one, slot)
     drawn = [re.findall(r"'loss': '([\d.]+)'", said(one, slot))[:4] for slot in (0, 1)]
     assert drawn[0] != drawn[1]  # They draw other windows.

@@ -20,12 +20,12 @@ from typing import Annotated, Any, Final, Literal, final
 import msgspec
 
 from isthmus.programs import settings
+from isthmus.programs.engine.cluster import devices
+from isthmus.programs.engine.cluster.devices import CATALOGUE, Device
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import reference
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph import devices
-from isthmus.runtime.graph.devices import CATALOGUE, Device
-from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.refusals import is_own
 from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public

@@ -33,15 +33,16 @@ import xxhash
 
 from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs import FOLDER, SHIPPED_TASKS
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.placement import Machine, Topology
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Party, Replica, leader, owner_party
+from isthmus.runtime.ids import LEARNER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import read_text, write_json
@@ -168,7 +169,7 @@ def _check_part(part: str, doing: str) -> None:
 
 HOSTS_MAX: Final = 1024
 """Hosts that a run may have at its start, and slots."""
-MOVABLE: Final = (SYNCER, REGION, "evaluator")
+MOVABLE: Final = (SYNCER, REGION, EVALUATOR)
 """Roles whose next life may be on another machine; where machines have regions, the syncer of one on those of its own.
 """
 

@@ -9,7 +9,7 @@ batches and buffers come on top. For islands there may be better figures, from a
 
 The placement of a request on the machines of a cluster, with the needs of its task.
 
-Only in this room are the two brought together: `runtime.graph.placement` knows no tasks, and a request no machines.
+Only in this room are the two brought together: `placement` knows no tasks, and a request no machines.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import wing_table
+from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import Fault, PlacementError
-from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
-from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION, SYNCER, Replica, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica, leader
 
 
 @final

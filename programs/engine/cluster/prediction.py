@@ -43,6 +43,7 @@ from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
 from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
     Find,
@@ -54,9 +55,9 @@ from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.placement import Machine, Placement, Topology
-from isthmus.runtime.ids import EVALUATOR, LEARNER, REGION, SYNCER
+from isthmus.runtime.ids import LEARNER
 
 _DOING: Final = "Reading run.local_batch"
 

@@ -27,9 +27,10 @@ from isthmus.programs.engine.islands.environment import (
 from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import ONE_PROCESS, IslandDevices, IslandProcesses
-from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, leader
+from isthmus.runtime.ids import LEARNER, Member, leader
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.locks import FileLock
 

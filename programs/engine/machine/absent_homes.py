@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 
 from isthmus.programs.engine.cluster.handover import Sites
 from isthmus.programs.engine.request import spec
+from isthmus.programs.program_graph import REGION
 from isthmus.runtime.daemon import home_daemon
-from isthmus.runtime.ids import LEARNER, REGION, Replica, leader
+from isthmus.runtime.ids import LEARNER, Replica, leader
 
 
 class HomeView(NamedTuple):

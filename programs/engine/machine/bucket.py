@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.engine.machine import bucket_keys
 from isthmus.programs.engine.machine.bucket_process import BucketTask
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.children import Child, KeptChild
 from isthmus.runtime.system.files import put_bytes, read_text
-from isthmus.runtime.wire import bucket_keys
 from isthmus.runtime.wire.security_keys import KeyPair
 
 END_SECONDS_MAX: Final = 12.0

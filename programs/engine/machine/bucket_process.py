@@ -34,13 +34,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, final
 
-from isthmus.programs.engine.machine.bucket_road import Road, RoadPlace
-from isthmus.programs.engine.snapshots.stored import words
-from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.system.children import serve_line
-from isthmus.runtime.system.lines import ProcessLine
-from isthmus.runtime.wire.bucket_keys import HELLO_BYTES_MAX, BoxSeal, HelloContents, hello_of, read_hello
-from isthmus.runtime.wire.bucket_passage import (
+from isthmus.programs.engine.machine.bucket_keys import HELLO_BYTES_MAX, BoxSeal, HelloContents, hello_of, read_hello
+from isthmus.programs.engine.machine.bucket_passage import (
     HELLO,
     IDENTITY_BYTES,
     OBJECT_BYTES_MAX,
@@ -53,15 +48,13 @@ from isthmus.runtime.wire.bucket_passage import (
     Received,
     identity_of,
 )
-from isthmus.runtime.wire.porter_greeting import (
-    CONNECTED,
-    GREETED,
-    GREETING_BYTES_MAX,
-    AskMore,
-    SocksGreeting,
-    ToDaemon,
-    ToHost,
-)
+from isthmus.programs.engine.machine.bucket_road import Road, RoadPlace
+from isthmus.programs.engine.machine.socks_greeting import GREETING_BYTES_MAX, AskMore, SocksGreeting, ToDaemon, ToHost
+from isthmus.programs.engine.snapshots.stored import words
+from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.system.children import serve_line
+from isthmus.runtime.system.lines import ProcessLine
+from isthmus.runtime.wire.porter_greeting import CONNECTED, GREETED
 from isthmus.runtime.wire.security_keys import KeyPair
 
 PASSAGES_MAX: Final = 256

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, final
 
+from isthmus.programs.engine.machine import bucket_keys
 from isthmus.programs.engine.snapshots.stored import UrlStore, place_of, words
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import put_bytes
-from isthmus.runtime.wire import bucket_keys
 
 NAMES_MAX: Final = 10_000
 """In one listing: several times what all passages of a home may have there."""

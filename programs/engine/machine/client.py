@@ -7,10 +7,10 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.placement import Machine, home_of
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.wing_table import answer_seconds
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
-from isthmus.runtime.graph.placement import Machine, home_of
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair

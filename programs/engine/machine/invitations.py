@@ -27,6 +27,7 @@ import zmq
 
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.cluster.placement import home_of
 from isthmus.programs.engine.machine import admissions
 from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, EXPELLED, ISLANDS, Invitation, Register
 from isthmus.programs.engine.machine.links import (
@@ -40,7 +41,6 @@ from isthmus.programs.engine.machine.names import living
 from isthmus.programs.loop_task import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.placement import home_of
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.shared_loop import Loop

@@ -23,8 +23,9 @@ from isthmus.programs.engine.recorder.last_evaluation import LastEvaluation
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
+from isthmus.programs.program_graph import EVALUATOR, SYNCER
 from isthmus.runtime.clock import Duration, seconds
-from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, SYNCER
+from isthmus.runtime.ids import LEARNER, RECORDER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 

@@ -1,8 +1,7 @@
 """What a run adds to a graph: a recorder, evaluation where a program has none, and who holds and keeps its model.
 
-A program declares the ports by which a run knows it (`Graph.train`, `hold`, `keep`), with bodies of the user's own as
-with those that are shipped. Decides to which of its own nodes each of these ports is connected; `node` acts on what
-comes there.
+A program declares the ports by which a run knows it (`program_graph`), with bodies of the user's own as with those that
+are shipped. Decides to which of its own nodes each of these ports is connected; `node` acts on what comes there.
 
 The recorder receives, by Latest edges, reports, merges, changes, evaluations, the final model and requests to stop, and
 reports the end to every input that is declared as `control`. It is a host of its own that no other waits for. Where
@@ -24,6 +23,17 @@ from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_i
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import (
+    EVALUATOR,
+    REGION,
+    HeldModelPorts,
+    KeptStatePorts,
+    ProgramGraph,
+    Training,
+    held_model_of,
+    kept_state_of,
+    training_of,
+)
 from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
@@ -31,17 +41,14 @@ from isthmus.runtime.graph.template import (
     AnyOf,
     Every,
     Graph,
-    HeldModelPorts,
-    KeptStatePorts,
     Latest,
     Node,
     Port,
     Reference,
     Role,
     Template,
-    Training,
 )
-from isthmus.runtime.ids import EVALUATOR, LEARNER, RECORDER, REGION
+from isthmus.runtime.ids import LEARNER, RECORDER
 
 RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
@@ -52,7 +59,7 @@ LEND: Final = "lend"
 def faults(graph: Template) -> Iterator[Fault]:
     """Faults that make a graph, before the recorder is added, unusable for a run."""
     yield from _names(graph)
-    training = graph.training
+    training = training_of(graph)
     if training.mean_of is not None and training.reports is None:
         yield Fault(f"mean_of={training.mean_of}", "reports, by whose tokens the mean is weighted", "none", _REPORT)
     elif training.mean_of is not None and training.mean_of.node.role != training.reports.node.role:  # type: ignore[union-attr]
@@ -73,11 +80,11 @@ _REPORT: Final = "Write graph.train(reports=step['progress'], mean_of=step['para
 
 def _names(graph: Template) -> Iterator[Fault]:
     """A fault for each name that the run needs for itself."""
-    own = {RECORDER} | ({EVALUATOR} if _lacks_evaluation(graph.training) else set())
+    own = {RECORDER} | ({EVALUATOR} if _lacks_evaluation(training_of(graph)) else set())
     nodes = {RECORD} | ({EVALUATE} if EVALUATOR in own else set())
-    nodes |= {f"hold-{name}" for name in HOLDERS} if graph.holding is not None else set()
-    nodes |= {KEEP} if graph.keeping is not None else set()
-    nodes |= {LEND} if graph.training.loans is not None else set()
+    nodes |= {f"hold-{name}" for name in HOLDERS} if held_model_of(graph) is not None else set()
+    nodes |= {KEEP} if kept_state_of(graph) is not None else set()
+    nodes |= {LEND} if training_of(graph).loans is not None else set()
     for role in graph.roles:
         if role.name in own:
             do = "Choose another name."
@@ -122,10 +129,10 @@ def with_recorder(program: Template, job: Job) -> Template:
     """
     if unusable := list(faults(program)):
         raise GraphError.of(unusable)
-    graph = Graph.of(program)
-    if _lacks_evaluation(program.training):
+    graph = ProgramGraph.of(program)
+    if _lacks_evaluation(training_of(program)):
         _add_evaluator(graph, job)
-    training = graph.training
+    training = training_of(graph)
     role = graph.role(RECORDER, replicas=(1, 1))
     recorder = partial(
         Recorder,
@@ -151,11 +158,12 @@ def with_recorder(program: Template, job: Job) -> Template:
     for source, name, policy in listed:
         if source is not None:
             connect(graph, source, record[name], policy)
-    if program.holding is not None:
+    held, kept = held_model_of(program), kept_state_of(program)
+    if held is not None:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
-            _add_hold(graph, holder, program.holding, record)
-    if program.keeping is not None:
-        _add_keep(graph, role, program.keeping, record)
+            _add_hold(graph, holder, held, record)
+    if kept is not None:
+        _add_keep(graph, role, kept, record)
     if training.loans is not None:
         _add_lend(graph, role, *training.loans)
     if training.model is not None:
@@ -167,7 +175,7 @@ def with_recorder(program: Template, job: Job) -> Template:
 
 def _slots(graph: Template, job: Job) -> int:
     """The number of replicas, at the start of a run, whose tokens count."""
-    reports = graph.training.reports
+    reports = training_of(graph).reports
     if reports is None or reports.node.role == LEARNER:
         return job.learners
     least: Any = graph.role_of(reports.node.role).replicas_min
@@ -178,7 +186,7 @@ def least_replicas(graph: Template) -> dict[str, int]:
     """The number of replicas of each role with which a run can go on: the minimum of the graph, and none of a role that
     only evaluates."""
     least = {role.name: role.replicas_min for role in graph.roles}
-    model, evaluation = graph.training.model, graph.training.evaluation
+    model, evaluation = training_of(graph).model, training_of(graph).evaluation
     if evaluation is not None and (model is None or model.node.role != evaluation.node.role):
         least[evaluation.node.role] = 0
     return least
@@ -246,9 +254,9 @@ def _add_lend(graph: Graph, role: Role, moments: Port, loan: Port) -> None:
     graph.edge(lend["loan"], loan, Latest("slot"), to=graph.role_of(loan.node.role).at("slot"))
 
 
-def _add_evaluator(graph: Graph, job: Job) -> None:
+def _add_evaluator(graph: ProgramGraph, job: Job) -> None:
     """Evaluation of the token-weighted mean of the learners' parameters, for programs without a global model."""
-    trees, reports = graph.training.mean_of, graph.training.reports
+    trees, reports = training_of(graph).mean_of, training_of(graph).reports
     assert trees is not None
     assert reports is not None
     role = graph.role(EVALUATOR, replicas=(1, 1))
@@ -256,7 +264,7 @@ def _add_evaluator(graph: Graph, job: Job) -> None:
     evaluate = role.node(EVALUATE, mean, fires=Every(Duration(2 * PERIOD)))
     graph.edge(trees, evaluate["parameters"], Latest(), to=role.all)
     graph.edge(reports, evaluate["progress"], Latest(), to=role.all)
-    has_model = graph.training.model is not None
+    has_model = training_of(graph).model is not None
     graph.train(
         evaluation=evaluate["evaluation"],
         model=None if has_model else evaluate["final"],

@@ -38,10 +38,11 @@ from isthmus.programs.engine.recorder.accounts import (
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.results.lines import MergeRecord
+from isthmus.programs.program_graph import REGION, training_of
 from isthmus.runtime.daemon.home_daemon import EVENTS
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.supervision.incidents import Ended, of_line
 from isthmus.runtime.system.disk import DISK
@@ -399,9 +400,7 @@ def _per_region(graph: Template, flows: RunFlows, by_slot: Mapping[int, int]) ->
     answers = [index for index, edge in own if edge.source.name == "answer"]
     rows = []
     for region in range(regions):
-        moved = {
-            index: total for (replica, index), total in flows.of_regions.items() if replica == f"{REGION}/{region}"
-        }
+        moved = {index: total for (replica, index), total in flows.of_groups.items() if replica == f"{REGION}/{region}"}
         row = RegionSummary(
             region=region,
             tokens=sum(tokens for slot, tokens in by_slot.items() if slot % regions == region),
@@ -450,7 +449,7 @@ def _moved(graph: Template | None, flows: RunFlows) -> dict[str, Any]:
 
 def _roles_apart(graph: Template) -> set[str]:
     """The roles that neither train nor merge: the recorder's, and one that only evaluates."""
-    training = graph.training
+    training = training_of(graph)
     working = {port.node.role for port in (training.reports, training.model, training.merges) if port is not None}
     evaluating = set() if training.evaluation is None else {training.evaluation.node.role}
     return {RECORDER, *(evaluating - working)}
@@ -458,7 +457,7 @@ def _roles_apart(graph: Template) -> set[str]:
 
 def _of_reporting(graph: Template, flows: RunFlows, slot: int) -> NodeTotal | None:
     """What the node that reports for a slot has awaited."""
-    reports = graph.training.reports
+    reports = training_of(graph).reports
     if reports is None:
         return None
     index = next(number for number, node in enumerate(graph.nodes) if node is reports.node)

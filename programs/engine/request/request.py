@@ -65,6 +65,7 @@ from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.evaluations import SMALL, times_default, too_much
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_task import OPEN_NAME, LoopTask
+from isthmus.programs.program_graph import training_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import AnyTask, OwnTask, RunSlots, Tokens
@@ -333,7 +334,7 @@ class Request:
 
     def to_train(self) -> Request:
         """This request, if a run of it can end; ConfigError if its graph declares no reports."""
-        if self.graph.training.reports is None:
+        if training_of(self.graph).reports is None:
             do = (
                 "Write graph.train(reports=step['report']) of an InnerStep, or of a body of your own that emits "
                 "{'tokens': trained in all} (reference/graphs.md)."

@@ -26,6 +26,7 @@ from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
+from isthmus.programs.program_graph import held_model_of, kept_state_of
 from isthmus.runtime.errors import ConfigError, Fault
 
 AT_ONCE: Final = 3
@@ -53,14 +54,15 @@ class SnapshotNeeds:
         """Those of a request; None where its graph keeps nothing."""
         graph, learners = request.graph, request.job.learners
         values = _values_bytes(request)
-        if graph.holding is not None:
-            momentum = graph.holding.state.node.keywords.get("momentum")  # None: a body of the user's own.
-            exact = values if graph.holding.coded_state is not None else 0
+        held = held_model_of(graph)
+        if held is not None:
+            momentum = held.state.node.keywords.get("momentum")  # None: a body of the user's own.
+            exact = values if held.coded_state is not None else 0
             state = learner_bytes(request)
-            own = learners * state if graph.holding.restored is not None else 0
+            own = learners * state if held.restored is not None else 0
             least, most = values * (1 + bool(momentum)), values * (1 + (momentum != 0))
             return cls(least, most + exact + own, values, max(0, state - 2 * values))
-        if graph.keeping is not None:
+        if kept_state_of(graph) is not None:
             return cls(values, learner_bytes(request), values)
         return None
 

@@ -30,11 +30,12 @@ from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_task import LoopScript, LoopTask
+from isthmus.programs.program_graph import EVALUATOR, REGION
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Node, Reference, Template
-from isthmus.runtime.ids import EVALUATOR, LEARNER, Replica, follower
+from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
@@ -166,6 +167,7 @@ class Spec:
                 scripts=() if self.script is None else self.computing,
                 has_guests=is_open_loop(self.job.task.text),
             ),
+            group_role=REGION,
             period=math.prod(self.job.modules),
             weight_share_max=float(self.job.settings.get("weight_share_max", 1.0)),
         )

@@ -18,8 +18,9 @@ import msgspec
 
 from isthmus.programs.engine.results.lines import records
 from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
+from isthmus.programs.program_graph import SYNCER
 from isthmus.runtime.cores.membership_messages import Excused, Finding, HeardAgain, Suspected
-from isthmus.runtime.ids import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,

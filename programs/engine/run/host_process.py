@@ -19,13 +19,14 @@ from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.job import TensorSpec
+from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.host.own_process import HostProcess, PeerReach, RunLife, meets
 from isthmus.runtime.host.threads import LentThread
-from isthmus.runtime.ids import EVALUATOR, LEARNER, Member, Replica, gang_number, leader
+from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system import phases
 from isthmus.runtime.system.processes import BESIDE_NICENESS, began_ns, end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel

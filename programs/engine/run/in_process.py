@@ -29,6 +29,7 @@ from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
@@ -100,7 +101,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         ended = run.clock.now()
         is_killed = interrupted.count > 1
         status = run.status().get(RECORD, {})
-        flows = RunFlows.of((replica, host.flows) for replica, host in run.hosts.items())
+        flows = RunFlows.of(((replica, host.flows) for replica, host in run.hosts.items()), REGION)
         run.close(1.0 if is_killed else 10.0)
     failure = _failure(run, folder) or status.get("error")
     is_stopped = was_stopped or status.get("stop_reason") is not None

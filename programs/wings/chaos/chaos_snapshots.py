@@ -20,10 +20,11 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.programs.engine.results.tapes import BATCH, STEP, WAIT_NS_MIN
 from isthmus.programs.engine.results.words import seconds
+from isthmus.programs.program_graph import SYNCER
 from isthmus.programs.wings.chaos.chaos_plan import MACHINE, Planned, machine_number
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, ItemsEmitted, RunBody
 from isthmus.runtime.graph.plans import Plan
-from isthmus.runtime.ids import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER
 
 SETTING: Final = "snapshot_seconds"
 GOES_BACK: Final[Mapping[str, str]] = {"data-parallel": LEARNER, "elastic-data-parallel": SYNCER}

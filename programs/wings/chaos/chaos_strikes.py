@@ -25,6 +25,13 @@ from typing import Any, Final, NamedTuple, Self, final
 import msgspec
 
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.engine.machine.socks_greeting import (
+    GREETING_BYTES_MAX,
+    SocksGreeting,
+    ToDaemon,
+    ToHost,
+    TurnDown,
+)
 from isthmus.programs.engine.request.reference import is_file, split
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.programs.engine.run.private_daemon import processes_of
@@ -44,15 +51,7 @@ from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.daemon_notes import note_of
-from isthmus.runtime.wire.porter_greeting import (
-    CONNECTED,
-    GREETING_BYTES_MAX,
-    UNREACHABLE,
-    SocksGreeting,
-    ToDaemon,
-    ToHost,
-    TurnDown,
-)
+from isthmus.runtime.wire.porter_greeting import CONNECTED, UNREACHABLE
 from isthmus.runtime.wire.ways import Gate, WayThread
 
 CHUNK_BYTES: Final = 16_384

@@ -29,6 +29,7 @@ import msgspec
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.programs.engine.cluster.handover import digest
+from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
 from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.request import Request
@@ -43,7 +44,6 @@ from isthmus.programs.wings.compile.figures import (
     summed,
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
-from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.files import read_bytes, write_bytes
 from isthmus.runtime.system.processes import status_name

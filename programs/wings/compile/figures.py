@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
+from isthmus.programs.engine.cluster.devices import Device, find
 from isthmus.runtime.errors import ConfigError, InvariantError
-from isthmus.runtime.graph.devices import Device, find
 from isthmus.runtime.system.files import read_bytes, write_bytes
 
 KINDS: Final = (

@@ -18,10 +18,11 @@ from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.exchange.ring import START, Ring
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked
 from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, step_tokens_most, subject
 from isthmus.programs.wings.data_parallel.gradient_step import NO_MEAN, GradientStep
-from isthmus.runtime.graph.template import Graph, Latest, Queue
+from isthmus.runtime.graph.template import Latest, Queue
 
 EVALUATIONS: Final = 20
 """Models that a learner sends in a run."""
@@ -31,10 +32,10 @@ NAME: Final = "data-parallel"
 
 
 @checked(subject(NAME))
-def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
+def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> ProgramGraph:
     """The graph; ConfigError for a task whose gradients cannot be averaged, and for settings out of range."""
     check_gradients(job, NAME)
-    graph = Graph(NAME)
+    graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(job.learners, job.learners))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 

@@ -19,11 +19,12 @@ from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked
 from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, step_tokens_most, subject
 from isthmus.programs.wings.data_parallel.elastic_rounds import Average, Caller
 from isthmus.programs.wings.data_parallel.gradient_step import ElasticStep
-from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20
 """Models that the learners send in a run."""
@@ -33,10 +34,10 @@ NAME: Final = "elastic-data-parallel"
 
 
 @checked(subject(NAME))
-def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
+def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> ProgramGraph:
     """The graph; ConfigError for a task whose gradients cannot be averaged, and for settings out of range."""
     check_gradients(job, NAME)
-    graph = Graph(NAME)
+    graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))

@@ -15,6 +15,7 @@ import typer
 
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster, read
+from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.machine.invitations import InvitationFile
 from isthmus.programs.engine.machine.links import HomeAddress
@@ -34,7 +35,6 @@ from isthmus.programs.wings.doctor.checks import (
     text_of,
 )
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest, printable
-from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.processes import SignalMasks, signal_masks
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import host_bytes, placed
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.request.snapshot_room import SnapshotNeeds, of_folder, of_store, store_folder
 from isthmus.programs.wings.doctor.checks import NeedFacts
-from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.ids import LEARNER, leader
 
 _HERE = "here"

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.machine.client import ANSWER_SECONDS, DaemonClient
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.wings.doctor.checks import PeerAnswer, PeerFacts, TriedConnection
 from isthmus.programs.wings.doctor.trial_ports import DIAL, OPEN
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system import addresses
 from isthmus.runtime.wire.control_messages import Message
 

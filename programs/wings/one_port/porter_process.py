@@ -3,7 +3,7 @@
 `python -m isthmus.programs.wings.one_port.porter_process PORT LISTENER LINE`: the port on loopback at which the daemon
 itself listens, and the descriptors of its listening socket and of the line to it. Started by a daemon, never by hand.
 
-It decides how many connections there may be, of all and of one site; `porter_greeting` decides where each leads, and
+It decides how many connections there may be, of all and of one site; `socks_greeting` decides where each leads, and
 `ways` pass bytes on. It has no keys, and reads nothing of what it passes on.
 
 Theory of operation. One thread, one epoll. A *site* is an address, or a network of IPv6 of 64 bits, as one party has
@@ -27,20 +27,18 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.runtime.system.addresses import is_literal
-from isthmus.runtime.system.children import serve_line
-from isthmus.runtime.system.lines import ProcessLine
-from isthmus.runtime.wire.porter_greeting import (
-    CONNECTED,
-    FORBIDDEN,
+from isthmus.programs.engine.machine.socks_greeting import (
     GREETING_BYTES_MAX,
-    UNREACHABLE,
     AskMore,
     SocksGreeting,
     ToDaemon,
     ToHost,
     TurnDown,
 )
+from isthmus.runtime.system.addresses import is_literal
+from isthmus.runtime.system.children import serve_line
+from isthmus.runtime.system.lines import ProcessLine
+from isthmus.runtime.wire.porter_greeting import CONNECTED, FORBIDDEN, UNREACHABLE
 from isthmus.runtime.wire.ways import Ways, WaySocket, prepared, sent
 
 WAYS_MAX: Final = 4096

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from isthmus.programs.engine.machine.bucket_passage import OBJECT_BYTES_MAX
 from isthmus.programs.engine.machine.bucket_process import LOOK_INTERVALS, REMOVE_SECONDS
-from isthmus.runtime.wire.bucket_passage import OBJECT_BYTES_MAX
 
 REQUEST_SECONDS: Final = 0.2
 """Of a distant store, which is assumed."""

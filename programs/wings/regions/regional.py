@@ -34,6 +34,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import REGION, ProgramGraph
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
@@ -59,8 +60,7 @@ from isthmus.programs.update_settings import (
 from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
-from isthmus.runtime.ids import REGION
+from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 
 NAME: Final = "regional-diloco"
 
@@ -152,14 +152,14 @@ def build(
             resumes=True,
         ),
     ] = None,
-) -> Graph:
+) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
     global_lr, global_momentum = outer_settings(job, interval * exchange, global_lr, global_momentum, OUTER_GLOBAL)
     table = ((0, OUTER_REGION),) if global_momentum else OUTER_DECOUPLED
     lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, table)
-    graph = Graph(NAME)
+    graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     region = graph.role(REGION, replicas=(regions, regions))
     syncer = graph.role("syncer", replicas=(1, 1))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from isthmus.ops.syncer.answer_work import rows_of
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation.invariants import (
     AccountsChecker,
     AnswersChecker,
@@ -27,7 +28,7 @@ from isthmus.programs.wings.simulation.invariants_model import (
 from isthmus.programs.wings.simulation.invariants_recoveries import FinalChecker, KeptWorkChecker
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
-from isthmus.runtime.ids import LEARNER, REGION, Member
+from isthmus.runtime.ids import LEARNER, Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe

@@ -24,6 +24,7 @@ from isthmus.programs.engine.request.faults import followed
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.invariants_model import guards_of
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.seeds import (
     DAEMON_KINDS,
     DISK_KINDS,
@@ -55,7 +56,7 @@ from isthmus.runtime.sim.faults import (
     SlowStarts,
 )
 from isthmus.runtime.sim.lies import CLAIMS
-from isthmus.runtime.sim.universe import HOME, machine_of
+from isthmus.runtime.sim.universe import HOME
 
 MOVED_SHARE: Final = 0.25
 """Share of runs whose home moves."""

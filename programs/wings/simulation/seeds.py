@@ -17,6 +17,7 @@ from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.programs import DEFAULT
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.wings.simulation import toy_task
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.universe import (
     START_SECONDS,
     Outcome,
@@ -62,7 +63,7 @@ from isthmus.runtime.sim.faults import (
 )
 from isthmus.runtime.sim.lies import ANY, CLAIMS, FIELDS, VALUES
 from isthmus.runtime.sim.network import Climate
-from isthmus.runtime.sim.universe import HOME, machine_of
+from isthmus.runtime.sim.universe import HOME
 
 LEARNERS_MIN: Final = 3
 """With two, neither is more than half, so the wrong one cannot be told."""

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from isthmus.ops.exchange.formats import CODED
+from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import paths_in, roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.invariants import LiesChecker, checkers
 from isthmus.programs.wings.simulation.invariants_books_checker import BooksChecker, TapesChecker
@@ -39,15 +41,16 @@ from isthmus.programs.wings.simulation.invariants_model import (
 )
 from isthmus.programs.wings.simulation.invariants_recoveries import recovery_checkers
 from isthmus.programs.wings.simulation.invariants_regions import regions_checkers
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, ONE_RECORDER, REGION, MachineOwner, Party, Replica, follower
+from isthmus.runtime.ids import LEARNER, ONE_RECORDER, MachineOwner, Party, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
-from isthmus.runtime.sim.universe import Universe, digest, machine_of
+from isthmus.runtime.sim.universe import Universe, digest
 from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]
@@ -335,6 +338,8 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         faults=shape.faults,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
+        movable=MOVABLE,
+        group_role=REGION,
         owners=_owners(shape),
         parties={machine: Party(party) for machine, party in shape.parties},
         processes=shape.processes,

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, final
 
+from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder import summary
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.update_settings import step_tokens_of
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Trace
@@ -88,7 +91,7 @@ class VirtualRun:
             ended=world.clock.now(),
             cpu_seconds=0.0,
             graph=request.graph,
-            flows=RunFlows.of((replica, host.flows) for replica, host in hosts.items()),
+            flows=RunFlows.of(((replica, host.flows) for replica, host in hosts.items()), REGION),
             merges_recorded=summary.merges(request.run_dir),
             step_tokens=step_tokens_of(request.job),
         )
@@ -103,6 +106,9 @@ class VirtualRun:
                 counts,
                 seed=request.job.seed,
                 resolve=resolver,
+                place=machine_of,
+                movable=MOVABLE,
+                group_role=REGION,
                 duration=pace.duration,
                 jitter=pace.jitter,
                 climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),

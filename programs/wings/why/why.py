@@ -19,6 +19,7 @@ from isthmus.programs.engine.results.lines import MergeRecord, read
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.why.merge_facts import (
     NOT_RECORDED,
     AbsentHost,
@@ -32,7 +33,7 @@ from isthmus.programs.wings.why.merge_facts import (
     taped_rounds,
 )
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import LEARNER, REGION, Member, Replica
+from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.system.files import read_bytes, read_text
 from isthmus.runtime.tape.reading import Reading
 

@@ -18,8 +18,9 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.update_settings import step_tokens_of
-from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 
 SEEN = 1 << 16
 
@@ -45,10 +46,10 @@ class Outer(OuterStep):
 
 def build(
     job: Job, *, fragments: int = 1, interval: int = 4, overlap: int = 1, momentum: float = 0.0, code: str = "float32"
-) -> Graph:
+) -> ProgramGraph:
     """The graph; answers and updates are float32, bf16, int8 or int4."""
     parts = partition(job.layout, fragments)
-    graph = Graph("exchange")
+    graph = ProgramGraph("exchange")
     learner, syncer = graph.role("learner", replicas=(1, 8)), graph.role("syncer", replicas=(1, 1))
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(

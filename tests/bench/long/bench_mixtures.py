@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.command.demands import Demand, check, within
+from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
+from isthmus.programs.program_graph import REGION
 from isthmus.programs.study.terminal.figures import show
 from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
 from isthmus.programs.wings.report.charts_lines import ChartLine, draw_lines
 from isthmus.programs.wings.report.page import write_sheet
 from isthmus.programs.wings.simulation import toy_task
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.universe import FOLDER
 from isthmus.programs.wings.simulation.virtual_run import VirtualPace
 from isthmus.runtime.errors import ConfigError, RunError
@@ -76,6 +79,9 @@ def measured(
         counts,
         seed=seed,
         resolve=resolving(FOLDER, resolve, SNAPSHOT_SECONDS_DEFAULT),
+        place=machine_of,
+        movable=MOVABLE,
+        group_role=REGION,
         duration=pace.duration,
         jitter=pace.jitter,
         spread=spread,
@@ -101,7 +107,7 @@ def measured(
             ended=universe.clock.now(),
             cpu_seconds=0.0,
             graph=graph,
-            flows=RunFlows.of((replica, host.flows) for replica, host in universe.hosts.items()),
+            flows=RunFlows.of(((replica, host.flows) for replica, host in universe.hosts.items()), REGION),
             step_tokens=toy_task.TOKENS_PER_BATCH,
         )
         return Measured(summary, list(trace.spans), dict(universe.injector.counts))

@@ -47,6 +47,7 @@ from isthmus.ops.model_config import ModelConfig
 from isthmus.programs import language_model
 from isthmus.programs.engine.recorder.summary import paths_in
 from isthmus.programs.engine.request.request import Program, prepare
+from isthmus.programs.program_graph import chosen_for
 from isthmus.programs.routers import reroute, route, sharded_corpus, training_documents
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.bench.kept_cells import KeptCells
@@ -164,7 +165,7 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
         task = language_model.task(batch=8, data=(parts,), paths=modules, router=str(router))
         if name.endswith("sqrt"):
             chosen = prepare(Program("dipaco", **settings), task, run={"learners": PATHS, "tokens": steps * 2048})
-            rate = float(chosen.graph.chosen["outer_lr"]) * 2**0.5
+            rate = float(chosen_for(chosen.graph)["outer_lr"]) * 2**0.5
             settings = {**settings, "outer_lr": rate}
         return told(losses(Program("dipaco", **settings), task, PATHS), shards)
     if name == "four dense":

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine, Topology, place
 from isthmus.runtime.errors import PlacementError
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine, Topology, place
 from isthmus.runtime.graph.template import Graph, Template
 
 SECONDS_BAR = 2.0

@@ -202,6 +202,7 @@ def test_who_is_out_of_reach_sets_the_pace_for_nobody_else() -> None:
     assert (chooser.choice.update, chooser.choice.interval) == ("int1", 85)
 
 
+@pytest.mark.slow
 def test_goodputs_that_differ_by_less_than_the_hysteresis_change_nothing() -> None:
     rng = random.Random(3)
     for seed in range(20):
@@ -252,6 +253,7 @@ def test_a_new_life_begins_with_the_finest() -> None:
     assert chooser.push(7) == "float32"
 
 
+@pytest.mark.slow
 def test_what_is_chosen_fits_whatever_the_links_are() -> None:
     rng = random.Random(1)
     for _ in range(examples(100)):

@@ -63,6 +63,7 @@ def frozen_leaves(learner: Learner) -> list[Any]:
     return [np.array(each) for each in learner._held_frozen()]
 
 
+@pytest.mark.slow
 def test_only_what_is_trained_is_exchanged_and_kept() -> None:
     assert [spec.name for spec in layout_of(TASK, 0)] == ["down", "up"]
     assert FRAGMENTS[0].size == 16

@@ -128,6 +128,7 @@ def test_a_life_begins_with_the_local_leaves_of_the_runs_first_model() -> None:
         np.testing.assert_array_equal(twin, first)
 
 
+@pytest.mark.slow
 def test_a_restart_makes_local_leaves_of_the_merged_ones_and_nothing_else() -> None:
     def restart(state: Any, key: Any) -> Any:
         return {**state, "twin": state["w"], "count": state["count"] + 5, "w": state["w"] + 1}

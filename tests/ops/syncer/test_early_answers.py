@@ -119,6 +119,7 @@ def votes_of(p: int, number: int, base: list[int], rng: np.random.Generator, cou
     return votes
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([1, 2, 3, 4, 5, 8, 9, 11]), st.sampled_from([None, 0.1]), st.data())
 def test_the_merge_has_the_same_bits_whatever_came_early(
@@ -195,6 +196,7 @@ def test_one_fragment_is_summed_at_a_time_and_the_next_when_that_is_merged() -> 
     assert (sums._summing, set(sums._sum._there)) == (1, {0, 1, 2})  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_after_a_merge_nothing_of_its_answers_is_kept() -> None:
     shard = Shard()
     votes = [answer(0, slot, 1, 1.0 + slot) for slot in range(4)]

@@ -59,6 +59,7 @@ def test_updates_come_within_tau_slowest_steps():
     assert sum(took) / len(took) <= budget
 
 
+@pytest.mark.slow
 def test_rounds_in_flight_are_used_where_rounds_are_long():
     """(Never more than allowed, never two of one fragment: the world asserts that at each opening.)"""
     world = World(fragments=24, interval=24, link_steps=1.2).run(40 * 24)
@@ -178,6 +179,7 @@ def test_nobody_left_means_nothing_opens():
     assert not world.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_a_run_ends_with_one_final_round_of_each_fragment(shards):
     world = World(speeds=UNEVEN, shards=shards, tokens=2000, link_steps=0.7)

@@ -37,6 +37,7 @@ def model(tokens: Any = BYTES, ends: tuple[int, ...] = (), scale: float = 0.5) -
     return TextModel(Path("it"), predictor, CONFIG.vocabulary, CONFIG.context, tokens)
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(bytes(range(256)))
     found = evaluate(model(scale=0.0), tmp_path / "text", DOING)

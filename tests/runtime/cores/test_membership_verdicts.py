@@ -278,6 +278,7 @@ def test_with_two_others_it_is_compared_with_what_is_between_them() -> None:
     assert (pace.usual_ns, pace.others) == (pytest.approx(milliseconds(37.5), rel=1e-3), 2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.02, 0.055), min_size=2, max_size=6))
 @settings(max_examples=examples(30), deadline=None)
 def test_paces_that_differ_by_less_than_three_are_nobodys_fault(paces: list[float]) -> None:

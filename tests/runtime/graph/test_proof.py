@@ -51,6 +51,7 @@ def test_who_can_fire_at_the_start(graph: Template) -> None:
             assert proved == fires_at_start(graph, counts)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(2500))
 @given(graphs, st.integers(0, 2**32))
 def test_who_runs_free(graph: Template, seed: int) -> None:
@@ -82,6 +83,7 @@ def test_every_node_of_an_accepted_graph_goes_on_for_ever(graph: Template, seed:
     assert world.laggards(list(world.nodes), 20, list(world.nodes), random) == []
 
 
+@pytest.mark.slow
 def test_nearly_every_queue_that_is_said_to_fill_up_does() -> None:
     """The rule is safe, not exact: it takes no account of producers of one port that limit each other."""
     random = Random(2)

@@ -21,7 +21,6 @@ from isthmus.runtime.graph.template import (
     Quorum,
     Role,
     Route,
-    Training,
 )
 from tests.runtime.graph.example_bodies import Batches, InnerStep, advise, join, merge, sample, source, through
 
@@ -257,53 +256,29 @@ def test_an_edge_between_roles_says_where_its_items_go(graph: Graph, worker: Rol
 
 def test_a_template_stays_as_it_is(graph: Graph, worker: Role) -> None:
     first, second = pair(worker)
-    graph.train(reports=first["result"], control=second["item"])
-    graph.chose(interval=24)
+    graph.declared["seen"] = first["result"]
     template = graph.freeze()
     more = Graph.of(template)
     third = more.role("other", replicas=(1, 1)).node("third", through)
     more.edge(first["result"], third["item"], Latest(), to=more.role_of("other").all)
-    more.train(evaluation=third["result"], control=third["item"])
+    more.declared["told"] = third["item"]
     graph.edge(first["result"], second["item"], Latest())
     for one in (template, Graph("example").freeze()):
         assert one.edges == ()
     assert [node.name for node in template.nodes] == ["first", "second"]
     assert [role.name for role in template.roles] == ["worker"]
-    assert template.training == Training(reports=first["result"], control=(second["item"],))
-    assert dict(template.chosen) == {"interval": 24}
+    assert dict(template.declared) == {"seen": first["result"]}
     assert [node.name for node in more.freeze().nodes] == ["first", "second", "third"]
-    assert more.training.control == (second["item"], third["item"])
+    assert dict(more.freeze().declared) == {"seen": first["result"], "told": third["item"]}
     assert graph.role_of("worker") is worker
 
 
-def test_the_ports_by_which_a_run_knows_a_graph_are_declared_once(graph: Graph, worker: Role) -> None:
+def test_a_port_that_is_declared_is_one_of_the_graph(graph: Graph, worker: Role) -> None:
     first, second = pair(worker)
-    stranger = Graph("other").role("worker", replicas=(1, 1)).node("stranger", through)
-    assert refusal(lambda: graph.train(reports=first["item"])) == (
-        "reports= of graph 'example': expected an output port of 'first', found 'item'.\n  There is: result."
-    )
-    assert refusal(lambda: graph.train(reports=first["result"], control=second["result"])) == (
-        "control= of graph 'example': expected an input port of 'second', found 'result'.\n  There is: item."
-    )
-    assert refusal(lambda: graph.train(reports=stranger["result"])) == (
-        "reports= of graph 'example': expected an output port of its nodes, "
-        "found one of node 'stranger' of another graph.\n  Name a port of this graph."
-    )
-    assert refusal(lambda: graph.train(reports=first)) == (  # type: ignore[arg-type]
-        "reports= of graph 'example': expected an output port, found a Node.\n"
-        "  Name it, as in reports=step['progress']."
-    )
-    assert refusal(lambda: graph.keep(first["result"], second["result"])) == (
-        "kept= of graph 'example': expected an input port of 'second', found 'result'.\n  There is: item."
-    )
-    assert graph.training == Training()
-    assert graph.keeping is None
-    graph.train(reports=first["result"], stop=[second["result"]])
-    graph.train(model=second["result"], stop=first["result"])
-    assert graph.training.stop == (second["result"], first["result"])
-    assert refusal(lambda: graph.train(reports=second["result"])) == (
-        "train(reports=) of graph 'example': expected ports that are not declared yet, found first.result.\n"
-        "  Declare each once."
+    assert graph.declared_port("seen", first["result"]) == first["result"]
+    assert graph.declared_port("told", second["item"], is_input=True) == second["item"]
+    assert refusal(lambda: graph.declared_port("told", second["result"], is_input=True)) == (
+        "told= of graph 'example': expected an input port of 'second', found 'result'.\n  There is: item."
     )
 
 

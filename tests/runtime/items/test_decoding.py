@@ -142,6 +142,7 @@ def test_of_a_large_item_no_frame_is_kept() -> None:
     assert [np.shares_memory(a, frame) for a, frame in zip(got, came, strict=True)] == [False, False, False, True]
 
 
+@pytest.mark.slow
 def test_memory_is_lent_again_only_when_every_view_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     monkeypatch.setattr(decoding, "_shelf", [])
@@ -155,6 +156,7 @@ def test_memory_is_lent_again_only_when_every_view_has_gone(monkeypatch: pytest.
     assert decoding.empty(8 << 20).ctypes.data == address
 
 
+@pytest.mark.slow
 def test_a_block_that_nothing_takes_goes_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     monkeypatch.setattr(decoding, "_shelf", shelf := [])

@@ -192,6 +192,7 @@ class Storm:
         return [number for number in range(self.sent[source]) if number + 3 >= self.sent[source]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who_dials", ["later", "earlier", "hub"])
 def test_whatever_the_weather_queues_arrive_once_in_order_and_the_newest_of_each_key_arrives(who_dials: str) -> None:
     faults: Counter[str] = Counter()

@@ -382,7 +382,7 @@ def test_the_next_daemon_knows_an_island_that_joined_by_its_journal() -> None:
 
 
 def test_a_region_that_is_silent_as_a_whole_is_awaited_and_a_machine_of_one_that_is_heard_is_lost() -> None:
-    cast = RunRoles(roles={"learner": 4, "region": 2, "syncer": 1})
+    cast = RunRoles(roles={"learner": 4, "region": 2, "syncer": 1}, group_role="region")
     region, one, three = Replica("region", 1), Replica("learner", 1), Replica("learner", 3)
     here = Fleet(cast, Places(home="alpha", machines={region: "beta", one: "beta", three: "gamma"}))
     for _ in range(2 * LOST_BEATS):

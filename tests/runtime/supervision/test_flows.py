@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from isthmus.runtime.ids import REGION, Replica
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import EdgeFlow, EdgeTotal, Flows, NodeFlow, RunFlows, as_used
+
+REGION = "region"
 
 
 def test_what_lives_have_used_gives_the_sums_that_the_lives_give() -> None:
@@ -17,9 +19,9 @@ def test_what_lives_have_used_gives_the_sums_that_the_lives_give() -> None:
     ]
     used = Counter[str]()
     for replica, flows in lives:
-        used.update(dict(as_used(replica, flows)))
+        used.update(dict(as_used(replica, flows, REGION)))
     kept = RunFlows.of_used(used)
-    assert kept == RunFlows.of(lives)
+    assert kept == RunFlows.of(lives, REGION)
     assert kept.edges == {3: EdgeTotal(5, 50, 11), 6: EdgeTotal(7, 1450, 8)}
-    assert kept.of_regions["region/1", 6] == EdgeTotal(3, 1350, 0)
-    assert kept.of_regions["region/0", 6] == EdgeTotal(4, 100, 8)
+    assert kept.of_groups["region/1", 6] == EdgeTotal(3, 1350, 0)
+    assert kept.of_groups["region/0", 6] == EdgeTotal(4, 100, 8)

@@ -72,6 +72,7 @@ def away(story: HomeStory, begin: float, lasts: float, name: str = "learner/0", 
     return commands
 
 
+@pytest.mark.slow
 def test_one_that_is_away_is_not_stuck_however_long_that_lasts_and_says_so() -> None:
     story = script()
     stepped(story)

@@ -59,6 +59,7 @@ def assert_right(found: Reading) -> None:
         assert instants == list(range(segment.opening.before + 1, segment.end + 1))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 300)), min_size=20, max_size=60))
 @settings(max_examples=examples(50))
 def test_all_tapes_of_a_host_keep_within_their_bound(written: list[tuple[int, int]]) -> None:

@@ -28,6 +28,7 @@ def world() -> Iterator[World]:
 # -- connections end ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_every_cut_what_is_missing_is_sent_again_and_nothing_twice(world: World) -> None:
     syncer, learner, cable = connected(world, PATIENT)
     newest = {}

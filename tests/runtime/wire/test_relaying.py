@@ -33,6 +33,7 @@ def relayed(world: World, limits: Limits) -> tuple[End, list[End], list[Cable]]:
     return syncer, learners, cables
 
 
+@pytest.mark.slow
 def test_two_that_only_dial_talk_through_a_third(world: World) -> None:
     syncer, (one, other), _ = relayed(world, PATIENT)
     for i in range(10):

@@ -262,6 +262,7 @@ def test_a_python_that_was_built_with_an_old_c_library_shares_memory() -> None:
     assert subprocess.run([sys.executable, "-c", OLD], check=True, capture_output=True, text=True).stdout == "1\n"
 
 
+@pytest.mark.slow
 def test_what_lies_unused_is_bounded_and_its_memory_is_given_up(world: World) -> None:
     syncer, [learner] = neighbours(world)
     count = FREE_BYTES_MAX // (40 * MIB) + 2
@@ -274,6 +275,7 @@ def test_what_lies_unused_is_bounded_and_its_memory_is_given_up(world: World) ->
     world.until(lambda: mapped() == 2 * len(segments_of(learner)))
 
 
+@pytest.mark.slow
 def test_what_no_item_takes_for_long_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     syncer, [learner] = neighbours(world)
     learner.send(SYNCER, 1, {"x": floats(2, 1.0)})
@@ -358,6 +360,7 @@ def test_an_item_that_a_cut_connection_left_half_sent_arrives_whole(world: World
     assert learner.count("items_lent") == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_either_side_has_ended(world: World) -> None:
     assert (mapped(), open_segments()) == (0, 0)
     syncer, [learner] = neighbours(world)

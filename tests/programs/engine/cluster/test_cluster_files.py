@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from isthmus.programs.command import config
 from isthmus.programs.engine.cluster import cluster_file, machine_file
+from isthmus.programs.engine.cluster.devices import Device, find
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.devices import Device, find
 from tests.command_line import app
 
 MACHINE = '[[machine]]\nname = "alpha"\naddress = "tcp://127.0.0.1:7400"\n'

@@ -8,8 +8,8 @@ import pytest
 
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.handover import Sites, digest
+from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.ids import Replica
 
 LEARNERS = {Replica("learner", 0): "alpha", Replica("learner", 1): "beta"}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.engine.cluster.handover import Sites
+from isthmus.programs.engine.cluster.placement import Machine, Topology, place
 from isthmus.programs.engine.cluster.placing import influence_faults, placed
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.runtime.errors import PlacementError
-from isthmus.runtime.graph.placement import Machine, Topology, place
 from isthmus.runtime.ids import MachineOwner
 
 HERE = "tcp://127.0.0.1:7400"

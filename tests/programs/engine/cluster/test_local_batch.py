@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from isthmus import Program, Task
 from isthmus.ops.data.batches import At, of_slot
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.cluster.prediction import paced, predict, shares
 from isthmus.programs.engine.request.layout import layout
@@ -23,8 +25,6 @@ from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine, Topology
 from tests.command_line import app
 
 HUB = Machine("hub", "tcp://127.0.0.1:7400", roles=("syncer", "evaluator"))

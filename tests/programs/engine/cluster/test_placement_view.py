@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.summary import fragment_sizes
@@ -18,8 +20,6 @@ from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine, Placement, Topology
 from tests.command_line import app
 
 HERE = "tcp://127.0.0.1:7400"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.cluster.prediction import predict
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.runtime.errors import ConfigError, PlacementError
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine, Topology
 
 
 @pytest.fixture(scope="module")

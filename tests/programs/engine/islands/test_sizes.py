@@ -84,6 +84,7 @@ def test_the_devices_of_a_process_on_the_cpu_are_known_before_it_starts(
     assert cpu_devices(variables) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "mesh", "expected"),
     [

@@ -12,7 +12,8 @@ from typing import Any
 
 from isthmus.programs.engine.machine.bucket_process import BucketTask, CountedRoad, HomeEnd, IslandEnd
 from isthmus.programs.engine.machine.bucket_road import FolderRoad, Road, RoadPlace
-from isthmus.runtime.wire.porter_greeting import CONNECTED, GREETING_BYTES_MAX, SocksGreeting, ToDaemon, ToHost
+from isthmus.programs.engine.machine.socks_greeting import GREETING_BYTES_MAX, SocksGreeting, ToDaemon, ToHost
+from isthmus.runtime.wire.porter_greeting import CONNECTED
 from isthmus.runtime.wire.security_keys import KeyPair
 from tests.patience import PATIENCE
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.machine import bucket_process, bucket_road
+from isthmus.programs.engine.machine import bucket_passage, bucket_process, bucket_road
+from isthmus.programs.engine.machine.bucket_keys import hello_of
+from isthmus.programs.engine.machine.bucket_passage import SEALED_BYTES_MAX
 from isthmus.programs.engine.machine.bucket_road import FolderRoad, RoadPlace, check, road_place
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.wire import bucket_passage
-from isthmus.runtime.wire.bucket_keys import hello_of
-from isthmus.runtime.wire.bucket_passage import SEALED_BYTES_MAX
 from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import KeyPair
 from tests.patience import PATIENCE, wait_for

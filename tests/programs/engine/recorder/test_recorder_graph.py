@@ -12,8 +12,9 @@ from isthmus.programs import decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.job import Job, TensorSpec
+from isthmus.programs.program_graph import ProgramGraph, training_of
 from isthmus.programs.wings.data_parallel import data_parallel
-from isthmus.runtime.graph.template import Graph, Reference, Template
+from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
@@ -23,12 +24,12 @@ WITH_SHARDS = (decoupled, diloco, streaming_diloco)
 
 
 def recorded(program: Any, *, has_evaluator: bool = True, **settings: Any) -> Template:
-    graph: Graph = program.build(JOB, **settings)
+    graph: ProgramGraph = program.build(JOB, **settings)
     if not has_evaluator:
         graph.edges = [edge for edge in graph.edges if edge.target.node.role != "evaluator"]
         graph.nodes = [node for node in graph.nodes if node.role != "evaluator"]
         graph.roles = [role for role in graph.roles if role.name != "evaluator"]
-        graph.training = replace(graph.training, evaluation=None)
+        graph.declared["training"] = replace(training_of(graph), evaluation=None)
     return with_recorder(graph.freeze(), JOB)
 
 

@@ -15,13 +15,13 @@ import pytest
 
 from isthmus import Program, Task
 from isthmus.programs import settings
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.job import TensorSpec
 from isthmus.runtime.errors import ConfigError, GraphError
-from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.system.processes import XLA_FLAGS
 from tests.effort import soaked
 

@@ -54,6 +54,7 @@ def last_name(node: ast.expr) -> str:
             return ""
 
 
+@pytest.mark.slow
 def test_each_key_is_named_at_three_lines_at_most() -> None:
     places: dict[str, set[str]] = defaultdict(set)
     sources = [*(ROOT / "programs").rglob("*.py"), ROOT / "runtime" / "graph" / "template.py"]

@@ -22,6 +22,7 @@ from isthmus.programs.engine.request.snapshot_room import (
     store_folder,
     with_room,
 )
+from isthmus.programs.program_graph import training_of
 from isthmus.runtime.errors import ConfigError
 
 LEARNERS: Final = 3
@@ -140,4 +141,4 @@ def replace_run(request: Request, snapshots: str) -> Any:
 
 def replace_graph(request: Request) -> Request:
     """The same request of a graph that keeps nothing."""
-    return replace(request, graph=replace(request.graph, holding=None, keeping=None))
+    return replace(request, graph=replace(request.graph, declared={"training": training_of(request.graph)}))

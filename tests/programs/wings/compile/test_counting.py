@@ -37,7 +37,7 @@ COUNT = """
     from isthmus.programs.engine.request import spec
     from isthmus.programs.engine.request.request import Program
     from isthmus.programs.engine.request.request import prepare
-    from isthmus.runtime.graph.devices import find
+    from isthmus.programs.engine.cluster.devices import find
 
     program, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     settings = {"layers": 1, "context": 16, "optimizer": "adamw", "data": (str(folder / "text.txt"),)}

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.wings.compile import compiling
 from isthmus.programs.wings.compile.compiling import keep, kept_needs
 from isthmus.programs.wings.compile.figures import CountedIsland, summed, target
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine
 from tests.programs.wings.compile.made import EXTRACT, LIMIT, MEGA, STEP, answer
 
 TARGET = target("v6e:2x2")

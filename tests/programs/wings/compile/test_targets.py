@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.wings.compile.figures import roofline_seconds, target
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.devices import find
 
 
 @pytest.mark.parametrize(

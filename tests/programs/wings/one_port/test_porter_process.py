@@ -17,25 +17,14 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.engine.machine.socks_greeting import AskMore, SocksGreeting, ToDaemon, ToHost, TurnDown, Verdict
 from isthmus.programs.wings.one_port import porter_process
 from isthmus.programs.wings.one_port.porter_process import PorterProcess
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.wire import porter_relay
-from isthmus.runtime.wire.porter_greeting import (
-    CONNECTED,
-    FORBIDDEN,
-    GREETED,
-    UNACCEPTABLE,
-    UNREACHABLE,
-    AskMore,
-    SocksGreeting,
-    ToDaemon,
-    ToHost,
-    TurnDown,
-    Verdict,
-)
+from isthmus.runtime.wire.porter_greeting import CONNECTED, FORBIDDEN, GREETED, UNACCEPTABLE, UNREACHABLE
 from isthmus.runtime.wire.ways import Ways, WaySocket
 from isthmus.runtime.wire.zmq_sockets import MARKS, ZmqSockets
 from tests.hostile_porter import WAYS as HOSTILE

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.exchange.adaptive import KEEP
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.seeds import shape_of
 from isthmus.programs.wings.simulation.toy_task import EVEN, WIDE, Toy
 from isthmus.programs.wings.simulation.universe import Outcome, Shape, hosts_of, outcome_of
@@ -20,7 +21,6 @@ from isthmus.runtime.ids import Member
 from isthmus.runtime.sim.faults import Clog, Fault, Kill, Throttle
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.network import Climate
-from isthmus.runtime.sim.universe import machine_of
 from tests.effort import soaked
 from tests.programs.wings.simulation.scenarios import Witness, assert_exact
 

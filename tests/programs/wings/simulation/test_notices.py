@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from isthmus.programs.wings.simulation import searches
+from isthmus.programs.wings.simulation.places import machine_of
 from isthmus.programs.wings.simulation.seeds import shape_of
 from isthmus.programs.wings.simulation.universe import outcome_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.faults import Fault, Pause, PreemptionNotice
-from isthmus.runtime.sim.universe import HOME, Universe, machine_of
+from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.incidents import Departed, Ended, Exited, Happened, HomeSetAside, MachineTaken
 from tests.effort import soaked
 

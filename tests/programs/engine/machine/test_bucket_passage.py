@@ -8,10 +8,9 @@ import struct
 
 import pytest
 
-from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.wire import bucket_passage
-from isthmus.runtime.wire.bucket_keys import BoxSeal, digest_of, hello_of, read_hello
-from isthmus.runtime.wire.bucket_passage import (
+from isthmus.programs.engine.machine import bucket_passage
+from isthmus.programs.engine.machine.bucket_keys import BoxSeal, digest_of, hello_of, read_hello
+from isthmus.programs.engine.machine.bucket_passage import (
     AHEAD_MAX,
     CONNECTIONS_MAX,
     OBJECT_BYTES_MAX,
@@ -25,6 +24,7 @@ from isthmus.runtime.wire.bucket_passage import (
     Received,
     identity_of,
 )
+from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.wire.security_keys import KeyPair
 
 IDENTITY = bytes(range(16))
@@ -112,6 +112,7 @@ def test_large_items_go_in_several_objects_of_bounded_size(pair: Pair) -> None:
     assert b"".join(event.data for event in received) == data
 
 
+@pytest.mark.slow
 def test_many_small_pieces_do_not_make_an_object_larger(pair: Pair) -> None:
     connection = pair.island.open("")
     for _ in range(OBJECT_BYTES_MAX // 10):

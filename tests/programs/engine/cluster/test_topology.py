@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs.engine.cluster.devices import CATALOGUE, Device, find
+from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.devices import CATALOGUE, Device, find
-from isthmus.runtime.graph.placement import Machine, Topology
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_every_name_means_one_kind_and_every_figure_has_a_source() -> None:
 
 
 def test_the_documented_figures_are_these() -> None:
-    page = Path(__file__).parents[3] / "docs" / "reference" / "devices.md"
+    page = Path(__file__).parents[4] / "docs" / "reference" / "devices.md"
     table = page.read_text().split("## ")[1]
     rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in table.splitlines() if line.startswith("| ")][2:]
     assert [row[0] for row in rows] == [device.kind for device in CATALOGUE]

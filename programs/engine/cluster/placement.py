@@ -28,12 +28,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Final, final
 
+from isthmus.programs.engine.cluster.devices import Device
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.runtime.errors import Fault, PlacementError, nearest
-from isthmus.runtime.graph.devices import Device
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, ROLES, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica, follower, leader
+
+ROLES: Final = (LEARNER, SYNCER, REGION, EVALUATOR)
+"""The roles that a machine may declare, whether a graph has such a role or not."""
 
 
 @final

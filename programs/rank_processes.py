@@ -1,6 +1,6 @@
 """The ranks of one program on this machine, as one process of which they are the children: what torchrun does for them.
 
-    python -m isthmus.runtime.system.rank_processes COUNT PROGRAM ARGUMENTS...
+    python -m isthmus.programs.rank_processes COUNT PROGRAM ARGUMENTS...
 
 Each rank finds its number and the address of the meeting in its environment, by the names that torch.distributed reads.
 Signals that ask for an end go to all ranks. Once one has failed, the others have some seconds to end by themselves. The

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.programs.engine.cluster.devices import find
+from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
 from isthmus.runtime.errors import PlacementError
-from isthmus.runtime.graph.devices import find
-from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
 from isthmus.runtime.graph.template import Graph, Template
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 
