@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
@@ -39,8 +38,7 @@ from isthmus.programs.job import RunSlots, TensorSpec
 from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopScript
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import end_child, status_name
+from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
@@ -317,6 +315,8 @@ def open_loop(model: str) -> LoopTask:
 @cache
 def asked_of(script: LoopScript) -> ModelFound:
     """What a script tells of its model. ConfigError if it does not come to its first step."""
+    from isthmus.runtime.system.children import ChildProcess
+
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             script.command,
@@ -328,22 +328,14 @@ def asked_of(script: LoopScript) -> ModelFound:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        process.returncode = 0  # It is reaped below, and not by subprocess.
+        child = ChildProcess(process.pid)
         try:
-            with closing_descriptor(pidfd_open(process.pid)) as watch:
-                wait_for_first_step(watch, script)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            wait_for_first_step(child.watch, script)
+            child.wait()
         finally:
-            status = process.returncode = end_child(process.pid)  # With what it started, as workers of a DataLoader.
-        return told_in(answer, output, status, script)
-
-
-@contextmanager
-def closing_descriptor(descriptor: int) -> Iterator[int]:
-    """A descriptor, until the block ends."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+            child.end()  # With what it started, as workers of a DataLoader.
+        return told_in(answer, output, child.status or 0, script)
 
 
 def wait_for_first_step(descriptor: int, script: LoopScript) -> None:

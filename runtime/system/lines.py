@@ -1,17 +1,19 @@
 """A line: messages between two processes of ours on one machine, JSON objects, both ways.
 
-It decides how they are cut out of a stream, and what becomes of them while the other end does not read. What they mean
-is their ends' affair. Whoever is at the other end runs as this user, from this code; what comes from a network is not
-read here (`runtime.wire`).
+It decides how they are cut out of a stream, what becomes of them while the other end does not read, and how open files
+go with them. What they mean is their ends' affair. Whoever is at the other end runs as this user, from this code; what
+comes from a network is not read here (`runtime.wire`).
 """
 
 from __future__ import annotations
 
+import array
 import json
+import os
 import select
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
@@ -21,6 +23,8 @@ LINE_BYTES_MAX: Final = 64 << 20
 """Of a model with the most leaves that a home takes, and more."""
 _READ_BYTES: Final = 1 << 20
 """At once: more than a socket's buffer has, as a rule."""
+FILES_MAX: Final = 8
+"""With one message."""
 
 
 @final
@@ -36,6 +40,9 @@ class ProcessLine:
         self._heard: deque[dict[str, Any]] = deque()
         self.is_over = False
         """Whether the other end says no more: it has gone, as a rule."""
+        self.files: deque[int] = deque()
+        """Descriptors that came with messages, in order, at the latest as `hear` returns theirs: whoever takes one has
+        to close it."""
 
     @classmethod
     def pair(cls) -> tuple[ProcessLine, socket.socket]:
@@ -45,7 +52,8 @@ class ProcessLine:
 
     @classmethod
     def inherited(cls, number: int | str) -> ProcessLine:
-        """The end that this process was started with, by the number of its descriptor."""
+        """The end that this process was started with, by the number of its descriptor. What it starts has none."""
+        os.set_inheritable(int(number), False)
         return cls(socket.socket(fileno=int(number)))
 
     def fileno(self) -> int:
@@ -72,23 +80,26 @@ class ProcessLine:
             return False
         return True
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, however long the other end takes to read; OSError if it has gone."""
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        """Send a message, and open files with it, however long the other end takes to read; OSError if it has gone."""
+        assert len(files) <= FILES_MAX
         self._hand_over()
         self._unsent = _encoded(message)
-        self._hand_over()
+        self._hand_over(files)
 
     def hear(self) -> list[dict[str, Any]]:
         """The messages that have come, without waiting for more. ValueError for one that is too long."""
         while not self.is_over:
             try:
-                data = self._socket.recv(_READ_BYTES)
+                data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _FILES_SPACE, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
             except ConnectionError:  # Raised once, where the other end had left something unread: what it sent remains.
                 continue
             self.is_over = not data
             self._read += data
+            for _, _, numbers in ancillary:  # SCM_RIGHTS: this end has asked for nothing else.
+                self.files += array.array("i", numbers)
             if len(self._read) > LINE_BYTES_MAX and b"\n" not in self._read:
                 raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
         whole, newline, rest = bytes(self._read).rpartition(b"\n")
@@ -116,17 +127,23 @@ class ProcessLine:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Free the descriptor. Idempotent."""
+        """Free the descriptor, and those that came and were not taken. Idempotent."""
         self._socket.close()
+        while self.files:
+            os.close(self.files.popleft())
 
-    def _hand_over(self) -> None:
-        """Hand over what is left; OSError if the other end has gone."""
+    def _hand_over(self, files: Sequence[int] = ()) -> None:
+        """Hand over what is left, the files with the first of its bytes; OSError if the other end has gone."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         while self._unsent:
             poll.poll()
             with suppress(BlockingIOError):
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+                count = socket.send_fds(self._socket, [self._unsent], files)
+                self._unsent, files = self._unsent[count:], ()
+
+
+_FILES_SPACE: Final = socket.CMSG_SPACE(FILES_MAX * array.array("i").itemsize)
 
 
 def _encoded(message: Mapping[str, Any]) -> memoryview:

@@ -24,8 +24,6 @@ LEAVE_RUN: Final = "leave-run"
 """A request to a home to have a machine leave a run, and of a home to that machine."""
 SET_ASIDE: Final = "set-aside"
 """A request to set a run aside."""
-DETACH: Final = b"detach"
-"""Written by a command into its pipe to a daemon, before it exits and the run goes on."""
 
 Message = dict[str, Any]
 _LIMITS: Final = {"max_str_len": 1 << 20, "max_bin_len": 0, "max_array_len": 1 << 16, "max_map_len": 1 << 14}

@@ -15,13 +15,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
-import selectors
-import signal
 import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final, final
@@ -29,7 +26,7 @@ from typing import Final, final
 from isthmus.runtime.system import addresses, forks
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire.porter_greeting import GREETED, VERSION
-from isthmus.runtime.wire.ways import Ways, WaySocket, prepared
+from isthmus.runtime.wire.ways import WayThread, defer_pipe_signals, prepared
 
 SECONDS_MAX: Final = addresses.UNHEARD_MS_MAX / 1000
 """For all answers of a proxy together, and for libzmq's connection."""
@@ -124,18 +121,7 @@ class PorterRelay:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._selector = selectors.DefaultSelector()
-        self._ways = Ways(self._selector)
-        self._bell, self._bell_here = socket.socketpair()
-        self._made: deque[tuple[socket.socket, socket.socket]] = deque()
-        """Of ways that the thread does not know yet: both ends."""
-        self._is_closed = False
-        self._lock = threading.Lock()
-        for each in (self._bell, self._bell_here):
-            each.setblocking(False)
-        self._selector.register(self._bell_here, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="porter relay", daemon=True)
-        self._thread.start()
+        self._ways = WayThread("porter relay")
 
     def dial(self, proxy: str, endpoint: str, answer: Callable[[str, str], None]) -> None:
         """Dial an endpoint through the proxy at ADDRESS:PORT; `answer(where, reason)` is called on the loop, with the
@@ -144,15 +130,12 @@ class PorterRelay:
 
     def close(self) -> None:
         """End all ways."""
-        with self._lock:
-            self._is_closed = True  # From now on no thread that dials hands a way over.
-            self._ring()
-        self._thread.join()
+        self._ways.close()
 
     # -- a thread for each dial, because it waits ----------------------------------------------------------------------
 
     def _dial(self, proxy: str, endpoint: str, answer: Callable[[str, str], None]) -> None:
-        _defer_pipe_signals()
+        defer_pipe_signals()
         name = f"isthmus-way-{secrets.token_hex(8)}"
         try:
             with ExitStack() as stack:
@@ -165,11 +148,8 @@ class PorterRelay:
                 self._answer(answer, f"ipc://@{name}", "")
                 near = stack.enter_context(_accepted(listener))
                 listener.close()
-                with self._lock:
-                    if not self._is_closed:
-                        stack.pop_all()
-                        self._made.append((near, far))
-                        self._ring()
+                if self._ways.give(near, far):
+                    stack.pop_all()
         except OSError as error:
             # Where libzmq has been told of the way, it finds nothing there.
             self._answer(answer, "", f"no connection: the porter at {proxy}: {error}")
@@ -177,42 +157,6 @@ class PorterRelay:
     def _answer(self, answer: Callable[[str, str], None], where: str, reason: str) -> None:
         with suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(answer, where, reason)
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # It rings already, or the thread has ended.
-            self._bell.send(b"\0")
-
-    # -- one thread for all ways ---------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        _defer_pipe_signals()
-        while not self._is_closed:
-            for key, ready in self._selector.select():
-                if key.fileobj is self._bell_here:
-                    self._bell_here.recv(4096)
-                    self._begin_made()
-                elif key.data.watched:  # Not closed in this turn.
-                    self._ways.turn(key.data, ready)
-        self._ways.close_all()
-        while self._made:
-            for each in self._made.popleft():
-                each.close()
-        self._selector.close()
-        self._bell.close()
-        self._bell_here.close()
-
-    def _begin_made(self) -> None:
-        while self._made:
-            near, far = (WaySocket(each) for each in self._made.popleft())
-            self._ways.join(near, far)
-            for each in (near, far):
-                each.socket.setblocking(False)
-                self._ways.watch(each, selectors.EVENT_READ)
-
-
-def _defer_pipe_signals() -> None:
-    """Have this thread's writes to closed connections fail alone: a script may have SIGPIPE end its process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
 
 
 def _accepted(listener: socket.socket) -> socket.socket:

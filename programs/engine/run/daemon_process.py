@@ -1,14 +1,14 @@
-"""The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--pipe] [--lock
-DESCRIPTOR] [--grace SECONDS]`, or `--ahead DESCRIPTOR PID DESCRIPTOR PID DESCRIPTOR`.
+"""The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process [--lock DESCRIPTOR]
+[--grace SECONDS] RUN [LINE]`, or `--ahead LINE PID LINE PID LINE LINE`.
 
-It ends with the run in RUN, and takes no other. With `--pipe` its standard input is held by the command that started
-it: when that ends, the run ends with it, unless the command has written DETACH into it. With `--lock` it inherits the
-lock on RUN. It imports no jax.
+It ends with the run in RUN, and takes no other. LINE is its end of the line to the command that started it: when that
+ends, the run ends with it, unless the command has said {detach}. With `--lock` it inherits the lock on RUN. It imports
+no jax.
 
-With `--ahead` it is started while the request is prepared, and waits: its standard input is a socket, on which it gets
-an `Order` and the lock, or nothing, and ends. Of each pair DESCRIPTOR is its end of the socket of the process PID: what
-prepares the run, and may go on as its fork server, and the plain fork server. By the last one, what prepares the run
-asks for processes of a script.
+With `--ahead` it is started while the request is prepared, and waits: on the last LINE it gets an `Order` and the lock,
+or nothing, and ends. Each pair LINE PID is its end of the line to that process, which it adopts: what prepares the run,
+and may go on as its fork server, and the plain fork server. By the LINE behind them, what prepares the run asks for
+processes of a script.
 
 SIGTERM and SIGHUP have it set the run aside within SECONDS; its exit status is then 75. Ctrl-C is its command's, which
 asks it; without a command it stops the run, and a second one ends it at once.
@@ -17,10 +17,8 @@ asks it; without a command it stops the run, and a second one ends it at once.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -33,18 +31,19 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.grace import GRACE_SECONDS, SECOND
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, LockError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
-from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead, ServerAhead
+from isthmus.programs.engine.run.launch import NONE_AHEAD, PLAIN, Ahead
 from isthmus.programs.engine.run.logs import DAEMON_LOG, opened_log
-from isthmus.programs.engine.run.order import ORDER_BYTES_MAX, Order
+from isthmus.programs.engine.run.order import Order
 from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.engine.run.script_processes import ScriptsAhead
 from isthmus.runtime.errors import INTERRUPTED_STATUS
 from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system import phases
+from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.disk import FullNotes
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import began_ns, cpu_seconds, name_process, unblock
 from isthmus.runtime.system.waiting import readable
-from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
 """The exit status where the run has another daemon."""
@@ -58,8 +57,8 @@ def main(arguments: list[str]) -> int:
     """Serve until the run is over and its command has been told; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
     parser.add_argument("run", type=Path, nargs="?")
-    parser.add_argument("--ahead", type=int, nargs=5)
-    parser.add_argument("--pipe", action="store_true")
+    parser.add_argument("line", type=int, nargs="?")
+    parser.add_argument("--ahead", type=int, nargs=6)
     parser.add_argument("--lock", type=int)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     options = parser.parse_args(arguments)
@@ -75,29 +74,25 @@ def main(arguments: list[str]) -> int:
     except LockError as error:
         sys.stderr.write(f"isthmus: {error}\n")
         return IN_USE
-    return _serve(options.run, lock, has_pipe=options.pipe, grace=options.grace)
+    line = None if options.line is None else ProcessLine.inherited(options.line)
+    return _serve(options.run, lock, line, grace=options.grace)
 
 
-def _server(descriptor: int, pid: int) -> ServerAhead:
-    os.set_inheritable(descriptor, False)
-    return ServerAhead(socket.socket(fileno=descriptor), pid)
-
-
-def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int, asks: int) -> int:
+def _wait(its: int, pid: int, plain_its: int, plain_pid: int, asks: int, command: int) -> int:
     """Wait for the run that `pid` prepares, and serve it."""
     waiting_ns = time.monotonic_ns()
-    server, plain = _server(descriptor, pid), _server(plain_descriptor, plain_pid)
-    os.set_inheritable(asks, False)
-    command, scripts = socket.socket(fileno=0), ScriptsAhead(socket.socket(fileno=asks))
-    while command not in (able := readable([command, *scripts.watched()], None)):
+    line, scripts = ProcessLine.inherited(command), ScriptsAhead(ProcessLine.inherited(asks))
+    server = Child.adopted(pid, ProcessLine.inherited(its))
+    plain = Child.adopted(plain_pid, ProcessLine.inherited(plain_its))
+    while line not in (able := readable([line, *scripts.watched()], None)):
         scripts.hear(able)
-    text, files, _, _ = socket.recv_fds(command, ORDER_BYTES_MAX, 1)
-    command.detach()
-    if not text:
-        for each in (scripts, server, plain):
-            each.end()
+    said = line.next()
+    if said is None:
+        scripts.end()
+        server.end()
+        plain.end()
         return 0
-    order = Order(*json.loads(text))
+    order, lock = Order(**said), line.files.popleft()
     folder = Path(order.folder)
     with suppress(OSError):
         (folder / "logs").mkdir(exist_ok=True)
@@ -106,15 +101,14 @@ def _wait(descriptor: int, pid: int, plain_descriptor: int, plain_pid: int, asks
         os.dup2(log.fileno(), 2)
     phases.note(folder, "daemon", "begun", at_ns=began_ns())
     phases.note(folder, "daemon", "waiting", at_ns=waiting_ns)
-    with suppress(OSError):  # It has died; the launcher sees that.
-        plain.link.send(os.fsencode(folder))
+    plain.line.offer({"folder": order.folder})  # If it has died, the launcher sees that.
     servers = {PLAIN: plain}
     if order.task:
         servers[order.task] = server
     else:
         server.end()
     ahead = Ahead(servers, scripts)
-    return _serve(folder, RunLock.inherited(files[0]), has_pipe=True, grace=order.grace, ahead=ahead)
+    return _serve(folder, RunLock.inherited(lock), line, grace=order.grace, ahead=ahead)
 
 
 def finish(folder: Path, end: RunEnd) -> None:
@@ -124,8 +118,8 @@ def finish(folder: Path, end: RunEnd) -> None:
     last_files.finish(folder, end)
 
 
-def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: Ahead = NONE_AHEAD) -> int:
-    """The same, with the run folder to itself."""
+def _serve(folder: Path, lock: RunLock, line: ProcessLine | None, *, grace: float, ahead: Ahead = NONE_AHEAD) -> int:
+    """The same, with the run folder to itself. `line`: to the command, if that has it end with it."""
     loop = uvloop.new_event_loop()
     is_over = is_alone = False
     presses = 0
@@ -135,14 +129,19 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
         is_over = True
         if is_alone or run.is_unwritten or run.is_set_aside:
             loop.stop()
-        elif not has_pipe:
+        elif line is None:
             loop.call_later(LINGER_SECONDS, loop.stop)
 
     def on_command() -> None:
         """The command lets the run go its own way, or is gone."""
-        nonlocal has_pipe, is_alone
-        has_pipe, is_alone = False, os.read(0, 1024) != DETACH
-        loop.remove_reader(0)
+        nonlocal line, is_alone
+        assert line is not None
+        is_detached = any("detach" in message for message in line.hear())
+        if not is_detached and not line.is_over:
+            return
+        loop.remove_reader(line.fileno())
+        line.close()
+        line, is_alone = None, not is_detached
         if is_alone and run.is_running:
             run.daemon.end("the command that started the run is gone")
         if is_over:
@@ -151,7 +150,7 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
     def on_interrupt() -> None:
         """Ctrl-C: its command asks for what it means; without one, the user."""
         nonlocal presses
-        if not has_pipe:
+        if line is None:
             presses += 1
             run.daemon.request_stop() if presses == 1 else run.daemon.end(SECOND)
 
@@ -179,8 +178,8 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float, ahead: 
         own_seconds=cpu_seconds,
         ahead=ahead,
     )
-    if has_pipe:
-        loop.add_reader(0, on_command)
+    if line is not None:
+        loop.add_reader(line.fileno(), on_command)
     run.daemon.start()
     phases.note(folder, "daemon", "serving")
     tell_full()

@@ -1,4 +1,4 @@
-"""The fork server: `python -m isthmus.programs.engine.run.fork_server RUN SOCKET TASK`, which starts the hosts that
+"""The fork server: `python -m isthmus.programs.engine.run.fork_server RUN TASK LINE`, which starts the hosts that
 compute.
 
 Importing jax and tracing a training step takes longer than everything else that a learner does before its first step.
@@ -7,8 +7,8 @@ no thread, and then forks a host whenever its daemon requests one; pages that no
 to fork as long as there is only one thread. Where the task has started others, or cannot be prepared, this process
 reports that, and the daemon starts such hosts from nothing.
 
-Started by a daemon, never by hand. SOCKET is the number of the inherited socket, TASK the reference of the task of its
-hosts: where slots train different tasks, each has a fork server, which imports that one alone. Once all is prepared
+Started by a daemon, never by hand. LINE is the number of its end of the line to it, TASK the reference of the task of
+its hosts: where slots train different tasks, each has a fork server, which imports that one alone. Once all is prepared
 this process sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is
 forked twice, so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group
 until its pid has been sent, and ends if this process does before: a request without an answer leaves nothing
@@ -20,9 +20,7 @@ Without its daemon this process ends: the kernel kills it, even where it is stop
 from __future__ import annotations
 
 import gc
-import json
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -40,35 +38,35 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system import phases
-from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon, name_process
+from isthmus.runtime.system.children import serve_line
+from isthmus.runtime.system.lines import ProcessLine
+from isthmus.runtime.system.processes import end_after, name_process
 
 TITLE: Final = "isthmus fork-server"
 """Title of this process, once its daemon can read that it is ready."""
 PROCESS: Final = "fork server"
 """Its name among the phases of a start."""
 PLAIN_TITLE: Final = "isthmus plain-server"
-REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 
 
 def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
-    folder, daemon, task = Path(arguments[0]), socket.socket(fileno=int(arguments[1])), arguments[2]
-    follow_daemon()
-    die_with_parent()
+    folder, task, line = arguments
+    daemon = serve_line("fork-server preparing", line)
     gc.disable()  # As in `preparing`.
     prepare_environment(1)
-    return serve(folder, daemon, task, has_graph=False)
+    return serve(Path(folder), daemon, task, has_graph=False)
 
 
-def serve(folder: Path, daemon: socket.socket, task: str, *, has_graph: bool = True) -> int:
+def serve(folder: Path, daemon: ProcessLine, task: str, *, has_graph: bool = True) -> int:
     """The same; in a process that has the graph, and the task, because it has prepared the run (`preparing`)."""
     name_process("isthmus fork-server preparing")
     refusal, plans = _prepared(folder, task, has_graph=has_graph)
     return _serve(folder, daemon, refusal, plans, PROCESS, TITLE)
 
 
-def serve_plain(daemon: socket.socket) -> int:
+def serve_plain(daemon: ProcessLine) -> int:
     """Fork the hosts of a run that do not compute, which need neither jax nor the task.
 
     The run folder is the first message: the kernels of syncers, and what makes plans, are loaded before.
@@ -76,10 +74,11 @@ def serve_plain(daemon: socket.socket) -> int:
     name_process(f"{PLAIN_TITLE} preparing")
     maker = PlanMaker()
     _load_kernels()
-    folder = Path(os.fsdecode(daemon.recv(REQUEST_BYTES_MAX)))
-    if not folder.name:
+    run = daemon.next()
+    if run is None:
         maker.end()
         return 0
+    folder = Path(run["folder"])
     redirect_output(folder, PLAIN_SERVER_LOG)
     refusal = ""
     plans: Mapping[str, Plan] = {}
@@ -109,29 +108,23 @@ def redirect_output(folder: Path, name: str) -> None:
             os.dup2(file.fileno(), number)
 
 
-def _serve(
-    folder: Path, daemon: socket.socket, refusal: str, plans: Mapping[str, Plan], process: str, title: str
-) -> int:
+def _serve(folder: Path, daemon: ProcessLine, refusal: str, plans: Mapping[str, Plan], process: str, title: str) -> int:
     """Fork on request until the daemon is gone, or refuse to."""
     gc.freeze()
     gc.enable()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
-        _send(daemon, {"ready": True})
+        daemon.send({"ready": True})
         phases.note(folder, process, "ready")
         name_process(title)
-        while request := daemon.recv(REQUEST_BYTES_MAX):
+        while request := daemon.next():
             if refusal:
-                _send(daemon, {"refused": refusal})
+                daemon.send({"refused": refusal})
             else:
-                _fork(folder, daemon, json.loads(request), plans)
+                _fork(folder, daemon, request, plans)
     return 0
 
 
-def _send(daemon: socket.socket, answer: dict[str, Any]) -> None:
-    daemon.send(json.dumps(answer).encode())
-
-
-def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any], plans: Mapping[str, Plan]) -> None:
+def _fork(folder: Path, daemon: ProcessLine, request: dict[str, Any], plans: Mapping[str, Plan]) -> None:
     """Fork a host; send its pid once it is a child of the daemon, which may wait for it; then let the host start."""
     reader, writer = os.pipe()
     held, let_go = os.pipe()
@@ -147,10 +140,10 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any], plans: M
         os.waitpid(child, 0)
         if not host:
             raise OSError("no room for another process")
-        _send(daemon, {"pid": int(host)})
+        daemon.send({"pid": int(host)})
         os.write(let_go, b"!")  # This process holds the other end, too: the host may have been killed by now.
     except OSError as error:  # If the cause is a dead daemon, this raises again.
-        _send(daemon, {"refused": f"it could not be forked: {error}"})
+        daemon.send({"refused": f"it could not be forked: {error}"})
     finally:
         for each in (reader, writer, held, let_go):
             if each != -1:
@@ -198,7 +191,7 @@ def _prepare(node: Any, task: str, of_run: Reference) -> None:
 
 
 def _fork_host(
-    folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
+    folder: Path, daemon: ProcessLine, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
 ) -> None:
     """In the child: fork a grandchild, write its pid to `writer`, end. The grandchild waits for a byte on `held`."""
     try:
@@ -212,7 +205,7 @@ def _fork_host(
 
 
 def _serve_host(
-    folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
+    folder: Path, daemon: ProcessLine, writer: int, held: int, request: dict[str, Any], plans: Mapping[str, Plan]
 ) -> int:
     """In the grandchild: run the host, once the daemon knows this process."""
     daemon.close()

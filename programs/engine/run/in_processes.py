@@ -1,7 +1,7 @@
 """Carries out a request as processes: a daemon on loopback, and under it a host for every replica.
 
 The command stays light: another process, which runs the task on shapes and so imports jax, prepares the request, and
-the command then watches (`preparing`). It keeps a daemon running (`private_daemon`), holding a pipe whose end ends the
+the command then watches (`preparing`). It keeps a daemon running (`private_daemon`), with a line whose end ends the
 run; the next daemon adopts the hosts of one that died. If no daemon can be started, the command kills the remaining
 processes, and writes the end of a failed run.
 """

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import json
 import os
-import select
 import signal
-import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,10 +27,9 @@ from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import end_child, environment, is_stopped, signal_name, spawn_leader
+from isthmus.runtime.system.children import Child
+from isthmus.runtime.system.processes import environment, is_stopped, signal_name, spawn_leader
 
-ANSWER_BYTES_MAX: Final = 1 << 16
 TICK_SECONDS: Final = 0.5
 ANSWER_TICKS_MAX: Final = 20
 """Ten seconds for an answer, which takes some hundredths of a second: on a machine with six times as many busy
@@ -46,26 +42,11 @@ CLOSE_SECONDS_MAX: Final = 5.0
 Asked = TypeVar("Asked")
 
 
-@final
-class ServerAhead:
-    """A fork server that was there before its daemon: the child `pid`, which leads a session, and our end of its
-    socket."""
-
-    def __init__(self, link: socket.socket, pid: int) -> None:
-        self.link, self.pid = link, pid
-
-    def end(self) -> None:
-        """End it, with what the task has started: no host is to be forked from it."""
-        with suppress(ChildProcessError):
-            end_child(self.pid)
-        self.link.close()
-
-
 class Ahead(NamedTuple):
-    """What was there before its daemon: fork servers, by task, that of PLAIN for hosts that do not compute, which have
-    no other; and processes of a script that wait for their lives."""
+    """What was there before its daemon: fork servers, which lead sessions, by task, that of PLAIN for hosts that do not
+    compute, which have no other; and processes of a script that wait for their lives."""
 
-    servers: Mapping[str, ServerAhead] = MappingProxyType({})
+    servers: Mapping[str, Child] = MappingProxyType({})
     scripts: ScriptsAhead | None = None
 
 
@@ -74,16 +55,15 @@ NONE_AHEAD: Final = Ahead()
 
 @final
 class ForkLink(Generic[Asked]):
-    """One fork server, from its start to its end. `spawn` starts it with its end of the socket, as a session leader,
-    and returns its pid; or it is `ahead`.
+    """One fork server, from its start to its end: a child, and what it owes.
 
     `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
     reaped; `ended(unanswered, how)` once, if it ends before it is closed.
 
-    The fork server is known by its pidfd: that this becomes readable is the only sign of its end, because the end of
-    the socket comes a moment before or after. At the end everything that it has sent is taken first, so that a request
-    that is then unanswered has become no host: a forked host waits until its pid has been sent, and ends by itself if
-    that never happens (`fork_server`). So it may be started in another way, without two processes for one life.
+    That its pidfd becomes readable is the only sign of its end, because the end of its line comes a moment before or
+    after. At the end everything that it has sent is taken first, so that a request that is then unanswered has become
+    no host: a forked host waits until its pid has been sent, and ends by itself if that never happens (`fork_server`).
+    So it may be started in another way, without two processes for one life.
 
     Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
     sleep.
@@ -92,40 +72,27 @@ class ForkLink(Generic[Asked]):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        spawn: Callable[[int], int],
+        child: Child,
         *,
         answered: Callable[[Asked, Mapping[str, Any]], None],
         used: Callable[[float], None],
         ended: Callable[[list[Asked], str], None],
-        ahead: ServerAhead | None = None,
     ) -> None:
-        """Start it; OSError if the process cannot be created."""
-        self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
+        """`child`: a fork server that leads a session."""
+        self._loop, self._child, self._answered, self._used, self._ended = loop, child, answered, used, ended
         self._pending: deque[Asked] = deque()
         self._ticks = 0
         self.is_ready = self._is_ticking = self._is_reaped = False
         self._verdict = ""
         self.is_gone = False
         """Whether it and its whole process group are gone."""
-        try:
-            if ahead is not None:
-                self._socket, self._pid = ahead.link, ahead.pid
-            else:
-                self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                with its:
-                    self._pid = spawn(its.fileno())
-            self._watch = _watch(self._pid)
-        except BaseException:
-            self._socket.close()
-            raise
-        self._socket.setblocking(False)
-        loop.add_reader(self._socket.fileno(), self._hear)
-        loop.add_reader(self._watch, self._see_end)
+        loop.add_reader(child.line.fileno(), self._hear)
+        loop.add_reader(child.watch, self._see_end)
 
     def ask(self, pending: Asked, request: Mapping[str, Any]) -> None:
         """Send a request; OSError if it cannot be sent now, and then it is not answered."""
-        with suppress(ConnectionError):  # It has ended; the pidfd reports it, and `ended` gets the request.
-            self._socket.send(json.dumps(request).encode())
+        if not self._child.line.offer(request):
+            raise OSError("it reads none, or has ended")
         if not self._pending:
             self._ticks = 0
         self._pending.append(pending)
@@ -134,30 +101,22 @@ class ForkLink(Generic[Asked]):
     def close(self) -> None:
         """End it with its process group, which hosts have left. Idempotent."""
         if not self._is_reaped:
-            os.killpg(self._pid, signal.SIGKILL)  # It is not reaped, so that the number is its own.
-            poll = select.poll()
-            poll.register(self._watch, select.POLLIN)
-            poll.poll(1000 * CLOSE_SECONDS_MAX)
-            self._reap()
+            os.killpg(self._child.pid, signal.SIGKILL)  # It is not reaped, so that the number is its own.
+            self._reap(CLOSE_SECONDS_MAX)
         elif not self._reap_group():
-            os.killpg(self._pid, signal.SIGKILL)  # One of its group is a child of this process, and holds the number.
+            os.killpg(self._child.pid, signal.SIGKILL)  # One of its group is a child here, and holds the number.
         self._reap_group_soon()
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Read everything that it has sent."""
-        while not self._is_reaped:  # An answer may cause `close`.
-            try:
-                data = self._socket.recv(ANSWER_BYTES_MAX)
-            except BlockingIOError:
+        """Take everything that it has sent."""
+        for answer in self._child.line.hear():
+            if self._is_reaped:  # An answer may cause `close`.
                 return
-            except ConnectionError:  # Raised once, if it ended with unread requests: its answers remain.
-                continue
-            if not data:
-                self._loop.remove_reader(self._socket.fileno())
-                return
-            self._take(json.loads(data))
+            self._take(answer)
+        if self._child.line.is_over and not self._is_reaped:
+            self._loop.remove_reader(self._child.line.fileno())
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         self._ticks = 0
@@ -169,9 +128,9 @@ class ForkLink(Generic[Asked]):
     def _see_end(self) -> None:
         self._hear()
         if not self._is_reaped:
-            how = self._reap()
+            self._reap()
             self._reap_group_soon()  # A host that waits for its pid ends about now.
-            self._ended(list(self._pending), self._verdict or how)
+            self._ended(list(self._pending), self._verdict or self._how())
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -185,27 +144,32 @@ class ForkLink(Generic[Asked]):
         self._is_ticking = False
         if self._is_reaped:
             return
+        self._child.line.flush()
         self._ticks += 1
-        is_preparing = not self.is_ready and not is_stopped(self._pid)
+        is_preparing = not self.is_ready and not is_stopped(self._child.pid)
         if self._pending and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
-            pidfd_send_signal(self._watch, signal.SIGKILL)
+            self._child.kill()
         self._keep_ticking()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _reap(self) -> str:
-        """Reap it and close its descriptors; returns how it ended."""
+    def _reap(self, seconds: float = 0.0) -> None:
+        """Reap it once it has ended, after so many seconds at most, and hear it no more."""
         self._is_reaped = True
-        self._loop.remove_reader(self._watch)
-        self._loop.remove_reader(self._socket.fileno())
-        os.close(self._watch)
-        self._socket.close()
-        pid, status = self._wait(self._pid)
-        if not pid:
+        self._loop.remove_reader(self._child.watch)
+        self._loop.remove_reader(self._child.line.fileno())
+        if self._child.reap(seconds):
+            self._used(self._child.cpu_seconds)
+        else:
+            self._child.let_go(0.0)
+
+    def _how(self) -> str:
+        """How it has ended."""
+        status = self._child.status
+        if status is None:
             return "has ended"
-        code = os.waitstatus_to_exitcode(status)
-        return f"was ended by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
+        return f"was ended by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
 
     def _reap_group_soon(self) -> None:
         """Reap the ended processes of its group now and, if some are left, a tick from now."""
@@ -214,40 +178,25 @@ class ForkLink(Generic[Asked]):
 
     def _reap_group(self) -> bool:
         """Reap the ended processes of its group; returns whether none is left that is a child of this process."""
-        while not self.is_gone and self._wait(-self._pid)[0]:
-            pass
-        return self.is_gone
-
-    def _wait(self, which: int) -> tuple[int, int]:
-        """Reap a child that has ended and count its CPU time; returns its pid, 0 if there is none, and its status."""
-        try:
-            pid, status, usage = os.wait4(which, os.WNOHANG)
-        except ChildProcessError:
-            self.is_gone = which < 0
-            return 0, 0
-        if pid:
+        while not self.is_gone:
+            try:
+                pid, _, usage = os.wait4(-self._child.pid, os.WNOHANG)
+            except ChildProcessError:
+                self.is_gone = True
+                break
+            if not pid:
+                break
             self._used(usage.ru_utime + usage.ru_stime)
-        return pid, status
-
-
-def _watch(pid: int) -> int:
-    """The pidfd of a child; if it cannot be opened, kills the child and raises OSError."""
-    try:
-        return pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+        return self.is_gone
 
 
 UNASKED_MAX: Final = 3
 """Fork servers that are started in a row without a host that needs one: the cause of so many ends would persist."""
 RETRY_SECONDS: Final = 1.0
 """Between two attempts to start a process for which there is no room."""
-SOCKET_THERE: Final = 3
-"""The number that a fork server's end of the socket has there."""
 PLAIN: Final = ""
 """In place of the task of a fork server, for that of the hosts that do not compute."""
+_SERVER: Final = "isthmus.programs.engine.run.fork_server"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -360,19 +309,19 @@ class Launcher:
         """The fork server, started if there is none; OSError if there is no room for it."""
         if task not in self._servers:
             self._former = [server for server in self._former if not server.is_gone]
+            child = self._ahead.pop(task, None) or self._start_server(task)
             self._servers[task] = ForkLink(
                 self._loop,
-                partial(self._spawn_server, task),
+                child,
                 answered=self._answered,
                 used=self._used,
                 ended=partial(self._server_ended, task),
-                ahead=self._ahead.pop(task, None),
             )
         return self._servers[task]
 
-    def _spawn_server(self, task: str, its: int) -> int:
-        arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE), task]
-        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, descriptor=its)
+    def _start_server(self, task: str) -> Child:
+        with opened_log(self._folder / "logs" / FORK_SERVER_LOG) as log:
+            return Child(_SERVER, [self._folder, task], output=log, variables=environment(computes=True), leads=True)
 
     def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
         """The fork server has started a host, or refused with a reason."""
@@ -444,14 +393,11 @@ class Launcher:
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
 
-def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
-    """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
+def _spawn(arguments: Sequence[str], log: Path, *, computes: bool) -> int:
+    """Start a module of ours with arguments, as the leader of a session. Its pid."""
     with opened_log(log) as file:
-        files = output_to(file)
-        if descriptor is not None:
-            files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
-        return spawn_leader(command, environment(computes=computes), files)
+        return spawn_leader(command, environment(computes=computes), output_to(file))
 
 
 def say(line: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
-ORDER_BYTES_MAX: Final = 1 << 16
+from typing import NamedTuple
 
 
 class Order(NamedTuple):
     """What a waiting daemon is told: the run folder, the seconds in which it sets the run aside, and the task whose
-    hosts the preparer forks, '' if it has ended."""
+    hosts the preparer forks, '' if it has ended. The lock on the folder comes with it."""
 
     folder: str
     grace: float

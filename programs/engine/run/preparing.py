@@ -12,38 +12,37 @@ child from the start, because hosts that it forks have to become the daemon's.
 
 The *plain* fork server forks the hosts that do not compute, and has what they import, and no jax.
 
-A request that is refused ends both; so does the end of the command, at any time: the daemon reads the end of its
-standard input, and the kernel kills the preparer with it. Nothing has been written by then but the run folder of an
+A request that is refused ends both; so does the end of the command, at any time: the daemon reads the end of its line
+to it, and the kernel kills the preparer with it. Nothing has been written by then but the run folder of an
 accepted request.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
 import signal
 import socket
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
 from isthmus.programs.engine.request.environment import compute_anywhere, compute_on_cpu, has_backend, stay_forkable
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
-from isthmus.programs.engine.run.order import ORDER_BYTES_MAX, Order
+from isthmus.programs.engine.run.order import Order
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
+from isthmus.runtime.system.children import Child
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import (
     die_with_parent,
     end_after,
-    end_child,
     environment,
     follow_daemon,
     kill_session,
@@ -56,8 +55,6 @@ SIGNAL_SECONDS: Final = 0.05
 END_SECONDS: Final = 10.0
 """For a daemon that waits to end what it has started: it may still be importing."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
-_END: Final = b"\n"
-"""Of an answer: processes that the task has started may have the pipe for longer."""
 _DIED: Final = "the process that prepared the request died"
 
 
@@ -74,59 +71,56 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     _flush()
     # Counted, because an exception that a handler raises in the middle of a fork is lost.
     with interrupts() as interrupted:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            _prepare(work, writer)
-        os.close(writer)
+        line, its = ProcessLine.pair()
+        pid = os.fork()
+        if pid == 0:
+            line.close()
+            _prepare(work, ProcessLine(its))
+        its.close()
+        child = Child.adopted(pid, line)
         try:
-            text = _read(reader, child, interrupted)
+            answer = _answer_on(line, pid, child.watch, interrupted)
         finally:
-            end_child(child)
-            os.close(reader)
-    return _done(text)
+            child.end()
+    return _done(answer)
 
 
-def _read(reader: int, child: int, interrupted: Interrupts) -> bytes:
-    """An answer from a pipe, or all that there is of it; KeyboardInterrupt if a signal arrives first.
+def _answer_on(line: ProcessLine, pid: int, watch: int, interrupted: Interrupts) -> dict[str, Any] | None:
+    """The answer on a line to a process, which is watched; None if it has died. KeyboardInterrupt if a signal arrives
+    first.
 
-    Processes that the child has started have the other end, too, so they are ended with it.
+    Processes that it has started have the other end, too, so they are ended with it.
     """
-    parts = []
-    watch = pidfd_open(child)
-    watched = [reader, watch]
-    try:
-        while True:
-            if interrupted.count:
-                raise interrupted.error()
-            able = readable(watched, SIGNAL_SECONDS)
-            if reader in able:
-                parts.append(os.read(reader, 1 << 16))
-                if not parts[-1] or parts[-1].endswith(_END):
-                    return b"".join(parts)
-            elif watch in able:
-                kill_session(child)
-                watched = [reader]
-    finally:
-        os.close(watch)
+    watched: list[ProcessLine | int] = [line, watch]
+    while not line.is_over:
+        if interrupted.count:
+            raise interrupted.error()
+        able = readable(watched, SIGNAL_SECONDS)
+        if line in able:
+            answers = line.hear()
+            if answers:
+                return answers[0]
+        elif watch in able:
+            kill_session(pid)
+            watched = [line]
+    return None
 
 
-def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
-    """In the child: write the result of the work into the pipe and end; end earlier if the reader does."""
+def _prepare(work: Callable[[], dict[str, Any]], command: ProcessLine) -> NoReturn:
+    """In the child: send the result of the work and end; end earlier if the command does."""
 
-    def end_with_reader() -> None:
+    def end_with_command() -> None:
         poll = select.poll()
-        poll.register(writer, 0)
-        poll.poll()  # No events are requested, so this returns only when the reader has closed.
+        poll.register(command, 0)
+        poll.poll()  # No events are requested, so this returns only when the other end is closed.
         kill_session(os.getpid())
         os._exit(1)
 
     os.setsid()  # The task may start processes, which end with this one.
     follow_daemon()  # A terminal sends them here, too; the command acts on them.
-    threading.Thread(target=end_with_reader, daemon=True).start()
+    threading.Thread(target=end_with_command, daemon=True).start()
     try:
-        _say(_answer(work), writer)
+        _say(_answer(work), command)
     finally:
         os._exit(0)
 
@@ -147,12 +141,11 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 
-def _say(answer: dict[str, Any], writer: int) -> None:
-    """Write an answer into a pipe, whole, and close it."""
-    text = json.dumps(answer).encode() + _END
+def _say(answer: dict[str, Any], command: ProcessLine) -> None:
+    """Send an answer, whole, and close the line."""
     _flush()
-    with os.fdopen(writer, "wb") as pipe:
-        pipe.write(text)
+    command.send(answer)
+    command.close()
 
 
 def _flush() -> None:
@@ -160,11 +153,10 @@ def _flush() -> None:
         stream.flush()
 
 
-def _done(text: bytes) -> dict[str, Any]:
+def _done(answer: Mapping[str, Any] | None) -> dict[str, Any]:
     """The result in an answer; raises the error in it."""
-    if not text:
+    if answer is None:
         raise RunError(_DIED)
-    answer: dict[str, Any] = json.loads(text)
     if "faults" in answer:
         raise _KINDS[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
     if "error" in answer:
@@ -175,116 +167,98 @@ def _done(text: bytes) -> dict[str, Any]:
 
 @final
 class DaemonAhead:
-    """A daemon that waits for its run, and the `answer` of the process under it that has prepared this.
-
-    It is handled as a child of `subprocess` is, as far as `PrivateDaemon` needs that.
-    """
+    """A daemon that waits for its run, and the `answer` of the process under it that has prepared this."""
 
     def __init__(self, work: Callable[[], dict[str, Any]], meanwhile: Callable[[], Any] = lambda: None) -> None:
         """Fork both, call `meanwhile`, and wait for the result of `work`, as JSON; `task` in it is that of `Order`.
 
         Raises what `in_child` does, and nothing is left then.
         """
-        self.returncode: int | None = None
         _flush()
         # Counted, because an exception that a handler raises in the middle of a fork is lost.
         with interrupts() as interrupted:
-            reader, writer = os.pipe()
-            self._socket, its = socket.socketpair()
-            self.pid = os.fork()
-            if self.pid == 0:
-                os.close(reader)
-                self._socket.close()
+            line, its = ProcessLine.pair()
+            prepares, writer = ProcessLine.pair()
+            pid = os.fork()
+            if pid == 0:
+                prepares.close()
+                line.close()
                 _become_daemon(work, writer, its)
-            os.close(writer)
+            writer.close()
             its.close()
-            preparer = int(self._socket.recv(ORDER_BYTES_MAX) or 0)
             try:
-                if not preparer:
-                    raise RunError(_DIED)
-                meanwhile()
-                self.answer = _done(_read(reader, preparer, interrupted))
-            except ProcessLookupError:
-                self._end(preparer)
-                raise RunError(_DIED) from None
-            except BaseException:
-                self._end(preparer)
-                raise
+                self.child = Child.adopted(pid, line)
+                preparer = int((line.next() or {}).get("preparer", 0))
+                try:
+                    if not preparer:
+                        raise RunError(_DIED)
+                    meanwhile()
+                    with _watched(preparer) as watch:
+                        self.answer = _done(_answer_on(prepares, preparer, watch, interrupted))
+                except ProcessLookupError:
+                    self._end(preparer)
+                    raise RunError(_DIED) from None
+                except BaseException:
+                    self._end(preparer)
+                    raise
             finally:
-                os.close(reader)
-        self.stdin = self._socket.makefile("wb", buffering=0)
+                prepares.close()
 
     def take(self, folder: Path, lock: int, grace: float) -> None:
         """Have it supervise the run in `folder`, with the `lock` on that; OSError if it is gone."""
-        order = Order(str(folder), grace, self.answer["task"])
-        with self._socket:
-            socket.send_fds(self._socket, [json.dumps(order).encode()], [lock])
-
-    def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it lives."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self) -> int:
-        """Wait for its end."""
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-    def kill(self) -> None:
-        """Kill it."""
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.child.line.send(Order(str(folder), grace, self.answer["task"])._asdict(), [lock])
 
     def _end(self, preparer: int) -> None:
-        """End both, and what the task has started: the daemon does that as it reads the end of this socket. `preparer`:
-        0 if there is none."""
+        """End both, and what the task has started: the daemon does that as it reads the end of its line. `preparer`: 0
+        if there is none."""
         try:
             if preparer:
                 _end_preparer(preparer)
         finally:
-            self._socket.close()
-            until = time.monotonic() + END_SECONDS
-            while self.poll() is None and time.monotonic() < until:
-                time.sleep(SIGNAL_SECONDS)
-            self.kill()
-            self.wait()
+            self.child.end(END_SECONDS)
+
+
+@contextmanager
+def _watched(pid: int) -> Iterator[int]:
+    """The pidfd of a process that is no child of this one, until the block ends."""
+    watch = pidfd_open(pid)
+    try:
+        yield watch
+    finally:
+        os.close(watch)
 
 
 def _end_preparer(pid: int) -> None:
-    with suppress(ProcessLookupError):  # It is gone, and so is what it had.
-        watch = pidfd_open(pid)
-        try:
-            pidfd_send_signal(watch, signal.SIGKILL)
-            readable([watch], None)
-            kill_session(pid)
-        finally:
-            os.close(watch)
+    with suppress(ProcessLookupError), _watched(pid) as watch:  # Or it is gone, and so is what it had.
+        pidfd_send_signal(watch, signal.SIGKILL)
+        readable([watch], None)
+        kill_session(pid)
 
 
-def _become_daemon(work: Callable[[], dict[str, Any]], writer: int, command: socket.socket) -> NoReturn:
+def _become_daemon(work: Callable[[], dict[str, Any]], writer: socket.socket, command: socket.socket) -> NoReturn:
     """In the child: fork the preparer, tell its pid to the command, and become the daemon that waits."""
     try:
         os.setsid()
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        scripts, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        (ours, its), (scripts, asks) = socket.socketpair(), socket.socketpair()
         parent, preparer = os.getpid(), os.fork()
         if preparer == 0:
-            _close_all_but(writer, its.fileno(), asks.fileno())
-            end_after(lambda: _prepare_and_serve(work, writer, its, asks, parent))
-        plain, its_plain = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            _close_all_but(*(each.fileno() for each in (writer, its, asks)))
+            to_command, to_daemon, for_scripts = ProcessLine(writer), ProcessLine(its), ProcessLine(asks)
+            end_after(lambda: _prepare_and_serve(work, to_command, to_daemon, for_scripts, parent))
+        plain, its_plain = socket.socketpair()
         plain_pid = os.fork()
         if plain_pid == 0:
             _close_all_but(its_plain.fileno())
-            end_after(lambda: _serve_plain(its_plain, parent))
-        command.send(str(preparer).encode())
-        os.dup2(command.fileno(), 0)
-        _close_all_but(ours.fileno(), plain.fileno(), scripts.fileno())
-        for each in (ours, plain, scripts):
+            end_after(lambda: _serve_plain(ProcessLine(its_plain), parent))
+        ProcessLine(command).send({"preparer": preparer})
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        kept = (ours, plain, scripts, command)
+        _close_all_but(*(each.fileno() for each in kept))
+        for each in kept:
             each.set_inheritable(True)
-        ahead = [str(each) for each in (ours.fileno(), preparer, plain.fileno(), plain_pid, scripts.fileno())]
+        servers = [ours.fileno(), preparer, plain.fileno(), plain_pid]
+        ahead = map(str, (*servers, scripts.fileno(), command.fileno()))
         os.execv(sys.executable, [sys.executable, "-m", _DAEMON, "--ahead", *ahead])
     except BaseException:
         traceback.print_exc()
@@ -306,7 +280,7 @@ def _name(what: str) -> None:
     name_process(f"isthmus {what}")
 
 
-def _serve_plain(daemon: socket.socket, parent: int) -> int:
+def _serve_plain(daemon: ProcessLine, parent: int) -> int:
     """In the plain fork server."""
     _name("plain-server")
     os.setsid()
@@ -320,10 +294,10 @@ def _serve_plain(daemon: socket.socket, parent: int) -> int:
 
 
 def _prepare_and_serve(
-    work: Callable[[], dict[str, Any]], writer: int, daemon: socket.socket, scripts: socket.socket, parent: int
+    work: Callable[[], dict[str, Any]], command: ProcessLine, daemon: ProcessLine, scripts: ProcessLine, parent: int
 ) -> int:
-    """In the preparer: write the result of the work into the pipe; then fork hosts of its task, if it has one. A script
-    that it asks for its model is started by the daemon, through the socket `scripts`."""
+    """In the preparer: send the result of the work to the command; then fork hosts of its task, if it has one. A script
+    that it asks for its model is started by the daemon, through the line `scripts`."""
     _name("preparer")
     os.setsid()  # The task may start processes, which end with this one.
     follow_daemon()
@@ -337,7 +311,7 @@ def _prepare_and_serve(
     answer = _answer(work)
     scripts.close()
     done = answer.get("done", {})
-    _say(answer, writer)
+    _say(answer, command)
     if not done.get("task"):
         return 0
     from isthmus.programs.engine.run import fork_server

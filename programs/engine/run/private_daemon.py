@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,22 +18,24 @@ from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.logs import DAEMON_LOG, FORK_SERVER_LOG, PLAIN_SERVER_LOG, open_log
 from isthmus.programs.engine.run.preparing import DaemonAhead
-from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.ledger import FILE as LEDGER
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import INTERRUPTED_STATUS, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
+from isthmus.runtime.system.children import Child, Succession
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.processes import kill_if, signal_name, started_at
 from isthmus.runtime.wire.control_client import ask
-from isthmus.runtime.wire.control_messages import DETACH, Message
+from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.daemon_notes import note_of, remove_dead_socket
 
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
 PAUSE_SECONDS: Final = 0.05
 _DAEMON: Final = Replica("daemon", 0)
+_PROCESS: Final = "isthmus.programs.engine.run.daemon_process"
 _HOST_LOG: Final = re.compile(r".+-\d+\.log")
 _PROBE_BYTES: Final = 4096
 """A block of most disks."""
@@ -70,13 +70,17 @@ class PrivateDaemon:
         self._given_up_by: RunError | None = None
         self._restarts = Restarts()
         self._served_at: Instant | None = None
-        self._due = Instant(0)
         self._is_told = False
         self.is_unwritten = False
         """The run is over, and the disk does not even take that fact."""
         self.seen: dict[str, Any] = {}
         """The status of its daemons so far."""
-        self._process: subprocess.Popen[bytes] | DaemonAhead | None = self._first(ahead)
+        self._daemons = Succession(self._start, self._follow, None if ahead is None else self._taken(ahead))
+        if self._daemons.child is None:
+            try:
+                self._daemons.begin()
+            except OSError as error:
+                raise RunError(_not_started(error)) from None
 
     @property
     def is_over(self) -> bool:
@@ -104,57 +108,54 @@ class PrivateDaemon:
         """Start the next daemon once it is due; RunError if another is pointless."""
         if self._given_up_by is not None:
             raise self._given_up_by
-        if self._process is not None and self._process.poll() is not None:
-            self._follow(self._process)
-        if self._process is None and not self.is_over and _now() >= self._due:
-            try:
-                self._process = self._start()
-            except RunError as error:
-                self._put_off(f"before it began: {error}")
+        self._daemons.look()
+        if not self.is_over:
+            self._daemons.go_on()
 
     def detach(self) -> bool:
         """Let the daemon and its run go on without this process; whether there is a daemon that can."""
-        if self._process is None or self._process.poll() is not None or self._endpoint is None:
+        child = self._daemons.child
+        if child is None or child.wait(0.0) or self._endpoint is None:
             return False
-        assert self._process.stdin is not None
-        self._process.stdin.write(DETACH)
-        _let_go(self._process)
+        try:
+            child.line.send({"detach": True})
+        except OSError:  # It ends.
+            return False
+        child.let_go(0.0)
         return True
 
     def kill(self) -> None:
         """Kill it, and every process of the run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            _let_go(self._process)
-            self._process = None
+        child, self._daemons.child = self._daemons.child, None
+        if child is not None:
+            child.kill()
+            child.reap(None)
         kill_all(self._folder)
         remove_dead_socket(self._folder)
 
     def give_up(self, error: RunError) -> None:
         """Kill every process of the run, from another thread than that of all else; the next `tend` raises `error`."""
         self._given_up_by = error
-        process = self._process
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
+        child = self._daemons.child
+        if child is not None:
+            child.kill()
         kill_all(self._folder)
 
     def close(self, patience: Callable[[], float]) -> None:
-        """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
+        """Close the daemon's line, and wait until it has ended, and the run with it, if that is not over.
 
         Kills the daemon after `patience` seconds, which may change meanwhile.
         """
-        if self._process is None:
+        child = self._daemons.child
+        if child is None:
             self.kill()
             return
-        _let_go(self._process)
+        child.line.end()
         begun = time.monotonic()
-        while self._process.poll() is None:
+        while not child.reap(PAUSE_SECONDS):
             if time.monotonic() > begun + patience():
                 self.kill()
                 return
-            time.sleep(PAUSE_SECONDS)
 
     @property
     def _endpoint(self) -> str | None:
@@ -162,59 +163,53 @@ class PrivateDaemon:
         note = None
         with suppress(OSError):  # Too few descriptors now: it is asked again.
             note = note_of(self._folder)
-        is_there = note is not None and self._process is not None and note.pid == self._process.pid
+        child = self._daemons.child
+        is_there = note is not None and child is not None and note.pid == child.pid
         return note.endpoint if note is not None and is_there else None
 
     def _ask(self, message: Message, seconds_max: float) -> Message | None:
         endpoint = self._endpoint
         return None if endpoint is None else ask(endpoint, message, seconds_max)
 
-    def _first(self, ahead: DaemonAhead | None) -> subprocess.Popen[bytes] | DaemonAhead:
-        """The daemon that waits for this run, or another one."""
-        if ahead is not None:
-            with suppress(OSError):
-                ahead.take(self._folder, self._lock.file, self._grace)
-                return ahead
-            ahead.wait()
-            ahead.stdin.close()
-        return self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Start a daemon, as a process of its own session, with the lock and a pipe; RunError if that cannot be."""
-        logs, module = self._folder / "logs", "isthmus.programs.engine.run.daemon_process"
-        command = [sys.executable, "-m", module, str(self._folder), "--pipe", "--lock", str(self._lock.file)]
-        command += ["--grace", str(self._grace)]
+    def _taken(self, ahead: DaemonAhead) -> Child | None:
+        """The daemon that waits for this run; None if it is gone."""
         try:
-            logs.mkdir(exist_ok=True)
-            with open_log(logs / DAEMON_LOG) as log:
-                return subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=(self._lock.file,),
-                )
-        except OSError as error:
-            raise RunError(f"its daemon could not be started: {error}") from None
+            ahead.take(self._folder, self._lock.file, self._grace)
+        except OSError:
+            ahead.child.end()
+            return None
+        return ahead.child
+
+    def _start(self) -> Child:
+        """Start a daemon, as a process of its own session, with the lock; OSError if that cannot be."""
+        logs = self._folder / "logs"
+        logs.mkdir(exist_ok=True)
+        arguments = ["--lock", self._lock.file, "--grace", self._grace, self._folder]
+        with open_log(logs / DAEMON_LOG) as log:
+            return Child(_PROCESS, arguments, files=[self._lock.file], output=log, leads=True)
 
     # -- the next one --------------------------------------------------------------------------------------------------
 
-    def _follow(self, former: subprocess.Popen[bytes] | DaemonAhead) -> None:
-        """See to the daemon after one that has ended."""
-        _let_go(former)
+    def _follow(self, former: Child | OSError) -> float:
+        """See to the daemon after one that has ended, or could not be started: the seconds until it is due; RunError if
+        another daemon is pointless."""
+        if isinstance(former, OSError):
+            return self._put_off(f"before it began: {_not_started(former)}")
+        former.reap()
         self._lock.sign()  # The one that it names is gone.
-        self._process, status = None, former.wait()
+        status = former.status
         if status == INTERRUPTED_STATUS:
             self._is_set_aside = True
-            return
+            return 0.0
         if status == new_folder.UNWRITTEN:
             self.is_unwritten = True
             raise RunError(f"the run is over, but its end could not be written into {self._folder}: make room there")
-        self._put_off(f"by {signal_name(-status)}" if status < 0 else f"with status {status}")
+        if status is None:  # Another thread of the user's process waits for any child.
+            return self._put_off("in a way that is not known")
+        return self._put_off(f"by {signal_name(-status)}" if status < 0 else f"with status {status}")
 
-    def _put_off(self, how: str) -> None:
-        """Delay the next start by the back-off after this end; RunError if another daemon is pointless."""
+    def _put_off(self, how: str) -> float:
+        """The back-off after this end, in seconds; RunError if another daemon is pointless."""
         now = _now()
         delay = self._restarts.delay(_DAEMON, self._served_at, now)
         has_served, self._served_at = self._served_at is not None, None
@@ -228,8 +223,8 @@ class PrivateDaemon:
         if delay is None:
             if not refusal or not has_hosts(self._folder):
                 raise RunError(self._despair(how, refusal))
-            delay = seconds(BACKOFF_SECONDS[-1])
-        self._due = Instant(now + delay)
+            return BACKOFF_SECONDS[-1]
+        return delay / 1e9
 
     def _despair(self, how: str, refusal: str) -> str:
         """Why another daemon is pointless."""
@@ -322,10 +317,8 @@ def _log_of(pid: int) -> Path | None:
     return path if is_mine and is_log and path.parent.name == "logs" else None
 
 
-def _let_go(process: subprocess.Popen[bytes] | DaemonAhead) -> None:
-    """Close the pipe to a daemon."""
-    assert process.stdin is not None
-    process.stdin.close()
+def _not_started(error: OSError) -> str:
+    return f"its daemon could not be started: {error}"
 
 
 def _now() -> Instant:

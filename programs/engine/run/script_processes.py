@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -34,15 +33,14 @@ from isthmus.programs.job import RunSlots
 from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
-from isthmus.runtime.system.pidfds import pidfd_open
-from isthmus.runtime.system.processes import PR_SET_PDEATHSIG, end_child, environment, outlive_parent, spawn_leader
+from isthmus.runtime.system.children import ChildProcess
+from isthmus.runtime.system.lines import ProcessLine
+from isthmus.runtime.system.processes import PR_SET_PDEATHSIG, environment, outlive_parent, spawn_leader
 from isthmus.runtime.system.waiting import readable
 
 if TYPE_CHECKING:
     from isthmus.programs.loop_task import ModelFound
 
-MESSAGE_BYTES_MAX: Final = 1 << 16
-"""Of a script with its arguments, and of a life."""
 COPIED_BYTES: Final = 1 << 16
 _FIRST_TO_GO: Final = 1000
 """The score by which the kernel ends a process before all others where memory is short (proc(5), oom_score_adj)."""
@@ -114,7 +112,7 @@ class _Waiting:
                     os.set_inheritable(each, True)
                 program = [_WITH_PARENT + _IN_FOLDER, str(os.getpid())]
                 ahead = LoopAhead(answer, tells, waits, str(replica), run.slots, run.seed)
-                self.pid = _spawn(program, script, ahead, self.output, devices)
+                self._process = ChildProcess(_spawn(program, script, ahead, self.output, devices))
             finally:
                 for each in (answer, tells, waits):
                     os.close(each)
@@ -123,9 +121,13 @@ class _Waiting:
             self._be_ended_first(_FIRST_TO_GO)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has, and is not reaped."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def watch(self) -> int:
+        """A descriptor that can be read once it has ended."""
+        return self._process.watch
 
     def has_told(self) -> bool:
         """Whether it has said that it has told of its model."""
@@ -133,7 +135,7 @@ class _Waiting:
 
     def begin(self, life: LoopLife, log: Path) -> bool:
         """Give it its life, and the log for its output; whether it is there for that."""
-        if self.has_ended:
+        if self._process.wait(0.0):
             with opened_log(log) as file:
                 _append(file, self.output.fileno())
             return False
@@ -145,14 +147,15 @@ class _Waiting:
             self._life.write(json.dumps(given).encode() + b"\n")
         except OSError:
             return False
+        self._process.let_go()  # From now on it is a life, which its daemon watches.
         self._opened.close()
         return True
 
-    def end(self) -> int:
+    def end(self) -> int | None:
         """End it, with what it has started; returns its exit status, negative for a signal."""
-        status = end_child(self.pid)
+        self._process.end()
         self._opened.close()
-        return status
+        return self._process.status
 
     def _be_ended_first(self, score: int) -> None:
         with suppress(OSError):
@@ -163,28 +166,28 @@ class _Waiting:
 class ScriptsAhead:
     """The processes of a script's first learners that were started before their run; none at first.
 
-    `asks` is this daemon's end of a socket on which a preparer may ask for them; None once nobody does.
+    `asks` is this daemon's end of a line on which a preparer may ask for them; None once nobody does.
     """
 
-    def __init__(self, asks: socket.socket) -> None:
+    def __init__(self, asks: ProcessLine) -> None:
         self._waiting: dict[int, _Waiting] = {}
-        self._asks: socket.socket | None = asks
-        self._watch = -1
+        self._asks: ProcessLine | None = asks
+        self._is_awaited = False
+        """Whether the preparer waits for what slot 0 tells."""
 
     def watched(self) -> list[Any]:
         """What becomes readable as `hear` has something to do."""
-        first = [self._waiting[0].told, self._watch] if self._watch >= 0 else []
+        first = [self._waiting[0].told, self._waiting[0].watch] if self._is_awaited else []
         return first if self._asks is None else [*first, self._asks]
 
     def hear(self, able: Sequence[Any]) -> None:
         """Do what there is to do: start them, or pass on what slot 0 has told, or how it has ended."""
-        if self._watch >= 0 and (self._watch in able or self._waiting[0].told in able):
+        if self._is_awaited and (self._waiting[0].watch in able or self._waiting[0].told in able):
             self._pass_on()
         elif self._asks is not None and self._asks in able:
-            text = self._asks.recv(MESSAGE_BYTES_MAX)
-            if text:
-                self._start(json.loads(text), self._asks)
-            else:
+            for asked in self._asks.hear():
+                self._start(asked, self._asks)
+            if self._asks.is_over:
                 self._ask_no_more()
 
     def begin(self, life: LoopLife, log: Path) -> int | None:
@@ -206,62 +209,59 @@ class ScriptsAhead:
 
     def _ask_no_more(self) -> None:
         """There is no preparer any more: nothing is passed on."""
-        if self._watch >= 0:
-            os.close(self._watch)
-            self._watch = -1
+        self._is_awaited = False
         if self._asks is not None:
             self._asks.close()
             self._asks = None
 
-    def _start(self, asked: Mapping[str, Any], asks: socket.socket) -> None:
+    def _start(self, asked: Mapping[str, Any], asks: ProcessLine) -> None:
         script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
         run = RunSlots(*asked["run"])
         try:
             self._waiting[0] = _Waiting(script, 0, run)
-            self._watch = pidfd_open(self._waiting[0].pid)
         except OSError as error:
-            asks.send(json.dumps({"error": str(error)}).encode())
+            asks.offer({"error": str(error)})
             return
+        self._is_awaited = True
         with suppress(OSError):  # Those for which there is no room now are started with the run.
             for slot in range(1, min(run.learners, len(os.sched_getaffinity(0)))):
                 self._waiting[slot] = _Waiting(script, slot, run)
 
     def _pass_on(self) -> None:
         assert self._asks is not None
-        os.close(self._watch)
-        self._watch, first = -1, self._waiting[0]
+        self._is_awaited, first = False, self._waiting[0]
         has_told, status = first.has_told(), 0
         with ExitStack() as opened:
             files = [opened.enter_context(os.fdopen(os.dup(each.fileno()))) for each in (first.answer, first.output)]
             if not has_told:
-                status = self._waiting.pop(0).end()
+                status = self._waiting.pop(0).end() or 0
             with suppress(OSError):  # The preparer has died.
-                told = json.dumps({"status": status}).encode()
-                socket.send_fds(self._asks, [told], [each.fileno() for each in files])
+                self._asks.send({"status": status}, [each.fileno() for each in files])
 
 
 # -- at the preparer ---------------------------------------------------------------------------------------------------
 
 
-def ask_through(daemon: socket.socket) -> None:
-    """Have a daemon that waits, at the other end of the socket, start the scripts that this process asks."""
+def ask_through(daemon: ProcessLine) -> None:
+    """Have a daemon that waits, at the other end of the line, start the scripts that this process asks."""
     from isthmus.programs.loop_task import ask_by, asked_of, told_in, wait_for_first_step  # A daemon asks none.
 
     found: dict[LoopScript, ModelFound] = {}
 
     def ask(script: LoopScript, run: RunSlots) -> ModelFound:
         asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder, "run": run}
-        message = json.dumps(asked).encode()
-        if script.ranks != 1 or len(message) > MESSAGE_BYTES_MAX:
+        if script.ranks != 1:
             return asked_of(script)
         if script not in found:
-            daemon.send(message)
-            wait_for_first_step(daemon.fileno(), script)
-            text, files, _, _ = socket.recv_fds(daemon, MESSAGE_BYTES_MAX, 2)
-            told = json.loads(text or b"{}")
+            told: dict[str, Any] = {}
+            with suppress(OSError):  # The daemon has ended, which the line tells.
+                daemon.send(asked)
+                wait_for_first_step(daemon.fileno(), script)
+                told = daemon.next() or {}
             if "status" not in told:
                 raise RunError(f"the script could not be started: {told.get('error', 'the daemon has ended')}")
-            with os.fdopen(files[0], "rb") as answer, os.fdopen(files[1], "rb") as output:
+            files = [os.fdopen(daemon.files.popleft(), "rb") for _ in range(2)]
+            with files[0] as answer, files[1] as output:
                 found[script] = told_in(answer, output, told["status"], script)
         return found[script]
 

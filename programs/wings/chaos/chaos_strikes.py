@@ -7,8 +7,6 @@ daemon reports the pid of a host, /proc whether that process is there.
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import json
 import os
 import random
@@ -18,9 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, final
@@ -28,6 +25,13 @@ from typing import Any, Final, NamedTuple, Self, final
 import msgspec
 
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.engine.machine.socks_greeting import (
+    GREETING_BYTES_MAX,
+    SocksGreeting,
+    ToDaemon,
+    ToHost,
+    TurnDown,
+)
 from isthmus.programs.engine.request.reference import is_file, split
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.programs.engine.run.private_daemon import processes_of
@@ -42,10 +46,13 @@ from isthmus.programs.wings.chaos.chaos_plan import (
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.system.addresses import UNHEARD_MS_MAX
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.daemon_notes import note_of
+from isthmus.runtime.wire.porter_greeting import CONNECTED, UNREACHABLE
+from isthmus.runtime.wire.ways import Gate, WayThread
 
 CHUNK_BYTES: Final = 16_384
 """Bytes of a read: eleven segments."""
@@ -54,12 +61,11 @@ AGAIN_SECONDS: Final = 0.2
 """Time until TCP sends a lost segment again: the minimum of Linux."""
 HELD_BYTES_MAX: Final = 1 << 20
 """Limit in one direction of a connection; beyond it nothing is read, as with a socket's buffer."""
-LINK_LOOK_SECONDS: Final = 0.01
-START_SECONDS_MAX: Final = 10.0
-_CONNECT: Final = b"\x05\x01\x00"
-_IPV4, _NAME, _IPV6 = 1, 3, 4
-_DONE: Final = b"\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00"
-_REFUSED: Final = b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00"
+DIAL_SECONDS_MAX: Final = UNHEARD_MS_MAX / 1000
+"""Of a dial for a host, which waits for its proxy as long."""
+BACKLOG: Final = 512
+ACCEPT_SECONDS: Final = 0.1
+"""Without accepting, after descriptors have run out."""
 
 
 @dataclass(slots=True)
@@ -86,159 +92,139 @@ class Way:
     """Direction -> the time at which the bytes sent before have passed."""
 
 
+class WayGate(Gate):
+    """One direction of a way, of all connections of its host together."""
+
+    piece_bytes = CHUNK_BYTES
+    waiting_bytes_max = HELD_BYTES_MAX
+
+    def __init__(self, way: Way, direction: str, rng: random.Random) -> None:
+        self.way, self.direction = way, direction
+        self._rng = rng
+
+    @property
+    def is_shut(self) -> bool:
+        return self.way.conditions.is_mute
+
+    def due(self, size_bytes: int) -> float | None:
+        """The time at which bytes that arrive now are delivered."""
+        way, now, conditions = self.way, time.monotonic(), self.way.conditions
+        due = now + conditions.latency
+        if conditions.kbits is not None:
+            free = max(now, way.free_at.get(self.direction, 0.0)) + size_bytes * 8 / (1e3 * conditions.kbits)
+            way.free_at[self.direction] = free
+            due = free + conditions.latency
+        if conditions.share:
+            lost = sum(self._rng.random() < conditions.share for _ in range(-(-size_bytes // SEGMENT_BYTES)))
+            way.lost_segments += lost
+            due += AGAIN_SECONDS * lost
+        return due
+
+    def passed(self, size_bytes: int, *, has_waited: bool) -> None:
+        self.way.passed_bytes += size_bytes
+        self.way.held_bytes += size_bytes * has_waited
+
+
 class LinkProxy:
-    """A proxy in a thread of its own; `owner_of(pid)` names the host of a process, and `usual` is how ways are at
-    first.
+    """A proxy in threads of its own; `owner_of(pid)` names the host of a process, and `usual` is how ways are at first.
 
     Learners and the evaluator dial all other hosts through this SOCKS5 proxy on loopback if the environment names it.
     The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Conditions
     hold for all connections of a host together, in both directions. A lost segment costs the time that TCP takes to
-    send it again, as in the simulator: bytes are late, in order, and none is missing.
+    send it again, as in the simulator: bytes are late, in order, and none is missing. What passes is passed on as by a
+    porter (`ways`), with gates.
     """
 
     def __init__(self, owner_of: Callable[[int], str], usual: WayConditions) -> None:
         self._owner_of, self._usual = owner_of, usual
-        self._ways: dict[str, Way] = {}
+        self._hosts: dict[str, Way] = {}
         self._rng = random.Random("links")
-        self._loop = asyncio.new_event_loop()
-        self._is_open = threading.Event()
-        self.address = ""
-        self._thread = threading.Thread(target=self._serve, name="links", daemon=True)
+        self._lock = threading.Lock()
+        self._greeting: dict[socket.socket, threading.Thread] = {}
+        """Those that have not said yet where they lead, or whose far end is being dialled."""
+        self._is_closed = False
+        self._ways = WayThread("links")
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self._thread = threading.Thread(target=self._accept, name="link dials", daemon=True)
         self._thread.start()
-        if not self._is_open.wait(START_SECONDS_MAX):
-            raise OSError("the proxy on loopback did not begin")
 
     def way(self, host: str) -> Way:
         """The way of a host."""
         usual = self._usual
         fresh = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
-        return self._ways.setdefault(host, fresh)
+        return self._hosts.setdefault(host, fresh)
 
     def close(self) -> None:
         """End every connection."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._is_closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # So that nothing waits for another connection.
         self._thread.join()
+        self._listener.close()
+        with self._lock:
+            greeting = dict(self._greeting)
+        for near in greeting:
+            with suppress(OSError):  # It is another thread's, which may have closed it.
+                near.shutdown(socket.SHUT_RDWR)
+        for thread in greeting.values():
+            thread.join()
+        self._ways.close()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._accept, "127.0.0.1", 0))
-        self.address = "{}:{}".format(*server.sockets[0].getsockname())
-        self._is_open.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(
-            asyncio.sleep(LINK_LOOK_SECONDS)
-        )  # What was just accepted begins: it can be closed.
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # Completes the closing of connections.
-        self._loop.close()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: SOCKS5 without a password, then bytes both ways."""
-        try:
-            # Cancelled at the end: asyncio's streams would log the error if it propagated.
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                _, port = writer.get_extra_info("peername")[:2]
-                way = self.way(self._owner_of(pid_of(port)))
-                await self._connect(way, await _greeted(reader, writer), reader, writer)
-        finally:
-            writer.close()
-
-    async def _connect(
-        self, way: Way, endpoint: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Dial on behalf of a client, and pass bytes until one of both hangs up."""
-        try:
-            there, sending = await asyncio.open_connection(*endpoint)
-        except OSError:
-            writer.write(_REFUSED)
-            return
-        with closing(sending):
-            writer.write(_DONE)
-            for each in (writer, sending):
-                each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            both = [
-                asyncio.ensure_future(self._pass(way, "up", reader, sending)),
-                asyncio.ensure_future(self._pass(way, "down", there, writer)),
-            ]
+    def _accept(self) -> None:
+        while not self._is_closed:
             try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way_of_one in both:
-                    way_of_one.cancel()
-                await asyncio.gather(*both, return_exceptions=True)  # Is itself cancelled by `close`, at times.
+                near, (_, port) = self._listener.accept()
+            except OSError:  # Closed, or too few descriptors now.
+                time.sleep(0 if self._is_closed else ACCEPT_SECONDS)
+                continue
+            thread = threading.Thread(target=self._lead, args=(near, port), name="link dial", daemon=True)
+            with self._lock:
+                self._greeting[near] = thread
+            thread.start()
 
-    async def _pass(self, way: Way, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Bytes of one direction of a connection, as late as the conditions of the way have it."""
-        held: deque[tuple[float, bytes]] = deque()
-        news = asyncio.Event()
-        sender = asyncio.ensure_future(self._send(way, held, news, writer))
-        due = 0.0
-        try:
-            while data := await reader.read(CHUNK_BYTES):
-                while sum(len(each) for _, each in held) > HELD_BYTES_MAX:
-                    await asyncio.sleep(LINK_LOOK_SECONDS)
-                due = max(due, self._due(way, direction, len(data)))
-                held.append((due, data))
-                news.set()
-            while held:
-                await asyncio.sleep(LINK_LOOK_SECONDS)
-        finally:
-            sender.cancel()
+    def _lead(self, near: socket.socket, port: int) -> None:
+        """One connection: SOCKS5 without a password, a dial on its behalf, then bytes both ways."""
+        with ExitStack() as stack, suppress(OSError):
+            stack.enter_context(near)
+            stack.callback(self._forget, near)
+            gates = self._gates(port, endpoint := _greeted(near))
+            try:
+                far = stack.enter_context(socket.create_connection(endpoint, DIAL_SECONDS_MAX))
+            except OSError:
+                near.sendall(UNREACHABLE)
+                return
+            near.sendall(CONNECTED)
+            for each in (near, far):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._ways.give(near, far, *gates):
+                stack.pop_all()
+                self._forget(near)
 
-    def _due(self, way: Way, direction: str, size: int) -> float:
-        """The time at which bytes that arrive now are delivered."""
-        now, conditions = self._loop.time(), way.conditions
-        due = now + conditions.latency
-        if conditions.kbits is not None:
-            free = max(now, way.free_at.get(direction, 0.0)) + size * 8 / (1e3 * conditions.kbits)
-            way.free_at[direction] = free
-            due = free + conditions.latency
-        if conditions.share:
-            lost = sum(self._rng.random() < conditions.share for _ in range(-(-size // SEGMENT_BYTES)))
-            way.lost_segments += lost
-            due += AGAIN_SECONDS * lost
-        return due
+    def _forget(self, near: socket.socket) -> None:
+        with self._lock:
+            del self._greeting[near]
 
-    async def _send(
-        self, way: Way, held: deque[tuple[float, bytes]], news: asyncio.Event, writer: asyncio.StreamWriter
-    ) -> None:
-        with suppress(OSError):
-            while True:
-                await news.wait()
-                news.clear()
-                while held:
-                    due, data = held[0]
-                    late = due - self._loop.time()
-                    is_held = late > 0 or way.conditions.is_mute
-                    if late > 0:
-                        await asyncio.sleep(late)
-                    while way.conditions.is_mute:
-                        await asyncio.sleep(LINK_LOOK_SECONDS)
-                    writer.write(data)
-                    await writer.drain()
-                    held.popleft()
-                    way.passed_bytes += len(data)
-                    way.held_bytes += len(data) * is_held
+    def _gates(self, port: int, endpoint: tuple[str, int]) -> tuple[Gate, Gate]:
+        """The gates there and back of a connection from a port to an endpoint."""
+        way = self.way(self._owner_of(pid_of(port)))
+        return WayGate(way, "up", self._rng), WayGate(way, "down", self._rng)
 
 
-async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int]:
-    """The address and port that a client requests (RFC 1928); OSError for anything but a CONNECT."""
-    version, count = await reader.readexactly(2)
-    await reader.readexactly(count)
-    writer.write(b"\x05\x00")
-    request = await reader.readexactly(4)
-    if version != 5 or request[:3] != _CONNECT:
-        raise OSError("no CONNECT of SOCKS5")
-    if request[3] == _NAME:
-        (size,) = await reader.readexactly(1)
-        host = (await reader.readexactly(size)).decode("ascii", "replace")
-    else:
-        host = str(ipaddress.ip_address(await reader.readexactly(4 if request[3] == _IPV4 else 16)))
-    return host, int.from_bytes(await reader.readexactly(2), "big")
+def _greeted(near: socket.socket) -> tuple[str, int]:
+    """The address and port that a client requests; OSError for anything but a CONNECT of SOCKS5."""
+    greeting = SocksGreeting(lambda host, port: True)
+    while data := near.recv(GREETING_BYTES_MAX):
+        verdict = greeting.receive(data)
+        if isinstance(verdict, ToDaemon):
+            break
+        near.sendall(verdict.answer)
+        if isinstance(verdict, ToHost):
+            if verdict.received:
+                break  # Before it is told that the far end is there, a client has nothing to say.
+            return verdict.host, verdict.port
+        if isinstance(verdict, TurnDown):
+            break
+    raise OSError("no CONNECT of SOCKS5")
 
 
 def pid_of(port: int) -> int:

@@ -5,7 +5,6 @@ Decides what a host knows of the others, from the rosters that daemons send; it 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 
@@ -26,9 +25,8 @@ from isthmus.runtime.host.contract import IslandDevices, IslandProcesses
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon, name_process
-
-REQUEST_BYTES_MAX: Final = 1 << 16
 
 Work = Callable[[Mapping[str, Any], Connection], None]
 """The work of a worker: it serves a connection, given the arguments of `start`."""
@@ -45,11 +43,12 @@ class WorkerForker:
     """
 
     def __init__(self, name: str, work: Work) -> None:
-        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line, its = ProcessLine.pair()
         host = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            end_after(lambda: _serve(self._socket, its, name, work, host))
+            self._line.close()
+            end_after(lambda: _serve(ProcessLine(its), name, work, host))
         its.close()
         self._worker = 0
         self._connection: Connection | None = None
@@ -59,12 +58,11 @@ class WorkerForker:
         self.end()
         ours, its = socket.socketpair()
         with its:
-            socket.send_fds(self._socket, [json.dumps(worker_spec).encode()], [its.fileno()])
-            reply = self._socket.recv(REQUEST_BYTES_MAX)
-        if not reply:
+            self._line.send({"begin": worker_spec}, [its.fileno()])
+            answer = self._line.next()
+        if answer is None:
             ours.close()
             raise OSError("beginning a process that computes: what begins them has ended")
-        answer = json.loads(reply)
         self._connection = Connection(ours.detach())
         self._worker = int(answer["pid"])
         if not self._worker:
@@ -78,8 +76,8 @@ class WorkerForker:
             self._connection = None
         if self._worker:
             self._worker = 0
-            self._socket.send(b"{}")
-            self._socket.recv(REQUEST_BYTES_MAX)
+            self._line.send({"end": True})
+            self._line.next()
 
     def cpu_seconds(self) -> float:
         """CPU seconds of the forker and its workers."""
@@ -96,24 +94,21 @@ def _used(pid: int, *, with_children: bool) -> float:
     return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
-def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
-    """The forker: start and end workers until the host, whose end is `theirs`, is gone."""
+def _serve(host: ProcessLine, name: str, work: Work, parent: int) -> int:
+    """The forker: start and end workers until the host is gone."""
     die_with_parent(parent)
-    theirs.close()
     follow_daemon()
     name_process(f"isthmus {name} forker")
     worker = 0
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
-        if not data:
-            return 0
+    while asked := host.next():
         if worker:
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
             worker = 0
         answer: dict[str, Any] = {"pid": 0}
-        if descriptors:
-            begun = partial(_work, host, descriptors[0], os.getpid(), name, work, data)
+        if "begin" in asked:
+            connection = host.files.popleft()
+            begun = partial(_work, host, connection, os.getpid(), name, work, asked["begin"])
             try:
                 worker = os.fork()
                 if worker == 0:
@@ -121,18 +116,21 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
                 answer = {"pid": worker}
             except OSError as error:
                 answer = {"pid": 0, "error": str(error)}
-            os.close(descriptors[0])
+            os.close(connection)
         with suppress(OSError):
-            host.send(json.dumps(answer).encode())
+            host.send(answer)
+    return 0
 
 
-def _work(host: socket.socket, descriptor: int, forker: int, name: str, work: Work, worker_spec: bytes) -> int:
+def _work(
+    host: ProcessLine, descriptor: int, forker: int, name: str, work: Work, worker_spec: Mapping[str, Any]
+) -> int:
     """A worker."""
     die_with_parent(forker)
     follow_daemon()
     host.close()
     name_process(f"isthmus {name} worker")
-    work(json.loads(worker_spec), Connection(descriptor))
+    work(worker_spec, Connection(descriptor))
     return 0
 
 

@@ -17,7 +17,6 @@ with, or less. streaming-diloco waits; it is stopped after `BLOCKED` times the s
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,11 +38,11 @@ from isthmus.programs.wings.chaos.chaos_strikes import (
     ProcessTable,
     Way,
     WayConditions,
-    _greeted,
     _open_files,
     owner_of,
 )
 from isthmus.programs.wings.chaos.chaos_trial import figures_of
+from isthmus.runtime.wire.ways import Gate
 from tests.bench.observed import COMMAND
 
 TASK: Final = Path(__file__).parents[1] / "links" / "paced.py"
@@ -87,26 +86,41 @@ class Border(LinkProxy):
         """In both directions, since the beginning."""
         return self._far.passed_bytes + self._near.passed_bytes
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError), closing(writer):
-            caller = host_at(writer.get_extra_info("peername")[1])
-            endpoint = await _greeted(reader, writer)
-            called = self._called.setdefault(endpoint[1], "") or host_at(endpoint[1])
-            self._called[endpoint[1]] = called
-            way = self._free
-            if (caller in FAR) != (called in FAR):
-                way = self._far if caller in FAR else self._near
-            await self._connect(way, endpoint, reader, writer)
+    def _gates(self, port: int, endpoint: tuple[str, int]) -> tuple[Gate, Gate]:
+        caller = host_at(port)
+        called = self._called.setdefault(endpoint[1], "") or host_at(endpoint[1])
+        self._called[endpoint[1]] = called
+        way = self._free
+        if (caller in FAR) != (called in FAR):
+            way = self._far if caller in FAR else self._near
+        return _BorderGate(way, "up"), _BorderGate(way, "down")
 
-    async def _pass(self, way: Way, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(SEGMENT_BYTES):
-            if way.conditions.kbits is not None:
-                while (late := way.free_at.get(direction, 0.0) - self._loop.time()) > QUEUE_SECONDS:
-                    await asyncio.sleep(late - QUEUE_SECONDS)
-                await asyncio.sleep(self._due(way, direction, len(data)) - self._loop.time())
-            writer.write(data)
-            await writer.drain()
-            way.passed_bytes += len(data)
+
+class _BorderGate(Gate):
+    """One direction of one connection: a segment at a time, once the queue of the way has room for it."""
+
+    piece_bytes = SEGMENT_BYTES
+
+    def __init__(self, way: Way, direction: str) -> None:
+        self._way, self._direction = way, direction
+
+    @property
+    def is_shut(self) -> bool:
+        return False
+
+    def due(self, size_bytes: int) -> float | None:
+        kbits, now = self._way.conditions.kbits, time.monotonic()
+        if kbits is None:
+            return now
+        free = max(now, self._way.free_at.get(self._direction, 0.0))
+        if free - now > QUEUE_SECONDS:
+            return None
+        free += size_bytes * 8 / (1e3 * kbits)
+        self._way.free_at[self._direction] = free
+        return free + self._way.conditions.latency
+
+    def passed(self, size_bytes: int, *, has_waited: bool) -> None:
+        self._way.passed_bytes += size_bytes
 
 
 def host_at(port: int) -> str:

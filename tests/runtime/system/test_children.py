@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import uvloop
 
 from isthmus.runtime.system import children
-from isthmus.runtime.system.children import Child, KeptChild
+from isthmus.runtime.system.children import Child, KeptChild, Succession
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.system.waiting import readable
 from tests.loops import run_until
@@ -75,6 +77,109 @@ def test_one_that_cannot_be_watched_is_not_left(module: str, monkeypatch: pytest
         Child(module)
     assert started_at(seen[0]) is None
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_that_was_forked_is_adopted_and_another_thread_may_kill_it() -> None:
+    line, its = ProcessLine.pair()
+    pid = os.fork()
+    if pid == 0:
+        ProcessLine(its).send({"pid": os.getpid()})
+        signal.pause()
+    its.close()
+    child = Child.adopted(pid, line)
+    assert child.line.next() == {"pid": pid}
+    assert not child.reap()
+    thread = threading.Thread(target=child.kill)
+    thread.start()
+    thread.join()
+    assert child.reap(PATIENCE)
+    assert (child.status, started_at(pid)) == (-signal.SIGKILL, None)
+    assert child.cpu_seconds > 0
+    child.kill()  # Of one that is over nothing is signalled, whoever has its number.
+    assert child.wait(0.0)
+    assert child.end() == []
+
+
+def test_of_one_that_others_have_reaped_the_status_is_unknown(module: str) -> None:
+    child = Child(module)
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitpid(child.pid, 0)
+    assert child.reap(PATIENCE)
+    assert child.status is None
+
+
+STARTING = """
+import subprocess, sys
+from isthmus.runtime.system.children import serve_line
+line = serve_line("starting", sys.argv[-1])
+line.send({"pid": subprocess.Popen(["sleep", "600"]).pid})
+line.next()
+"""
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_what_it_has_started_lives_on_where_it_is_only_reaped(module: str, tmp_path: Path, *, is_reaped: bool) -> None:
+    (tmp_path / f"{module}.py").write_text(STARTING)
+    child = Child(module, leads=True)
+    said = child.line.next()
+    assert said is not None
+    child.line.end()
+    assert child.wait(PATIENCE)
+    if is_reaped:
+        assert child.reap()
+    else:
+        child.end()
+    assert child.status == 0
+    assert (started_at(said["pid"]) is not None) == is_reaped
+    if is_reaped:
+        os.kill(said["pid"], signal.SIGKILL)
+
+
+class Policy:
+    """Of a succession: what has ended, and when the next one is due."""
+
+    def __init__(self, module: str) -> None:
+        self.module, self.now, self.delay, self.refuses = module, 0.0, 0.0, False
+        self.ended: list[Child | OSError] = []
+        self.children = Succession(self._start, self._follow, clock=lambda: self.now)
+
+    def _start(self) -> Child:
+        if self.refuses:
+            raise OSError("no room")
+        return Child(self.module)
+
+    def _follow(self, ended: Child | OSError) -> float:
+        self.ended.append(ended)
+        if isinstance(ended, Child):
+            ended.reap()
+        self.now += 5.0  # To see to it takes its time.
+        return self.delay
+
+
+def test_in_a_succession_the_next_one_is_started_once_it_is_due(module: str) -> None:
+    policy = Policy(module)
+    children = policy.children
+    assert children.go_on()
+    first = children.child
+    assert first is not None
+    children.look()
+    assert not children.go_on()  # One is there.
+    first.kill()
+    assert first.wait(PATIENCE)
+    policy.delay = 2.0
+    children.look()
+    assert (policy.ended, children.child, children.seconds) == ([first], None, 2.0)
+    policy.now += 1.5
+    assert not children.go_on()
+    policy.now += 0.5
+    policy.refuses = True
+    assert not children.go_on()
+    assert isinstance(policy.ended[1], OSError)
+    assert children.seconds == 2.0
+    policy.now, policy.refuses = policy.now + 2.0, False
+    assert children.go_on()
+    assert children.child is not None
+    children.child.end()
 
 
 class Kept:
@@ -151,7 +256,8 @@ def test_a_line_that_is_full_gets_the_newest_state_later(kept: Kept) -> None:
     os.kill(pid, signal.SIGSTOP)
     for number in range(1, 40):
         kept.state = {"number": number, "fill": "x" * 20_000}
-        kept.child._say()
+        assert kept.child._children.child is not None
+        kept.child._say_to(kept.child._children.child)
     os.kill(pid, signal.SIGCONT)
     kept.until(lambda: kept.heard()[-1]["number"] == 39)
     assert len(kept.heard()) < 40

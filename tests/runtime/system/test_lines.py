@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +146,25 @@ def test_a_line_is_a_stream_of_objects_none_of_which_is_too_long_for_the_other_e
             say(["no object"])  # type: ignore[arg-type]
     one.send({"text": "two\nlines"})
     assert other.next() == {"text": "two\nlines"}
+
+
+def test_open_files_go_with_a_message_and_are_no_other_processes(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("first")
+    (tmp_path / "two").write_text("second")
+    ours, socket_there = ProcessLine.pair()
+    its = ProcessLine(socket_there)
+    with (tmp_path / "one").open() as one, (tmp_path / "two").open() as two:
+        ours.send({"plain": True})
+        ours.send({"number": 1}, [one.fileno(), two.fileno()])
+        ours.send({"number": 2})
+    assert its.hear() == [{"plain": True}, {"number": 1}, {"number": 2}]
+    assert len(its.files) == 2
+    number = its.files.popleft()
+    assert not os.get_inheritable(number)
+    with os.fdopen(number) as taken:
+        assert taken.read() == "first"
+    left = its.files[0]
+    for each in (ours, its):
+        each.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ import pytest
 
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run import daemon_process
-from isthmus.runtime.wire.control_messages import DETACH
+from isthmus.runtime.system.lines import ProcessLine
 
 
 class Run:
@@ -43,30 +42,30 @@ class Run:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The command's end of the pipe to standard input."""
+def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ProcessLine, ProcessLine]]:
+    """The command's end of the line, and the daemon's."""
     monkeypatch.setattr(daemon_process, "HeldRun", Run)
     monkeypatch.setattr(daemon_process.spec, "load", lambda folder: None)
     monkeypatch.setattr(daemon_process, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(Run, "is_late", False)
-    reader, writer = os.pipe()
-    before = os.dup(0)
-    os.dup2(reader, 0)
-    yield writer
-    os.dup2(before, 0)
-    os.close(reader)
-    os.close(before)
+    ours, its = ProcessLine.pair()
+    yield ours, ProcessLine(its)
+    ours.close()
 
 
-@pytest.mark.parametrize("word", [b"", DETACH])
+@pytest.mark.parametrize("message", [None, {"detach": True}])
 def test_it_ends_once_the_run_is_over_and_its_command_has_seen_that_or_let_it_go(
-    command: int, monkeypatch: pytest.MonkeyPatch, word: bytes
+    command: tuple[ProcessLine, ProcessLine], monkeypatch: pytest.MonkeyPatch, message: dict[str, bool] | None
 ) -> None:
+    ours, its = command
+
     def act() -> None:
-        os.write(command, word)
-        os.close(command)
+        if message is None:
+            ours.end()
+        else:
+            ours.send(message)
 
     monkeypatch.setattr(Run, "act", staticmethod(act))
     lock = cast(RunLock, None)
-    assert daemon_process._serve(Path("run"), lock, has_pipe=True, grace=2.0) == 0
+    assert daemon_process._serve(Path("run"), lock, its, grace=2.0) == 0
     assert not Run.is_late

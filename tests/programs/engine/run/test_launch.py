@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from isthmus.programs.engine.run.fork_server import TITLE
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import files
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import started_at
 from tests.effort import long
 from tests.loops import run_until
@@ -164,6 +166,16 @@ def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
     assert place.ready()
 
 
+def test_one_that_reads_no_requests_is_not_waited_for(
+    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert place.launch.prepare([LEARNER]) == [LEARNER]
+    monkeypatch.setattr(ProcessLine, "offer", lambda line, message: False)  # It has no room for another one.
+    place.ask()
+    assert len(place.pids) == 1
+    assert "from nothing: the fork server takes no request" in said(capfd)
+
+
 @pytest.mark.long
 def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -225,7 +237,7 @@ def test_without_room_nothing_is_prepared_and_whoever_asks_is_told(
     def refuse(*given: Any, **more: Any) -> int:
         raise BlockingIOError("no room")
 
-    monkeypatch.setattr(os, "posix_spawn", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     assert place.launch.prepare([LEARNER]) == [LEARNER]
     with pytest.raises(BlockingIOError, match="no room"):
         place.ask()

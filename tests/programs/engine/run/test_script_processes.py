@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +21,7 @@ from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.programs.loop_task import ModelFound, loop
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.lines import ProcessLine
 from isthmus.runtime.system.processes import end_child, started_at
 from tests.patience import PATIENCE
 
@@ -53,7 +52,8 @@ class Asked:
     def __init__(self, folder: Path, how: str) -> None:
         (folder / "script.py").write_text(SCRIPT)
         self.script = LoopScript(str(folder / "script.py"), (how,), str(folder))
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, socket_there = ProcessLine.pair()
+        its = ProcessLine(socket_there)
         self.ahead = ScriptsAhead(ours)
         self.told: Any = None
 
@@ -169,10 +169,11 @@ def test_those_of_more_slots_than_the_run_begins_with_are_ended(tmp_path: Path) 
 @pytest.mark.usefixtures("two_cores")
 def test_where_the_preparer_has_died_before_it_is_told_nothing_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import time; time.sleep(600)")
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, socket_there = ProcessLine.pair()
+    its = ProcessLine(socket_there)
     ahead = ScriptsAhead(ours)
     asked = {"script": "script.py", "arguments": ("",), "folder": str(tmp_path), "run": RunSlots(1, 4, 7)}
-    its.send(json.dumps(asked).encode())
+    its.send(asked)
     ahead.hear(ahead.watched())
     its.close()
     ahead.hear(select.select(ahead.watched(), [], [], PATIENCE)[0])
