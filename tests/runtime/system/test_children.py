@@ -79,6 +79,7 @@ def test_one_that_cannot_be_watched_is_not_left(module: str, monkeypatch: pytest
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Of jax, where a test before this one has imported it.
 def test_one_that_was_forked_is_adopted_and_another_thread_may_kill_it() -> None:
     line, its = ProcessLine.pair()
     pid = os.fork()
