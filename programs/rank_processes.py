@@ -24,9 +24,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
+from isthmus.runtime.system.processes import ENDING, unblock
+
 END_SECONDS: Final = 10.0
 """For the others to say why they end, once one has failed."""
-ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _HERE: Final = "127.0.0.1"
 
 
@@ -76,6 +77,7 @@ def _free_port() -> int:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the ranks, and end as the first that has failed."""
+    unblock()
     status = run(int(arguments[0]), arguments[1:])
     if status < 0:  # By a signal, which is this process's end, too.
         # One that is ignored or blocked would not end it, and two of 64 are the C library's own.
