@@ -197,6 +197,16 @@ class Run:
         """pid -> name of everything that runs in the folder, the command among them, and no zombies."""
         return {pid: name for pid, name in _processes_in(self.here) if started_at(pid) is not None}
 
+    def fork_server(self) -> int:
+        """The fork server's pid, once it runs its program. A child that it has just forked still has its title."""
+
+        def only() -> list[int]:
+            found = [pid for pid, name in self.processes().items() if "isthmus fork-server" in name]
+            return found if len(found) == 1 else []
+
+        (pid,) = self.wait_for(only)
+        return int(pid)
+
     def comms(self) -> set[str]:
         """The names of these processes, as /proc/PID/stat has them in parentheses."""
         return {text for pid in self.processes() if (text := _comm(pid))}

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.process
 HOSTS = ("learner/1", "evaluator/0", "recorder/0", "syncer/0")
 
 
-def server(run: Run) -> int:
-    """The fork server's pid, once it runs its program."""
-    (pid,) = run.wait_for(lambda: [pid for pid, name in run.processes().items() if "isthmus fork-server" in name])
-    return int(pid)
-
-
 def is_back(run: Run, name: str, incarnation: int) -> bool:
     host = run.host(name)
     return bool(host) and host["incarnation"] == incarnation and host.get("phase") in ("stepping", "serving", "ready")
@@ -40,10 +34,10 @@ def test_every_process_may_end_by_any_signal(start: Callable[..., Run], number: 
         run.kill(name, number)
         run.wait_for(lambda name=name: is_back(run, name, 2))
     run.wait_for_merges(5)
-    first = server(run)
+    first = run.fork_server()
     os.kill(first, number)
     run.wait_for(lambda: started_at(first) is None)
-    run.wait_for(lambda: server(run) != first)
+    run.wait_for(lambda: run.fork_server() != first)
     daemon = run.pids()["daemon"]
     os.kill(daemon, number)
     run.wait_for(lambda: run.daemon().get("pid") not in (None, daemon) and run.status()["outcome"] == "running")

@@ -14,12 +14,6 @@ from tests.programs.engine.run.process_run import Run
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
 
-def fork_server(run: Run) -> int:
-    """Its pid, once it runs its program."""
-    (pid,) = run.wait_for(lambda: [pid for pid, name in run.processes().items() if "isthmus fork-server" in name])
-    return int(pid)
-
-
 def wait_for_death(run: Run, pid: int) -> None:
     run.wait_for(lambda: started_at(pid) is None)
 
@@ -37,13 +31,13 @@ def said(run: Run) -> str:
 def test_one_that_is_killed_while_idle_is_replaced(start: Callable[..., Run], is_daemon_stopped: bool) -> None:
     run = start()
     run.wait_for_merges(10)
-    first, daemon = fork_server(run), run.daemon()["pid"]
+    first, daemon = run.fork_server(), run.daemon()["pid"]
     if is_daemon_stopped:  # So that it sees the end of the process and that of the socket at once.
         os.kill(daemon, signal.SIGSTOP)
     os.kill(first, signal.SIGKILL)
     wait_for_death(run, first)
     os.kill(daemon, signal.SIGCONT)
-    run.wait_for(lambda: fork_server(run) != first)  # Before anybody asks for it.
+    run.wait_for(lambda: run.fork_server() != first)  # Before anybody asks for it.
     run.kill("learner/1")
     wait_for_life(run, "learner/1", 2)
     assert said(run).count("the fork server was ended by SIGKILL") == 1
@@ -54,7 +48,7 @@ def test_one_that_is_killed_while_idle_is_replaced(start: Callable[..., Run], is
 def test_one_that_is_killed_with_a_request_open_leaves_it_to_the_daemon(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for_merges(10)
-    server = fork_server(run)
+    server = run.fork_server()
     os.kill(server, signal.SIGSTOP)
     run.kill("learner/1")
     run.wait_for(lambda: run.host("learner/1").get("phase") == "gone")
@@ -68,7 +62,7 @@ def test_one_that_is_killed_with_a_request_open_leaves_it_to_the_daemon(start: C
 def test_one_that_hangs_is_killed_after_a_while(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for_merges(10)
-    server = fork_server(run)
+    server = run.fork_server()
     os.kill(server, signal.SIGSTOP)
     run.kill("learner/1")
     wait_for_life(run, "learner/1", 2)
@@ -76,7 +70,7 @@ def test_one_that_hangs_is_killed_after_a_while(start: Callable[..., Run]) -> No
     assert started_at(server) is None
     # Its daemon dies while the next one is stopped, too, and takes it along.
     run.kill("learner/0")
-    second, daemon = fork_server(run), run.daemon()["pid"]
+    second, daemon = run.fork_server(), run.daemon()["pid"]
     os.kill(second, signal.SIGSTOP)
     os.kill(daemon, signal.SIGKILL)
     wait_for_death(run, second)
@@ -90,7 +84,7 @@ def test_one_that_is_killed_at_the_end_is_not_missed(start: Callable[..., Run]) 
     run.wait_for_merges(10)
     daemon = run.daemon()["pid"]
     os.kill(daemon, signal.SIGSTOP)
-    os.kill(fork_server(run), signal.SIGKILL)
+    os.kill(run.fork_server(), signal.SIGKILL)
     run.command.send_signal(signal.SIGINT)
     os.kill(daemon, signal.SIGCONT)
     run.finish()
