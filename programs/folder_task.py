@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
-from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
+from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, load, split_of
 from isthmus.ops.island.schedule import share_of_peak
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
@@ -41,7 +41,8 @@ from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokens import FolderTokens
-from isthmus.programs.rows import TABLES, texts_among
+from isthmus.programs.reading.found import find
+from isthmus.programs.reading.rows import TABLES
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -183,7 +184,9 @@ def _windows(
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
+        ids = _corpus(
+            find(data, are_texts=True).files, str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end
+        )
         return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
@@ -351,7 +354,7 @@ def _corpus(
         return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     tokens = FolderTokens(Path(folder), vocabulary, doing)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
-    paths = texts_among([Path(source.path) for source in sources])
+    paths = [Path(source.path) for source in sources]
     return split_of([ids_of(path, fields, tokens, end, doing) for path in paths], vocabulary)
 
 

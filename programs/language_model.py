@@ -14,11 +14,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
+from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, load
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.reading.found import find
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
@@ -217,7 +218,7 @@ def task(
     routed_by = ""
     try:
         if router is None:
-            corpus = _load(find(data), vocabulary, token_dtype)
+            corpus = _load(find(data).files, vocabulary, token_dtype)
             read = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
@@ -299,7 +300,7 @@ def is_of_bytes(settings: Mapping[str, Any]) -> bool:
     if settings["vocabulary"] is None:
         return True
     with suppress(DataError):
-        return not any(file.holds_tokens for file in find(settings["data"]))
+        return not any(file.holds_tokens for file in find(settings["data"]).files)
     return False
 
 

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from isthmus.ops.data import routing
-from isthmus.ops.data.corpus import CorpusFile, DataError, find, read, vocabulary_of
+from isthmus.ops.data.corpus import CorpusFile, DataError, read, vocabulary_of
 from isthmus.ops.data.documents import DOCUMENTS_A_SHARD_MIN, FileDocuments, SplitDocuments, gathered, split_documents
 from isthmus.ops.data.routing import FILE_BYTES_MAX, ROUTING, SHARDS_MAX, Floats, Router
 from isthmus.ops.data.shards import ShardedCorpus
-from isthmus.programs.rows import TABLES, documents_of, texts_among
+from isthmus.programs.reading.found import find
+from isthmus.programs.reading.rows import TABLES, documents_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import put_bytes
@@ -117,7 +118,7 @@ def route(
         raise ConfigError(ROUTING, "a column of sources only by source", f"{source_column!r} by {by}", do)
     _check_new(out)
     with _refusals():
-        split = _split(tuple(data), find(data), column, source_column, token_dtype, shards)
+        split = _split(tuple(data), find(data).files, column, source_column, token_dtype, shards)
         router = make(split.train, shards, seed, split.digest)
         router = replace(router, column=column, source_column=source_column)
         contents = _contents(router, split)
@@ -202,7 +203,7 @@ def sharded_corpus(
     shards than `paths`.
     """
     with _refusals():
-        sources = find(data)
+        sources = find(data).files
         status = _status(Path(router))
         return _sharded(tuple(data), sources, str(router), status, paths, vocabulary, token_dtype)
 
@@ -253,7 +254,7 @@ def _sharded(
 
 def _split_by(data: Sequence[str], router: Router, token_dtype: str) -> SplitDocuments:
     """The documents of data, as a router's. DataError where they are others."""
-    split = _split(tuple(data), find(data), router.column, router.source_column, token_dtype, router.shards)
+    split = _split(tuple(data), find(data).files, router.column, router.source_column, token_dtype, router.shards)
     router.check_data(split.digest)
     return split
 
@@ -270,9 +271,7 @@ def _split(
     """The documents of files. DataError, or ConfigError, for a file that cannot be read."""
     size = vocabulary or vocabulary_of(sources, _ANY_VOCABULARY)
     kind = np.dtype(token_dtype).newbyteorder("<")
-    texts = set(texts_among([Path(source.path) for source in sources]))
-    files = [source for source in sources if Path(source.path) in texts]
-    documents = gathered(_file(each, data, size, kind, column, source_column) for each in files)
+    documents = gathered(_file(each, data, size, kind, column, source_column) for each in sources)
     if not len(documents):
         do = "Name other files or folders."
         raise DataError(ROUTING, f"documents in {', '.join(data)}", "none, or empty ones alone", do)
@@ -342,7 +341,7 @@ def _written(
         router.fingerprint,
         router.by,
         router.seed,
-        "tokens" if any(file.holds_tokens for file in find(data)) else "bytes",
+        "tokens" if any(file.holds_tokens for file in find(data).files) else "bytes",
         sum(map(len, sides)),
         int(sum(side.lengths.sum() for side in sides)),
         split.is_cut,

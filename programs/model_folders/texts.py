@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from isthmus.programs.model_folders.tokens import Ids, TextTokens
-from isthmus.programs.rows import documents_of
+from isthmus.programs.reading.rows import documents_of
 
 TOGETHER: Final = 1024
 """Documents that are tokenized at once, on all cores."""

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
-from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, find, whole
+from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, whole
 from isthmus.programs.model_folders.tokens import ByteTokens, TextTokens
+from isthmus.programs.reading.found import find
 from isthmus.programs.trained.text_model import TextModel
 from isthmus.runtime.errors import ConfigError
 
@@ -72,7 +73,7 @@ class Sum(NamedTuple):
 def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None]:
     """The tokens of a text, and how many bytes of it are predicted."""
     try:
-        sources = find([str(data)])
+        sources = find([str(data)], are_texts=not isinstance(model.tokens, ByteTokens)).files
         if model.tokens is None or any(source.holds_tokens for source in sources):
             return whole(sources, vocabulary=model.vocabulary), None
         if isinstance(model.tokens, ByteTokens):

@@ -16,13 +16,13 @@ PROGRAM = """
 import sys
 from isthmus.ops.data.batches import At, Windows
 from isthmus.ops.data.corpus import load
-from isthmus.ops.data.corpus import find
+from isthmus.programs.reading.found import find
 
 def resident(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
 
 before = resident("VmHWM")
-windows = Windows(load(find([sys.argv[1]]), vocabulary=50_000, token_dtype=sys.argv[2]), 8, 1025)
+windows = Windows(load(find([sys.argv[1]]).files, vocabulary=50_000, token_dtype=sys.argv[2]), 8, 1025)
 for position in range(200):
     assert windows.batch(At(0, 0, position))["tokens"].shape == (8, 1025)
 print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHWM") - before)

@@ -18,13 +18,6 @@ from isthmus.runtime.system.refusals import remedy
 
 TABLES: Final = (".jsonl", ".parquet", ".arrow")
 """Files of rows."""
-_BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
-
-
-def texts_among(paths: Sequence[Path]) -> list[Path]:
-    """The files that have texts; not what `datasets` writes beside its .arrow files."""
-    saved = {path.parent for path in paths if path.suffix == ".arrow"}
-    return [path for path in paths if not (path.parent in saved and path.name in _BESIDE_ARROW)]
 
 
 def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
