@@ -41,8 +41,8 @@ from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.reading.forms import ROWS
 from isthmus.programs.reading.found import find
-from isthmus.programs.reading.rows import TABLES
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -69,7 +69,7 @@ FrameworkSetting: TypeAlias = Annotated[
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
-        do = "Name files or folders with --data: text, .jsonl, .parquet, .arrow, or token ids in .npy and .bin."
+        do = f"Name files or folders with --data: text, rows ({ROWS}), or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
@@ -87,11 +87,12 @@ def task(
     folder: Annotated[str, Setting("The model folder, as transformers writes it: `--model FOLDER`.")],
     data: Annotated[
         tuple[str, ...],
-        Setting("Files and folders of text, .jsonl, .parquet, .arrow; or .npy and .bin files of token ids."),
+        Setting(
+            "Files and folders of text, or of rows in .jsonl, .ndjson, .json, .parquet, .arrow, .csv and .tsv, each "
+            "also as .gz or .zst; or .npy and .bin files of token ids."
+        ),
     ] = (),
-    column: Annotated[
-        str, Setting("The field of .jsonl, and the column of .parquet and .arrow files, that has the text.")
-    ] = "text",
+    column: Annotated[str, Setting("The field or column of rows that has the text.")] = "text",
     prompt: Annotated[
         str | None,
         Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
@@ -185,7 +186,13 @@ def _windows(
     """The batches; ConfigError for data that cannot be used."""
     try:
         ids = _corpus(
-            find(data, are_texts=True).files, str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end
+            find(data, are_texts=True, are_rows=True).files,
+            str(folder),
+            column,
+            prompt,
+            token_dtype,
+            facts.vocabulary,
+            facts.end,
         )
         return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
@@ -350,7 +357,7 @@ def _corpus(
     if held := [source.path for source in sources if source.holds_tokens]:
         if prompt is not None:
             do = "Leave task.prompt out."
-            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{held[0]}, token ids", do)
+            raise ConfigError(doing, f"prompts in rows of {ROWS}", f"{held[0]}, token ids", do)
         return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     tokens = FolderTokens(Path(folder), vocabulary, doing)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}

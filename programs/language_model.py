@@ -19,6 +19,7 @@ from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
@@ -218,7 +219,7 @@ def task(
     routed_by = ""
     try:
         if router is None:
-            corpus = _load(find(data).files, vocabulary, token_dtype)
+            corpus = _load(check_bytes(find(data).files), vocabulary, token_dtype)
             read = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)

@@ -65,7 +65,7 @@ def route(
 ) -> None:
     """Give the documents of training data to shards, one for each path.
 
-    A document is a file, or a row of .jsonl, .parquet or .arrow; files are cut where there are few.
+    A document is a file, or a row of .jsonl, .csv, .parquet and the like; files are cut where there are few.
 
     content: k-means on the first 64 bytes of a document, with equal shards. source: the folder, or a column of rows.
     """

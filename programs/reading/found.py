@@ -2,8 +2,8 @@
 
 A folder is read whole, sorted, its files before its folders. Left out are files that nobody means as data: hidden
 ones, empty ones, caches of `datasets`, and images, archives, weights and the like, by their suffixes; for texts also
-what has NUL bytes. Whatever is left out is returned with its reason, so that it can be counted and named. A path that
-the user names is read or refused, never left out.
+what has NUL bytes, and of rows JSON files without any. Whatever is left out is returned with its reason, so that it can
+be counted and named. A path that the user names is read or refused, never left out.
 
 Links to files and folders are followed, each target once, by its real path. Folders below the named ones come first,
 so that a link into them changes nothing; a link from below a folder to it, or above it, is refused.
@@ -21,6 +21,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
 from isthmus.ops.data.corpus import READING, CorpusFile, DataError
+from isthmus.programs.reading.forms import ARROW, LIST, PACKED, PARQUET, TOKENS, form_of
+from isthmus.programs.reading.rows import is_one_object
 
 _NAME_OTHERS: Final = "Name other files or folders with --data."
 _NAMED_MAX: Final = 5
@@ -36,6 +38,7 @@ TWICE: Final = "read already, under another name"
 NOWHERE: Final = "a link to nothing"
 NO_FILE: Final = "neither file nor folder"
 NUL_BYTES: Final = "NUL bytes, which no text has"
+ONE_OBJECT: Final = "one JSON object, and no rows"
 
 _NO_DATA: Final = MappingProxyType(
     {
@@ -73,17 +76,18 @@ class FoundFiles:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def find(paths: Sequence[str] = (), *, are_texts: bool = False) -> FoundFiles:
+def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool = False) -> FoundFiles:
     """The files under `paths`; without paths, those of the standard library.
 
-    `are_texts`: whether each file without a suffix of tokens must be text, which has no NUL bytes.
+    `are_texts`: whether each file without a suffix of tokens must be text, which has no NUL bytes. `are_rows`: whether
+    rows are read as such, so that a .json file has to have some.
 
     DataError if a path does not exist or cannot be listed, if a named file is not data, if links lead in a circle, or
     if nothing is left.
 
     Python's own library is on every machine that can run this, so that a first run needs no download.
     """
-    search = _Search(are_texts)
+    search = _Search(are_texts, are_rows)
     try:
         for path in paths:
             search.add(Path(path))
@@ -137,8 +141,8 @@ def _walk(root: Path, keep: Callable[[str], bool]) -> Iterator[Path]:
 class _Search:
     """The paths that were named, in their order, with links to folders in their places until all else is read."""
 
-    def __init__(self, are_texts: bool) -> None:
-        self._are_texts = are_texts
+    def __init__(self, are_texts: bool, are_rows: bool) -> None:
+        self._are_texts, self._are_rows = are_texts, are_rows
         self._entries: list[Path | _FolderLink] = []
         self._walked: set[str] = set()
         """Real paths of folders."""
@@ -151,6 +155,8 @@ class _Search:
                 do = "Name another; where its bytes are meant, give it a name without that suffix."
                 if reason == EMPTY:
                     do = "Name another with --data."
+                if reason == ONE_OBJECT:
+                    do = "Write a list of objects, [{...}, {...}], or one object a line in a file named .jsonl."
                 if reason == NUL_BYTES:
                     do = "Convert it to UTF-8 (iconv -f UTF-16 -t UTF-8), or name another."
                 raise DataError(READING, f"text or tokens in {path}", reason, do)
@@ -231,11 +237,14 @@ class _Search:
             return EMPTY
         if reason := _NO_DATA.get(path.suffix.lower()[1:]):
             return reason
-        inner = Path(path.stem).suffix.lower()
-        if path.suffix.lower() in (".gz", ".zst") and inner == ".tar":
-            return _NO_DATA["tar"]
-        if self._are_texts and not _is_coded(path) and _has_nul(path):
+        if path.suffix.lower() in PACKED and (reason := _NO_DATA.get(Path(path.stem).suffix.lower()[1:])):
+            return reason
+        form = form_of(path)
+        is_plain = not form.packed and form.kind not in (TOKENS, PARQUET, ARROW)
+        if self._are_texts and is_plain and _has_nul(path):
             return NUL_BYTES
+        if self._are_rows and form == (LIST, "") and is_one_object(path):
+            return ONE_OBJECT
         return ""
 
 
@@ -256,11 +265,6 @@ def _is_cache(path: Path, is_saved: bool) -> bool:
     if name.startswith("cache-") and name.endswith(".arrow"):
         return True
     return name == _ABOVE_ARROW and any(path.parent.glob("*/*.arrow"))
-
-
-def _is_coded(path: Path) -> bool:
-    """Whether the bytes of a file are of a format that may have NUL bytes."""
-    return path.suffix.lower() in (".npy", ".bin", ".parquet", ".arrow", ".gz", ".zst")
 
 
 def _has_nul(path: Path) -> bool:
