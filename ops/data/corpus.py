@@ -49,8 +49,11 @@ WHOLE_FILES_MIN = 20
 MAPPED_SIZE_BYTES_MIN = 16 << 20
 # Checking every id of a larger file would take longer than a wrong request may; `batches` checks each window again.
 CHECKED_TOKENS_MAX = 1 << 26
+ZEROS_OF_MIN = 16
+"""Of fewer ids half may be zero by chance."""
 _BLOCK_TOKENS = 1 << 22
 _KEY_TOKENS = 1 << 16
+_WIDTH_TOKENS = 1 << 20
 
 
 @final
@@ -166,6 +169,8 @@ def read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segme
         raise DataError(READING, f"integers along one axis in {source.path}", actual, remedy)
     if source.holds_tokens:
         check_ids(ids[:CHECKED_TOKENS_MAX], vocabulary, source.path)
+    if source.path.lower().endswith(".bin"):
+        _check_width(ids[:_WIDTH_TOKENS], source.path)
     return np.asarray(ids)
 
 
@@ -177,6 +182,17 @@ def check_ids(ids: Segment, vocabulary: int, where: str) -> None:
     if least < 0 or most >= vocabulary:
         do = "Correct task.vocabulary (and task.token_dtype of .bin files), or the file."
         raise DataError(READING, f"token ids from 0 to {vocabulary - 1} in {where}", f"ids {least} to {most}", do)
+
+
+def _check_width(ids: Segment, where: str) -> None:
+    """Raise DataError where half of `ids` are zero: the upper halves of wider ones."""
+    zeros = len(ids) - int(np.count_nonzero(ids))
+    if len(ids) < ZEROS_OF_MIN or 2 * zeros < len(ids):
+        return
+    narrow = ids.dtype.itemsize == 2
+    do = "Set task.token_dtype=uint32 for ids of four bytes" if narrow else "Save ids of eight bytes as .npy"
+    expected = f"{ids.dtype.name} ids (task.token_dtype) in {where}"
+    raise DataError(READING, expected, f"{zeros / len(ids):.0%} of them zero", f"{do}, or correct the file.")
 
 
 def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:

@@ -87,7 +87,9 @@ def _ids(model: TextModel, data: Path, column: str | None, doing: str) -> tuple[
         has_documents = not isinstance(model.tokens, ByteTokens)
         sources = find([str(data)], are_texts=has_documents, are_rows=has_documents).files
         if model.tokens is None or any(source.holds_tokens for source in sources):
-            return whole(sources, vocabulary=model.vocabulary), None
+            settings = (None if model.run is None else settings_of(model.run, doing)) or {}
+            token_dtype = settings.get("token_dtype", "uint16")
+            return whole(sources, vocabulary=model.vocabulary, token_dtype=token_dtype), None
         if isinstance(model.tokens, ByteTokens):
             ids = whole(check_bytes(sources))
             return ids, len(ids) - 1

@@ -160,3 +160,18 @@ def test_text_and_tokens_are_not_mixed(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.arange(9))
     with pytest.raises(DataError, match="Train on one kind"):
         load(find((str(tmp_path),)).files, vocabulary=256)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "way_out"), [("<i4", "uint16", "task.token_dtype=uint32"), ("<i8", "uint32", ".npy")]
+)
+def test_ids_read_with_half_their_width_are_refused(tmp_path: Path, wide: str, narrow: str, way_out: str) -> None:
+    ids = np.arange(1000) % 999 + 1
+    write(tmp_path / "ids.BIN", ids.astype(wide).tobytes())
+    with pytest.raises(DataError) as caught:
+        load(find((str(tmp_path),)).files, vocabulary=1000, token_dtype=narrow)
+    assert str(tmp_path / "ids.BIN") in caught.value.expected
+    assert way_out in caught.value.remedy
+    write(tmp_path / "ids.BIN", ids.astype(narrow).tobytes())
+    corpus = load(find((str(tmp_path),)).files, vocabulary=1000, token_dtype=narrow)
+    np.testing.assert_array_equal(all_ids(corpus.train), ids[:950])

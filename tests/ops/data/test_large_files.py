@@ -33,7 +33,10 @@ print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHW
 @pytest.mark.soak
 def test_a_file_of_some_gibibytes_is_trained_on_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
-    with path.open("wb") as file:  # Sparse: it reads as zeros, and takes no room on the disk.
+    with path.open(
+        "wb"
+    ) as file:  # Sparse: it reads as zeros, which no file begins with, and takes no room on the disk.
+        file.write(b"\1\0" * (1 << 20))
         file.truncate(SIZE_BYTES)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path), "uint16"],
