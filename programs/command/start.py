@@ -20,7 +20,7 @@ from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_ahead
 from isthmus.programs.engine.run.watch_loop import DetachedError, say
 from isthmus.programs.settings import parse
-from isthmus.runtime.errors import ConfigError, printable
+from isthmus.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from isthmus.programs.command.metered import Meter
@@ -65,9 +65,7 @@ def train(options: Options, starting: Starting) -> None:
         )
     from isthmus.programs.study.terminal.live import announce
 
-    announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
-    for line in submitted.data if not starting.quiet else ():
-        typer.echo(printable(line))
+    announce(submitted.chosen, submitted.warnings, submitted.data, quiet=starting.quiet)
     if submitted.begins and not starting.quiet:
         typer.echo(submitted.begins)
     _run(submitted, starting)

@@ -62,9 +62,12 @@ from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import write_json
 
 FRAMEWORK: Final = "framework"
 """A setting of section `task.` that a model folder's task alone has."""
+DATA: Final = "data.json"
+"""The table of a run's data, in its folder."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -104,6 +107,16 @@ class Request:
     def name(self) -> str:
         """The program's short name."""
         return self.program.name
+
+    @property
+    def data_lines(self) -> tuple[str, ...]:
+        """A line or two on the data; none where they are not known."""
+        return () if self.data is None else tuple(self.data.brief())
+
+    def write_data(self, folder: Path) -> None:
+        """Write the table of the data into a run folder, where they are known."""
+        if self.data is not None:
+            write_json(folder / DATA, self.data.as_dict())
 
     def task_of(self, slot: int, machine: str = "") -> AnyTask:
         """The task of the learner in a slot, on a machine of that name."""

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 COMMAND: Final = "command"
 PREPARER: Final = "preparer"
 """Names among the phases of a start."""
-DATA: Final = "data.json"
-"""The table of a run's data, in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
         keep(request.run_dir, request.job.task.text)
-        if request.data is not None:
-            write_json(request.run_dir / DATA, request.data.as_dict())
+        request.write_data(request.run_dir)
         if weights is not None:
             weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True) if counts else 0.0
@@ -133,9 +130,14 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
     begins = "" if weights is None else weights.words
-    data = () if request.data is None else tuple(request.data.brief())
     return Submitted(
-        request.name, request.job, request.run_dir, request.warnings, dict(request.chosen), begins=begins, data=data
+        request.name,
+        request.job,
+        request.run_dir,
+        request.warnings,
+        dict(request.chosen),
+        begins=begins,
+        data=request.data_lines,
     )
 
 
