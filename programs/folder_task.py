@@ -21,8 +21,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
-from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
+from isthmus.ops.data.corpus import Corpus, DataError, load, read, split_of
 from isthmus.ops.island.schedule import share_of_peak
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
@@ -40,8 +42,11 @@ from isthmus.programs.language_model import (
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
+from isthmus.programs.model_folders.tokenizer_facts import TokenizerFacts
 from isthmus.programs.model_folders.tokens import FolderTokens
-from isthmus.programs.rows import TABLES, texts_among
+from isthmus.programs.reading.forms import ROWS
+from isthmus.programs.reading.found import FoundFiles, find
+from isthmus.programs.reading.table import DataTable, DataTally
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -68,7 +73,7 @@ FrameworkSetting: TypeAlias = Annotated[
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
-        do = "Name files or folders with --data: text, .jsonl, .parquet, .arrow, or token ids in .npy and .bin."
+        do = f"Name files or folders with --data: text, rows ({ROWS}), or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
@@ -86,11 +91,12 @@ def task(
     folder: Annotated[str, Setting("The model folder, as transformers writes it: `--model FOLDER`.")],
     data: Annotated[
         tuple[str, ...],
-        Setting("Files and folders of text, .jsonl, .parquet, .arrow; or .npy and .bin files of token ids."),
+        Setting(
+            "Files and folders of text, or of rows in .jsonl, .ndjson, .json, .parquet, .arrow, .csv and .tsv, each "
+            "also as .gz or .zst; or .npy and .bin files of token ids."
+        ),
     ] = (),
-    column: Annotated[
-        str, Setting("The field of .jsonl, and the column of .parquet and .arrow files, that has the text.")
-    ] = "text",
+    column: Annotated[str, Setting("The field or column of rows that has the text.")] = "text",
     prompt: Annotated[
         str | None,
         Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
@@ -183,7 +189,7 @@ def _windows(
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
+        ids = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end).corpus
         return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
@@ -332,27 +338,64 @@ def _end(document: Mapping[str, Any]) -> int | None:
     return next(iter(folders.ends_in(document)), None)
 
 
+class _Read(NamedTuple):
+    """Data that were read, and what was counted meanwhile; `tokens`, of texts: what made them tokens."""
+
+    corpus: Corpus
+    tally: DataTally
+    tokens: FolderTokens | None = None
+
+
+def data_table(settings: Mapping[str, Any]) -> DataTable:
+    """What the data of a task with these settings, all of them, are; ConfigError for data that cannot be read."""
+    folder, doing = Path(settings["folder"]), _doing(settings["folder"])
+    facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), doing)
+    options = (settings[key] for key in ("column", "prompt", "token_dtype"))
+    try:
+        found = _found(settings["data"])
+        read_data = _read_data(found, str(folder), *options, facts.vocabulary, facts.end)
+    except DataError as error:
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+    if read_data.tokens is None:
+        return read_data.tally.table(found)
+    share = TokenizerFacts(folder, doing).lost_share(read_data.tally.samples, read_data.tokens)
+    return read_data.tally.table(found, share)
+
+
+def _found(data: Sequence[str]) -> FoundFiles:
+    return find(data, are_texts=True, are_rows=True)
+
+
 @lru_cache(maxsize=2)
-def _corpus(
-    sources: tuple[CorpusFile, ...],
+def _read_data(
+    found: FoundFiles,
     folder: str,
     column: str,
     prompt: str | None,
     token_dtype: str,
     vocabulary: int,
     end: int | None,
-) -> Corpus:
+) -> _Read:
     """The tokens of all files, made once in a process."""
-    doing = "Reading the training data"
-    if held := [source.path for source in sources if source.holds_tokens]:
+    doing, path = "Reading the training data", Path(folder)
+    if held := [file for file in found.files if file.holds_tokens]:
         if prompt is not None:
             do = "Leave task.prompt out."
-            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{held[0]}, token ids", do)
-        return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
-    tokens = FolderTokens(Path(folder), vocabulary, doing)
+            raise ConfigError(doing, f"prompts in rows of {ROWS}", f"{held[0].path}, token ids", do)
+        corpus = load(found.files, vocabulary=vocabulary, token_dtype=token_dtype)
+        tally = DataTally()
+        if (path / folders.TOKENIZER).is_file():
+            tokens = FolderTokens(path, vocabulary, doing)
+            tally = DataTally(TokenizerFacts(path, doing).special([end]), tokens.decode)
+        for file in held:
+            tally.add_file(file.path, read(file, vocabulary, np.dtype(token_dtype).newbyteorder("<")))
+        return _Read(corpus, tally)
+    tokens = FolderTokens(path, vocabulary, doing)
+    facts = TokenizerFacts(path, doing)
+    tally = DataTally(facts.special([end]), tokens.decode, ends_with=() if end is None else (facts.piece(end),))
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
-    paths = texts_among([Path(source.path) for source in sources])
-    return split_of([ids_of(path, fields, tokens, end, doing) for path in paths], vocabulary)
+    ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
+    return _Read(split_of(ids, vocabulary), tally, tokens)
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:

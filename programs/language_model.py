@@ -13,12 +13,17 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
+from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, load, read, vocabulary_of
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.reading.forms import check_bytes
+from isthmus.programs.reading.found import find
+from isthmus.programs.reading.table import SHOWN_TOKENS, DataTable, DataTally
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
@@ -213,23 +218,23 @@ def task(
     as its share of held-out text for each path, of its own.
     """
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
-    read: Windows | PathWindows
+    windows: Windows | PathWindows
     routed_by = ""
     try:
         if router is None:
-            corpus = _load(find(data), vocabulary, token_dtype)
-            read = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
+            corpus = _load(check_bytes(find(data).files), vocabulary, token_dtype)
+            windows = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
             sharded = ShardedWindows(shards, sequences, length=context + 1, held_out=evaluation_windows)
-            read, routed_by = PathWindows(sharded), shards.fingerprint
+            windows, routed_by = PathWindows(sharded), shards.fingerprint
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
     from isthmus.ops.model_config import ModelConfig
 
     config = ModelConfig(
-        read.corpus.vocabulary,
+        windows.corpus.vocabulary,
         layers,
         width,
         heads,
@@ -246,11 +251,11 @@ def task(
     return Task(
         init,
         loss,
-        read.batch,
+        windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
         optimizer=_optimizer(optimizer, rate, warmup, weight_decay, clip),
-        evaluation=read.evaluation_batches,
-        extract=read.extract,
+        evaluation=windows.evaluation_batches,
+        extract=windows.extract,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
@@ -294,12 +299,36 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(settings["vocabulary"] or BYTE_VOCABULARY, **shape, routing=routing)
 
 
+def data_table(settings: Mapping[str, Any]) -> DataTable:
+    """What the data of a task with these settings, all of them, are; ConfigError for data that cannot be read."""
+    try:
+        found = find(settings["data"])
+        files, token_dtype = check_bytes(found.files), settings["token_dtype"]
+        vocabulary = vocabulary_of(files, settings["vocabulary"])
+        tally = DataTally(decode=None if files[0].holds_tokens else _text_of)
+        corpus = _load(files, settings["vocabulary"], token_dtype)
+        for file in files:
+            if file.holds_tokens:
+                tally.add_file(file.path, read(file, vocabulary, np.dtype(token_dtype).newbyteorder("<")))
+            else:
+                tally.add_size(file.path, file.size_bytes, beginning=np.fromfile(file.path, np.uint8, SHOWN_TOKENS))
+        for ids in () if files[0].holds_tokens else (*corpus.train.segments, *corpus.evaluation.segments):
+            tally.add_ids(ids)
+        return tally.table(found)
+    except DataError as error:
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+
+
+def _text_of(ids: Any) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
 def is_of_bytes(settings: Mapping[str, Any]) -> bool:
     """Whether the data of a task with these settings are text, whose bytes are tokens; by the names of its files."""
     if settings["vocabulary"] is None:
         return True
     with suppress(DataError):
-        return not any(file.holds_tokens for file in find(settings["data"]))
+        return not any(file.holds_tokens for file in find(settings["data"]).files)
     return False
 
 

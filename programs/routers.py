@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from isthmus.ops.data import routing
-from isthmus.ops.data.corpus import CorpusFile, DataError, find, read, vocabulary_of
+from isthmus.ops.data.corpus import CorpusFile, DataError, Segment, read, vocabulary_of
 from isthmus.ops.data.documents import DOCUMENTS_A_SHARD_MIN, FileDocuments, SplitDocuments, gathered, split_documents
 from isthmus.ops.data.routing import FILE_BYTES_MAX, ROUTING, SHARDS_MAX, Floats, Router
 from isthmus.ops.data.shards import ShardedCorpus
-from isthmus.programs.rows import TABLES, documents_of, texts_among
+from isthmus.programs.reading.forms import form_of
+from isthmus.programs.reading.found import find
+from isthmus.programs.reading.rows import documents_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import put_bytes
@@ -117,7 +119,7 @@ def route(
         raise ConfigError(ROUTING, "a column of sources only by source", f"{source_column!r} by {by}", do)
     _check_new(out)
     with _refusals():
-        split = _split(tuple(data), find(data), column, source_column, token_dtype, shards)
+        split = _split(tuple(data), find(data, are_rows=True).files, column, source_column, token_dtype, shards)
         router = make(split.train, shards, seed, split.digest)
         router = replace(router, column=column, source_column=source_column)
         contents = _contents(router, split)
@@ -202,7 +204,7 @@ def sharded_corpus(
     shards than `paths`.
     """
     with _refusals():
-        sources = find(data)
+        sources = find(data, are_rows=True).files
         status = _status(Path(router))
         return _sharded(tuple(data), sources, str(router), status, paths, vocabulary, token_dtype)
 
@@ -253,7 +255,9 @@ def _sharded(
 
 def _split_by(data: Sequence[str], router: Router, token_dtype: str) -> SplitDocuments:
     """The documents of data, as a router's. DataError where they are others."""
-    split = _split(tuple(data), find(data), router.column, router.source_column, token_dtype, router.shards)
+    split = _split(
+        tuple(data), find(data, are_rows=True).files, router.column, router.source_column, token_dtype, router.shards
+    )
     router.check_data(split.digest)
     return split
 
@@ -270,9 +274,7 @@ def _split(
     """The documents of files. DataError, or ConfigError, for a file that cannot be read."""
     size = vocabulary or vocabulary_of(sources, _ANY_VOCABULARY)
     kind = np.dtype(token_dtype).newbyteorder("<")
-    texts = set(texts_among([Path(source.path) for source in sources]))
-    files = [source for source in sources if Path(source.path) in texts]
-    documents = gathered(_file(each, data, size, kind, column, source_column) for each in files)
+    documents = gathered(_file(each, data, size, kind, column, source_column) for each in sources)
     if not len(documents):
         do = "Name other files or folders."
         raise DataError(ROUTING, f"documents in {', '.join(data)}", "none, or empty ones alone", do)
@@ -289,11 +291,16 @@ def _file(
 ) -> FileDocuments:
     """The documents of one file."""
     path = Path(file.path)
-    if path.suffix not in TABLES:
+    form = form_of(path)
+    if not form.has_rows:
         if source_column is not None:
             do = "Leave the file out, or the column: the source is then the folder."
             raise DataError(ROUTING, f"rows with {source_column!r} in each file", file.path, do)
-        ids = read(file, vocabulary, token_dtype)
+        if form.packed:
+            [(text,)] = documents_of(path, {"--column": column}, ROUTING)
+            ids: Segment = np.frombuffer(text, np.uint8)
+        else:
+            ids = read(file, vocabulary, token_dtype)
         return FileDocuments(ids, [len(ids)], [_source(path, data)])
     fields = {**({} if source_column is None else {"--source-column": source_column}), "--column": column}
     rows = list(documents_of(path, fields, ROUTING))
@@ -342,7 +349,7 @@ def _written(
         router.fingerprint,
         router.by,
         router.seed,
-        "tokens" if any(file.holds_tokens for file in find(data)) else "bytes",
+        "tokens" if any(file.holds_tokens for file in find(data, are_rows=True).files) else "bytes",
         sum(map(len, sides)),
         int(sum(side.lengths.sum() for side in sides)),
         split.is_cut,

@@ -120,7 +120,7 @@ def _train(
     from isthmus.programs.engine.run.in_processes import submit
     from isthmus.programs.study.terminal.live import announce, watching
 
-    announce(request.chosen, request.warnings, quiet=quiet)
+    announce(request.chosen, request.warnings, request.data_lines, quiet=quiet)
     if transport == "inproc":
         opened = check_in_process(request.in_one_process()).with_store().with_folder()
         with watching(opened, quiet=quiet) as watch:

@@ -1,28 +1,20 @@
 """The text of a training run as token ids, and the part of it that is held out.
 
-Decides which files are read, in which order, how they become ids, and where the split is; `batches` decides which
-windows a batch takes.
+Decides how files become ids, and where the split is. Which files there are, its callers say; which windows a batch
+takes, `batches`.
 """
 
 from __future__ import annotations
 
-import os
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import xxhash
 
 READING = "Reading the training data"
-
-_NAME_OTHERS = "Name other files or folders with --data."
-
-_TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-_FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 class DataError(ValueError):
@@ -44,59 +36,7 @@ class CorpusFile:
     @property
     def holds_tokens(self) -> bool:
         """Whether it holds token ids and not text, by its name."""
-        return self.path.endswith((".npy", ".bin"))
-
-
-def find(paths: Sequence[str] = ()) -> tuple[CorpusFile, ...]:
-    """The files under `paths` in a fixed order; without paths, those of the standard library.
-
-    Folders recursively and sorted, hidden and empty files left out, a file that is named twice once. DataError if a
-    path does not exist or cannot be listed, or if nothing is left.
-
-    Python's own library is on every machine that can run this, so that a first run needs no download.
-    """
-    sources: dict[str, CorpusFile] = {}
-    try:
-        for file in [file for path in paths for file in _files(Path(path))] if paths else _standard_library():
-            status = file.stat()
-            if status.st_size:
-                sources[os.path.realpath(file)] = CorpusFile(str(file), status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise DataError(
-            READING, "files that can be listed", str(error), "Correct --data, or the permissions."
-        ) from error
-    if not sources:
-        where = ", ".join(paths) if paths else f"Python's standard library, {sysconfig.get_path('stdlib')}"
-        raise DataError(READING, f"text or tokens in {where}", "no file that is neither hidden nor empty", _NAME_OTHERS)
-    return tuple(sources.values())
-
-
-def _files(root: Path) -> Iterator[Path]:
-    if root.is_file():
-        return iter((root,))
-    if root.is_dir():
-        return _walk(root, lambda name: not name.startswith("."))
-    raise DataError(READING, f"a file or a folder at {root}", "nothing there", _NAME_OTHERS)
-
-
-def _standard_library() -> Iterator[Path]:
-    """Its Python files, without tests, installed packages, and files generated for one machine."""
-
-    def keep(name: str) -> bool:
-        return name not in _TEST_FOLDERS | _FOREIGN_FOLDERS and not name.startswith(("config-", "_sysconfigdata"))
-
-    return (file for file in _walk(Path(sysconfig.get_path("stdlib")), keep) if file.suffix == ".py")
-
-
-def _walk(root: Path, keep: Callable[[str], bool]) -> Iterator[Path]:
-    """Every regular file under `root`; `keep` selects the name of each file and folder below it."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = sorted(filter(keep, folders))
-        yield from (file for name in sorted(filter(keep, names)) if (file := Path(folder, name)).is_file())
+        return self.path.lower().endswith((".npy", ".bin"))
 
 
 Segment: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -109,8 +49,11 @@ WHOLE_FILES_MIN = 20
 MAPPED_SIZE_BYTES_MIN = 16 << 20
 # Checking every id of a larger file would take longer than a wrong request may; `batches` checks each window again.
 CHECKED_TOKENS_MAX = 1 << 26
+ZEROS_OF_MIN = 16
+"""Of fewer ids half may be zero by chance."""
 _BLOCK_TOKENS = 1 << 22
 _KEY_TOKENS = 1 << 16
+_WIDTH_TOKENS = 1 << 20
 
 
 @final
@@ -208,16 +151,16 @@ def vocabulary_of(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
 def read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
     """The ids of a file, mapped where it is large. DataError for one that cannot be read, or has another form."""
     try:
-        if source.path.endswith(".npy"):
+        if source.path.lower().endswith(".npy"):
             ids = np.load(source.path, mmap_mode="r", allow_pickle=False)
-        elif source.path.endswith(".bin"):
+        elif source.path.lower().endswith(".bin"):
             ids = np.memmap(source.path, bin_dtype, mode="r")
         elif source.size_bytes >= MAPPED_SIZE_BYTES_MIN:
             ids = np.memmap(source.path, np.uint8, mode="r")
         else:
             ids = np.fromfile(source.path, np.uint8)
     except (OSError, ValueError) as error:
-        form = f"{bin_dtype.name} ids (task.token_dtype)" if source.path.endswith(".bin") else "a readable file"
+        form = f"{bin_dtype.name} ids (task.token_dtype)" if source.path.lower().endswith(".bin") else "a readable file"
         remedy = "Correct the file, or leave it out."
         raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", remedy) from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -226,6 +169,8 @@ def read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segme
         raise DataError(READING, f"integers along one axis in {source.path}", actual, remedy)
     if source.holds_tokens:
         check_ids(ids[:CHECKED_TOKENS_MAX], vocabulary, source.path)
+    if source.path.lower().endswith(".bin"):
+        _check_width(ids[:_WIDTH_TOKENS], source.path)
     return np.asarray(ids)
 
 
@@ -237,6 +182,17 @@ def check_ids(ids: Segment, vocabulary: int, where: str) -> None:
     if least < 0 or most >= vocabulary:
         do = "Correct task.vocabulary (and task.token_dtype of .bin files), or the file."
         raise DataError(READING, f"token ids from 0 to {vocabulary - 1} in {where}", f"ids {least} to {most}", do)
+
+
+def _check_width(ids: Segment, where: str) -> None:
+    """Raise DataError where half of `ids` are zero: the upper halves of wider ones."""
+    zeros = len(ids) - int(np.count_nonzero(ids))
+    if len(ids) < ZEROS_OF_MIN or 2 * zeros < len(ids):
+        return
+    narrow = ids.dtype.itemsize == 2
+    do = "Set task.token_dtype=uint32 for ids of four bytes" if narrow else "Save ids of eight bytes as .npy"
+    expected = f"{ids.dtype.name} ids (task.token_dtype) in {where}"
+    raise DataError(READING, expected, f"{zeros / len(ids):.0%} of them zero", f"{do}, or correct the file.")
 
 
 def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:

@@ -1,4 +1,4 @@
-"""The command about training data: route."""
+"""The commands about training data: data, route."""
 
 from __future__ import annotations
 
@@ -10,11 +10,104 @@ import typer
 
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import AsJson
-from isthmus.runtime.errors import printable
+from isthmus.runtime.errors import ConfigError, printable
 
 PANEL: Final = "Data"
 
 commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def data(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH]...", help="Files and folders. Default: Python's library.", show_default=False),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="FOLDER", help="Read them for this model folder, by its tokenizer.", show_default=False
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="With --model: the field or column of rows that has the text. Default: text.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", metavar="NAME", help="With --model: that of what comes before the text.", show_default=False
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens",
+            metavar="N",
+            help="The tokens to train on, to be told as passes over the data.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            "--vocabulary",
+            metavar="N",
+            help="Without --model: how many ids there are, for files of them.",
+            show_default=False,
+        ),
+    ] = None,
+    token_dtype: Annotated[
+        str, typer.Option("--token-dtype", metavar="uint16|uint32", help="The dtype of .bin files.")
+    ] = "uint16",
+    as_json: AsJson = False,
+) -> None:
+    """Show what training data are, and start nothing.
+
+    Without --model as the bytes, or ids, that the shipped task trains on. What `train` would refuse is refused behind
+    the table.
+    """
+    from isthmus.programs.engine.request.request import shipped_task
+    from isthmus.programs.settings import Schema
+
+    doing = "Reading the command"
+    for option, value in {"--column": column, "--prompt": prompt}.items():
+        if value is not None and model is None:
+            do = "Name the model folder, or leave it out."
+            raise ConfigError(doing, f"--model FOLDER beside {option}, which is of rows", "none", do)
+    if vocabulary is not None and model is not None:
+        raise ConfigError(doing, "one of --model and --vocabulary", "both", "Leave --vocabulary out.")
+    given = {
+        "data": tuple(str(Path(each).expanduser()) for each in paths or []),
+        "token_dtype": token_dtype,
+        "folder": None if model is None else str(model.expanduser()),
+        "column": column,
+        "prompt": prompt,
+        "vocabulary": vocabulary,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    _, shipped = shipped_task(settings)
+    schema = Schema.of("task", shipped.task)
+    section = schema.read(settings)
+    if faults := list(schema.out_of_range(section)):
+        raise ConfigError.of(faults)
+    table = shipped.data_table(section)
+    table = table if tokens is None else table.for_budget(int(tokens))
+    if as_json:
+        typer.echo(json.dumps(table.as_dict()))
+    else:
+        for line in table.lines():
+            typer.echo(printable(line))
+    for warning in table.warnings():
+        typer.echo(f"isthmus: warning: {printable(str(warning))}", err=True)
+    if faults := list(table.faults()):
+        raise ConfigError.of(faults)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -65,7 +158,7 @@ def route(
 ) -> None:
     """Give the documents of training data to shards, one for each path.
 
-    A document is a file, or a row of .jsonl, .parquet or .arrow; files are cut where there are few.
+    A document is a file, or a row of .jsonl, .csv, .parquet and the like; files are cut where there are few.
 
     content: k-means on the first 64 bytes of a document, with equal shards. source: the folder, or a column of rows.
     """

@@ -127,6 +127,15 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="The field or column of rows that has the text. Default: that of the run, else text.",
+            show_default=False,
+        ),
+    ] = None,
     snapshot: Snapshot = None,
     path: PathNumber = None,
     as_json: AsJson = False,
@@ -145,7 +154,8 @@ def evaluate(
     doing = f"Evaluating {folder}"
     if data is None and snapshot is None and path is None and _evaluate_later(folder, doing, as_json=as_json):
         return
-    found = evaluate(text_model(folder, doing, snapshot, path), None if data is None else _expanded(data), doing)
+    where = None if data is None else _expanded(data)
+    found = evaluate(text_model(folder, doing, snapshot, path), where, doing, column)
     if as_json:
         typer.echo(json.dumps({**found._asdict(), "written": False}))
         return

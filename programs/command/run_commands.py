@@ -104,7 +104,7 @@ def train(
         take_all()  # Before the request is prepared: that may compute a first loss.
         request = check_in_process(requested.request().to_train().in_one_process()).with_store()
         request = with_room(request).with_folder()
-        announce(request.chosen, request.warnings, quiet=quiet)
+        announce(request.chosen, request.warnings, request.data_lines, quiet=quiet)
         with viewing(meter, request, quiet=quiet) as view:
             start(request, view)
 

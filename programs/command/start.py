@@ -65,7 +65,7 @@ def train(options: Options, starting: Starting) -> None:
         )
     from isthmus.programs.study.terminal.live import announce
 
-    announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
+    announce(submitted.chosen, submitted.warnings, submitted.data, quiet=starting.quiet)
     if submitted.begins and not starting.quiet:
         typer.echo(submitted.begins)
     _run(submitted, starting)

@@ -42,12 +42,14 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
         # The home chooses the folder.
         request = replace(options, run_dir=None).request().to_train().with_store()
         data = handover(request, cluster, folder).as_data()
-        return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
+        lines = request.data_lines
+        return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen), "data": lines}
 
     with preparing(quiet=quiet):
         prepared = in_child(work)
     handed = Handover.read(prepared["handover"])
-    announce(prepared["chosen"], [Fault(*warning) for warning in prepared["warnings"]], quiet=quiet)
+    warnings = [Fault(*warning) for warning in prepared["warnings"]]
+    announce(prepared["chosen"], warnings, prepared["data"], quiet=quiet)
     if is_detached:
         submitted = handing_over.hand_over_detached(daemon, handed)
         typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))

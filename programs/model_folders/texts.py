@@ -15,22 +15,37 @@ from typing import Final
 import numpy as np
 
 from isthmus.programs.model_folders.tokens import Ids, TextTokens
-from isthmus.programs.rows import documents_of
+from isthmus.programs.reading.rows import documents_of
+from isthmus.programs.reading.table import DataTally
 
 TOGETHER: Final = 1024
 """Documents that are tokenized at once, on all cores."""
 
 
-def ids_of(path: Path, fields: Mapping[str, str], tokens: TextTokens, end: int | None, doing: str) -> Ids:
+def ids_of(
+    path: Path,
+    fields: Mapping[str, str],
+    tokens: TextTokens,
+    end: int | None,
+    doing: str,
+    tally: DataTally | None = None,
+) -> Ids:
     """The tokens of a file; ConfigError for one that has no such column, or cannot be read.
 
-    `fields`: the columns of a row, by the setting that names each; that of the text comes last.
+    `fields`: the columns of a row, by the setting that names each; that of the text comes last. `tally` counts them.
     """
     ends = np.asarray([] if end is None else [end], np.int32)
     parts: list[Ids] = []
     documents = documents_of(path, fields, doing)
     while some := list(islice(documents, TOGETHER)):
         *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
+        sizes = []
         for ids in zip(*prompts, texts, strict=True):
             parts += [*(~prompt for prompt in ids[:-1]), ids[-1], ends]
-    return np.concatenate(parts) if parts else ends[:0]
+            sizes.append(sum(map(len, ids)) + len(ends))
+        if tally is not None:
+            tally.add_documents(str(path), [row[-1] for row in some], texts, sizes)
+    whole = np.concatenate(parts) if parts else ends[:0]
+    if tally is not None:
+        tally.add_file(str(path), whole)
+    return whole

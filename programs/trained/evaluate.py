@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -11,13 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
-from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, find, whole
-from isthmus.programs.model_folders.tokens import ByteTokens, TextTokens
-from isthmus.programs.trained.text_model import TextModel
+from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, whole
+from isthmus.programs.model_folders.texts import TOGETHER
+from isthmus.programs.model_folders.tokens import ByteTokens, Ids, TextTokens
+from isthmus.programs.reading.forms import check_bytes
+from isthmus.programs.reading.found import find
+from isthmus.programs.reading.rows import documents_of
+from isthmus.programs.trained.text_model import TextModel, settings_of
 from isthmus.runtime.errors import ConfigError
 
 LOGITS_MAX: Final = 1 << 24
 """Logits of a batch, of which each is four bytes: what a machine without a GPU has room for."""
+COLUMN: Final = "text"
+"""The column of rows that has their text, where neither a run nor an option names one."""
 CONTEXT_MAX: Final = 1024
 """The tokens of a window, for a model that could take more."""
 
@@ -34,16 +41,21 @@ class TextLoss(NamedTuple):
     windows: int
 
 
-def evaluate(model: TextModel, data: Path | None, doing: str) -> TextLoss:
+def evaluate(model: TextModel, data: Path | None, doing: str, column: str | None = None) -> TextLoss:
     """The loss of a model on all of the text in a file or folder; without one on the held-out text of its run.
+
+    Files are read as for the training of a model folder, or of bytes. `column` of rows has their text: by default that
+    of the model's run, else "text". Where the run has prompts, these are read, and not predicted.
 
     The text is cut into windows of the model's context (of 1024 tokens at most), so that every token but the first is
     predicted once, from what its window has before it. ConfigError where there is no text.
     """
     if data is None:
+        if column is not None:
+            raise ConfigError(doing, "--data beside --column", "none", "Name a file or folder with --data.")
         held_out = _sum(model, ((batch["tokens"], _counts(batch)) for batch in model.held_out(doing)))
         return held_out.evaluation(held_out.tokens if isinstance(model.tokens, ByteTokens) else None)
-    ids, text_bytes = _ids(model, data, doing)
+    ids, text_bytes = _ids(model, data, column, doing)
     if len(ids) < 2:
         raise ConfigError(doing, "a text of at least two tokens", f"{len(ids)} in {data}", "Name another with --data.")
     return _sum(model, _windows(model, ids)).evaluation(text_bytes)
@@ -69,26 +81,51 @@ class Sum(NamedTuple):
         return TextLoss(mean, float(np.exp(mean)), bits, self.tokens, self.windows)
 
 
-def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None]:
+def _ids(model: TextModel, data: Path, column: str | None, doing: str) -> tuple[TokenIds, int | None]:
     """The tokens of a text, and how many bytes of it are predicted."""
     try:
-        sources = find([str(data)])
+        has_documents = not isinstance(model.tokens, ByteTokens)
+        sources = find([str(data)], are_texts=has_documents, are_rows=has_documents).files
         if model.tokens is None or any(source.holds_tokens for source in sources):
-            return whole(sources, vocabulary=model.vocabulary), None
+            settings = (None if model.run is None else settings_of(model.run, doing)) or {}
+            token_dtype = settings.get("token_dtype", "uint16")
+            return whole(sources, vocabulary=model.vocabulary, token_dtype=token_dtype), None
         if isinstance(model.tokens, ByteTokens):
-            ids = whole(sources)
+            ids = whole(check_bytes(sources))
             return ids, len(ids) - 1
-        return _encoded(model.tokens, sources)
+        return _encoded(model.tokens, sources, _fields(model, column, doing), doing)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     except OSError as error:
         raise ConfigError(doing, f"a text at {data}", str(error), "Name another with --data.") from None
 
 
-def _encoded(tokens: TextTokens, sources: tuple[CorpusFile, ...]) -> tuple[TokenIds, int]:
-    """The tokens of texts, one after the other, and their bytes but those of the first token."""
-    texts = [Path(source.path).read_bytes() for source in sources]
-    return TokenIds(map(tokens.encode, texts)), tokens.bytes_after_first(texts[0]) + sum(map(len, texts[1:]))
+def _fields(model: TextModel, column: str | None, doing: str) -> dict[str, str]:
+    """The columns of rows, by what names each."""
+    settings = (None if model.run is None else settings_of(model.run, doing)) or {}
+    prompt = settings.get("prompt")
+    return {
+        **({} if prompt is None else {"task.prompt": prompt}),
+        "--column": column or settings.get("column") or COLUMN,
+    }
+
+
+def _encoded(
+    tokens: TextTokens, sources: tuple[CorpusFile, ...], fields: Mapping[str, str], doing: str
+) -> tuple[TokenIds, int]:
+    """The tokens of documents, one after the other, those of prompts as complements, and the bytes of what is
+    predicted: of all texts, but for the first token of all."""
+    parts: list[Ids] = []
+    text_bytes = 0
+    documents = (document for source in sources for document in documents_of(Path(source.path), fields, doing))
+    while some := list(islice(documents, TOGETHER)):
+        encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
+        for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
+            text_bytes += len(document[-1])
+            if not parts and not any(map(len, ids[:-1])):
+                text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
+            parts += [*(~prompt for prompt in ids[:-1]), ids[-1]]
+    return TokenIds(parts), text_bytes
 
 
 def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
@@ -102,8 +139,9 @@ def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any]
         counts = np.zeros((sequences, length), bool)
         for row, start in enumerate(starts[first : first + sequences]):
             size = min(length + 1, len(ids) - start)
-            tokens[row, :size] = ids.window(start, size)
-            counts[row, : size - 1] = True
+            window = ids.window(start, size)
+            tokens[row, :size] = np.where(window < 0, ~window, window)
+            counts[row, : size - 1] = window[1:] >= 0
         yield tokens, counts
 
 

@@ -376,10 +376,11 @@ def _answered(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_fault(data: str | None) -> tuple[str, str, str, str] | None:
     """What is wrong with the text, as doing, expected, found, do."""
-    from isthmus.ops.data.corpus import READING, DataError, find, load
+    from isthmus.ops.data.corpus import READING, DataError, load
+    from isthmus.programs.reading.found import find
 
     try:
-        sources = find(() if data is None else (data,))
+        sources = find(() if data is None else (data,)).files
         for source in sources:
             if source.holds_tokens:
                 raise DataError(READING, "text", f"token ids in {source.path}", "Name a folder of text with --data.")

@@ -189,3 +189,21 @@ def test_muon_steps_the_matrices_of_the_layers_and_adamw_all_else(stacked: bool)
     assert (by_muon, by_adamw) == (matrices, {"embedding", "head", "norm", "router"})
     whole = task(experts=2, stacked=stacked, optimizer="adamw").recipe()
     assert not any("muon" in name for name, _ in named_leaves(jax.eval_shape(whole.state_of, whole.shapes())))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.txt.gz", "a.jsonl.ZST", "a.bin.gz"])
+def test_what_is_no_text_in_its_bytes_is_refused(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / name).write_bytes(b"It is a truth universally acknowledged. " * 500)
+    for data in ((str(tmp_path / name),), (text, str(tmp_path))):
+        with pytest.raises(ConfigError) as caught:
+            task(data=data)
+        (fault,) = caught.value.faults
+        assert str(tmp_path / name) in fault.found
+        assert fault.remedy
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv"])
+def test_rows_in_text_are_read_as_bytes(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / name).write_bytes(Path(text).read_bytes())
+    rows, plain = (task(data=(str(path),)).batch(At(0, 0, 0))["tokens"] for path in (tmp_path / name, text))
+    np.testing.assert_array_equal(rows, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -198,3 +199,24 @@ def test_without_data_it_is_the_library(tmp_path: Path) -> None:
     told = routers.route(shards=2, out=tmp_path / "r", by="random")
     assert told.documents > 200
     assert sharded_corpus([], tmp_path / "r", 2).shards == 2
+
+
+def test_rows_of_any_form_are_the_same_documents(tmp_path: Path) -> None:
+    texts = [f"document {number} has {number * number} words" for number in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "rows.json").write_text(json.dumps([{"text": text} for text in texts]))
+    (tmp_path / "rows.csv").write_text("text\n" + "\n".join(texts) + "\n")
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress((tmp_path / "rows.csv").read_bytes()))
+    splits = []
+    for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.csv.gz"):
+        routed = route([str(tmp_path / name)], shards=2, out=tmp_path / f"{name}.router", seed=3)
+        assert (routed.documents, routed.tokens) == (300, sum(map(len, texts)))
+        splits.append([shard.tokens for shard in routed.shards])
+    assert all(split == splits[0] for split in splits)
+
+
+def test_packed_text_is_a_document(tmp_path: Path) -> None:
+    for number in range(130):
+        (tmp_path / f"{number}.txt.gz").write_bytes(gzip.compress(f"page {number}".encode()))
+    routed = route([str(tmp_path)], shards=2, out=tmp_path.parent / "of-packed.router", by="random")
+    assert (routed.documents, routed.tokens) == (130, sum(len(f"page {number}") for number in range(130)))

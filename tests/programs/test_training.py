@@ -25,6 +25,7 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.run.in_processes import submit
 from isthmus.programs.job import TensorSpec
+from isthmus.programs.reading.found import find
 from isthmus.programs.training import again, read_final
 from isthmus.runtime.errors import ConfigError, RunError
 
@@ -236,6 +237,12 @@ def begun() -> Path:
     budget = {"tokens": 40_000, "learners": 2}
     request = prepare(Program("decoupled-diloco", fragments=2), run=budget, task_settings=settings, computes=False)
     return submit(request).run_dir
+
+
+def test_the_folder_of_a_run_has_the_table_of_its_data(begun: Path) -> None:
+    table = json.loads((begun / "data.json").read_text())
+    assert table["tokens"] == sum(file.size_bytes for file in find().files)
+    assert table["epochs"] == pytest.approx(40_000 / table["tokens"])
 
 
 def test_a_run_goes_on_by_its_own_configuration(begun: Path) -> None:

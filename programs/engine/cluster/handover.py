@@ -31,7 +31,7 @@ from typing import Any, Final, Self, final
 
 import xxhash
 
-from isthmus.ops.data.corpus import DataError, find
+from isthmus.ops.data.corpus import DataError
 from isthmus.programs import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import new_folder, reference, spec
@@ -40,6 +40,7 @@ from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
+from isthmus.programs.reading.found import contents, find
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import LEARNER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
@@ -66,8 +67,10 @@ def digest(program: str, task: str) -> str:
         if target is not None and reference.without_keywords(text) in SHIPPED_TASKS:
             keywords = target.keywords or {}
             try:
-                for source in find([*keywords.get("data", ()), *([keywords[FOLDER]] if FOLDER in keywords else [])]):
+                for source in find(keywords.get("data", ())).files:
                     _add(hasher, Path(source.path))
+                for path in contents(Path(keywords[FOLDER])) if FOLDER in keywords else ():
+                    _add(hasher, path)
                 if keywords.get("router") is not None:
                     _add(hasher, Path(keywords["router"]))
             except DataError as error:

@@ -51,6 +51,7 @@ from isthmus.programs.job import Job, RunSlots, TensorSpec
 from isthmus.programs.loop_script import OPEN_NAME
 from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.program_graph import training_of
+from isthmus.programs.reading.table import DataTable
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import AnyTask, OwnTask, Tokens
@@ -61,9 +62,12 @@ from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import write_json
 
 FRAMEWORK: Final = "framework"
 """A setting of section `task.` that a model folder's task alone has."""
+DATA: Final = "data.json"
+"""The table of a run's data, in its folder."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -96,11 +100,23 @@ class Request:
     """Oddities, wrong only if not intended."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Those of the settings, by section.key, that follow from the others."""
+    data: DataTable | None = None
+    """What is trained on, where a shipped task reads it."""
 
     @property
     def name(self) -> str:
         """The program's short name."""
         return self.program.name
+
+    @property
+    def data_lines(self) -> tuple[str, ...]:
+        """A line or two on the data; none where they are not known."""
+        return () if self.data is None else tuple(self.data.brief())
+
+    def write_data(self, folder: Path) -> None:
+        """Write the table of the data into a run folder, where they are known."""
+        if self.data is not None:
+            write_json(folder / DATA, self.data.as_dict())
 
     def task_of(self, slot: int, machine: str = "") -> AnyTask:
         """The task of the learner in a slot, on a machine of that name."""
@@ -278,15 +294,21 @@ def _prepare(
             "program": parts.settings,
             "task": parts.subject.settings if given.is_shipped else {},
         },
-        warnings=(*warnings, *_few_sweeps(graph, job), *_much_evaluated(parts, job)),
+        warnings=(*warnings, *_few_sweeps(graph, job), *_much_evaluated(parts, job), *_data_warnings(parts)),
         chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
+        data=parts.subject.data,
     )
+
+
+def _data_warnings(parts: _Parts) -> Iterator[Fault]:
+    if parts.subject.data is not None:
+        yield from parts.subject.data.warnings()
 
 
 class Subject(NamedTuple):
     """The task of a request, with the settings that it was made with, and those of them that were chosen.
 
-    `others`: (reference, task) of those that other slots train.
+    `others`: (reference, task) of those that other slots train. `data`: those of a shipped task, as far as known.
     """
 
     reference: Reference
@@ -294,6 +316,7 @@ class Subject(NamedTuple):
     settings: Mapping[str, Any]
     chosen: Mapping[str, Any] = _NOTHING
     others: tuple[tuple[str, AnyTask], ...] = ()
+    data: DataTable | None = None
 
     @property
     def tasks(self) -> Mapping[str, AnyTask]:
@@ -414,7 +437,7 @@ def _of_slots(tasks: SlotTasks, home: Subject | SlotTasks, machines: Mapping[str
         raise ConfigError.of(faults)
     if not others:
         return home
-    return Subject(Reference(tasks.text), home.task, home.settings, home.chosen, tuple(others))
+    return home._replace(reference=Reference(tasks.text), others=tuple(others))
 
 
 def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None) -> Subject | SlotTasks:
@@ -432,7 +455,13 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         home = next(_by_slot(section))
-        return Subject(Reference(reference.called(text, home)), shipped.task(**home), section, named)
+        made = shipped.task(**home)
+        # Shards of a router are of documents, and of several passes each.
+        is_routed = home.get("router") is not None
+        data = None if run is None or is_routed else shipped.data_table(home).for_budget(run.tokens)
+        if data is not None and (faults := list(data.faults())):
+            raise ConfigError.of(faults)
+        return Subject(Reference(reference.called(text, home)), made, section, named, data=data)
     if settings:
         keys_text = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."

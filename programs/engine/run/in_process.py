@@ -74,6 +74,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
         keep(folder, request.job.task.text)
+        request.write_data(folder)
         fields = new_spec.of(
             request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds(with_children=True), transport=spec.INPROC
         )

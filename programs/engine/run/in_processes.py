@@ -73,7 +73,8 @@ class Submitted:
     """A request whose run folder exists, with its spec: everything that a watching command needs.
 
     Of a run that is resumed, this process has the `lock` since it looked at the folder; `resumption` is of such a run.
-    `begins` says what one begins from that does not begin at random. `ahead` is a daemon that waits for it.
+    `begins` says what one begins from that does not begin at random. `data`: a line or two on the data. `ahead` is a
+    daemon that waits for it.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Submitted:
     resumption: Resumption | None = None
     begins: str = ""
     ahead: DaemonAhead | None = None
+    data: tuple[str, ...] = ()
 
     def locked(self) -> RunLock:
         """The lock on the run folder, taken now if it was not; RunError if another process has it."""
@@ -120,6 +122,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
         keep(request.run_dir, request.job.task.text)
+        request.write_data(request.run_dir)
         if weights is not None:
             weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True) if counts else 0.0
@@ -127,7 +130,15 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
     begins = "" if weights is None else weights.words
-    return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen), begins=begins)
+    return Submitted(
+        request.name,
+        request.job,
+        request.run_dir,
+        request.warnings,
+        dict(request.chosen),
+        begins=begins,
+        data=request.data_lines,
+    )
 
 
 def submit_ahead(
@@ -178,13 +189,16 @@ def _submitted_as_data(accepted: Submitted) -> dict[str, Any]:
         "warnings": accepted.warnings,
         "chosen": dict(accepted.chosen),
         "begins": accepted.begins,
+        "data": accepted.data,
     }
 
 
 def _read_submitted(data: Mapping[str, Any]) -> Submitted:
     run = submitted(Path(data["folder"]), data["name"])
     warnings = tuple(Fault(*warning) for warning in data["warnings"])
-    return replace(run, warnings=warnings, chosen=data["chosen"], begins=data["begins"])
+    return replace(
+        run, warnings=warnings, chosen=data["chosen"], begins=data["begins"], data=tuple(data.get("data", ()))
+    )
 
 
 def submitted(folder: Path, name: str, lock: RunLock | None = None, resumption: Resumption | None = None) -> Submitted:

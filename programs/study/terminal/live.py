@@ -414,11 +414,13 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
             console.file.flush()
 
 
-def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: bool) -> None:
-    """Print the settings that were chosen for a run that is about to start, unless `quiet`, and on standard error the
-    warnings of its request."""
+def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], data: Iterable[str], *, quiet: bool) -> None:
+    """Print the settings that were chosen for a run that is about to start, and the lines on its data, unless `quiet`,
+    and on standard error the warnings of its request."""
     values = ", ".join(f"{name} {value}" for name, value in chosen.items())
     _print(f"chosen for this run: {values}" if chosen else "", quiet=quiet)
+    for line in data:
+        _print(printable(line), quiet=quiet)
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()

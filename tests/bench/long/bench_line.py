@@ -414,12 +414,13 @@ def read(
     """
     try:
         from isthmus.ops.data.batches import At, Windows
-        from isthmus.ops.data.corpus import READING, DataError, find, held_out_from, load
+        from isthmus.ops.data.corpus import READING, DataError, held_out_from, load
+        from isthmus.programs.reading.found import find
     except ModuleNotFoundError as error:
         do = f"Run: pip install {error.name}"
         raise ConfigError("Reading the training data", f"the package {error.name}", "none", do) from error
     try:
-        sources = find(() if folder is None else (str(folder),))
+        sources = find(() if folder is None else (str(folder),)).files
         if tokens := [source.path for source in sources if source.holds_tokens]:
             raise DataError(READING, "text", f"token ids in {tokens[0]}", "Name a folder of text with --data.")
         if is_other_split:

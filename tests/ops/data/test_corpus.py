@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.data import corpus as corpus_module
-from isthmus.ops.data.corpus import DataError, TokenIds, find, load
+from isthmus.ops.data.corpus import DataError, TokenIds, load
+from isthmus.programs.reading.found import find
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -24,42 +24,17 @@ def all_ids(tokens: TokenIds) -> np.ndarray:
     return tokens.window(0, len(tokens)) if len(tokens) else np.zeros(0, np.uint8)
 
 
-def test_folders_are_read_recursively_sorted_and_without_what_is_hidden_or_empty(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/z.txt", "a/c.bytes", ".hidden.txt", "a/.git/config", "a/sub/deep.txt"):
-        write(tmp_path / name, name.encode())
-    write(tmp_path / "empty.txt", b"")
-    extra = write(tmp_path.parent / "extra.txt", b"extra")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-
-    found = [source.path for source in find((str(tmp_path), str(extra), str(tmp_path / "b.txt")))]
-
-    names = ("b.txt", "a/c.bytes", "a/z.txt", "a/sub/deep.txt")
-    assert found == [*(str(tmp_path / name) for name in names), str(extra)]
-
-
-def test_a_hidden_file_that_is_named_is_read(tmp_path: Path) -> None:
-    assert len(find((str(write(tmp_path / ".notes", b"words")),))) == 1
-
-
-def test_a_changed_file_is_another_source(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"before")
-    before = find((str(path),))
-    path.write_bytes(b"after!")
-    os.utime(path, ns=(1, 1))
-    assert find((str(path),)) != before
-
-
 def test_the_standard_library_is_found_without_its_tests() -> None:
-    sources = find()
+    sources = find().files
     names = [Path(source.path).parts for source in sources]
     assert {"argparse.py", "shutil.py", "json", "asyncio"} <= {part for parts in names for part in parts}
     assert not {"test", "tests", "idle_test", "site-packages"} & {part for parts in names for part in parts[:-1]}
     assert all(source.path.endswith(".py") for source in sources)
-    assert sources == find()
+    assert sources == find().files
 
 
 def test_the_corpus_of_the_standard_library_holds_out_a_twentieth() -> None:
-    sources = find()
+    sources = find().files
     corpus = load(sources)
     total = len(corpus.train) + len(corpus.evaluation)
     assert total == sum(source.size_bytes for source in sources) > 4_000_000
@@ -68,23 +43,11 @@ def test_the_corpus_of_the_standard_library_holds_out_a_twentieth() -> None:
     assert load(sources).digest == corpus.digest
 
 
-def test_nothing_there_is_said_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a file or a folder at .*nowhere, found nothing there"):
-        find((str(tmp_path / "nowhere"),))
-
-
-def test_only_empty_files_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "empty.txt", b"")
-    write(tmp_path / ".hidden", b"words")
-    with pytest.raises(DataError, match="neither hidden nor empty"):
-        find((str(tmp_path),))
-
-
 def test_few_files_hold_out_the_end_of_each(tmp_path: Path) -> None:
     contents = [bytes([65 + index]) * (100 * (index + 1)) for index in range(3)]
     for index, content in enumerate(contents):
         write(tmp_path / f"{index}.txt", content)
-    corpus = load(find((str(tmp_path),)))
+    corpus = load(find((str(tmp_path),)).files)
     assert all_ids(corpus.train).tobytes() == b"A" * 95 + b"B" * 190 + b"C" * 285
     assert all_ids(corpus.evaluation).tobytes() == b"A" * 5 + b"B" * 10 + b"C" * 15
 
@@ -110,7 +73,7 @@ def test_the_split_depends_on_contents_and_not_on_names(tmp_path: Path) -> None:
     for index, content in enumerate(contents):
         write(tmp_path / "one" / f"{index:02}.txt", content)
         write(tmp_path / "two" / f"{39 - index:02}.text", content)
-    one, two = (all_ids(load(find((str(tmp_path / name),))).evaluation).tobytes() for name in ("one", "two"))
+    one, two = (all_ids(load(find((str(tmp_path / name),)).files).evaluation).tobytes() for name in ("one", "two"))
     assert len(one) == 2000
     assert {one[:1000], one[1000:]} == {two[:1000], two[1000:]}
 
@@ -118,7 +81,7 @@ def test_the_split_depends_on_contents_and_not_on_names(tmp_path: Path) -> None:
 def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
     digests = set()
     for content in (b"a" * 100, b"a" * 99 + b"b", b"b" + b"a" * 99, b"a" * 101):
-        digests.add(load(find((str(write(tmp_path / "text", content)),))).digest)
+        digests.add(load(find((str(write(tmp_path / "text", content)),)).files).digest)
     assert len(digests) == 4
 
 
@@ -126,7 +89,7 @@ def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
 def test_token_arrays(tmp_path: Path, dtype: str) -> None:
     ids = np.arange(200) % 130
     np.save(tmp_path / "ids.npy", ids.astype(dtype))
-    corpus = load(find((str(tmp_path),)), vocabulary=130)
+    corpus = load(find((str(tmp_path),)).files, vocabulary=130)
     np.testing.assert_array_equal(all_ids(corpus.train), ids[:190])
     np.testing.assert_array_equal(all_ids(corpus.evaluation), ids[190:])
     assert corpus.vocabulary == 130
@@ -136,7 +99,7 @@ def test_token_arrays(tmp_path: Path, dtype: str) -> None:
 def test_raw_tokens(tmp_path: Path, dtype: str) -> None:
     ids = np.arange(1000) * 60
     write(tmp_path / "ids.bin", ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
-    corpus = load(find((str(tmp_path),)), vocabulary=60_000, token_dtype=dtype)
+    corpus = load(find((str(tmp_path),)).files, vocabulary=60_000, token_dtype=dtype)
     np.testing.assert_array_equal(all_ids(corpus.train), ids[:950])
 
 
@@ -146,7 +109,7 @@ def test_large_files_are_mapped_and_small_neighbours_joined(tmp_path: Path, monk
     contents = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
     for index, content in enumerate(contents):
         write(tmp_path / f"{index}.txt", content)
-    train = load(find((str(tmp_path),))).train
+    train = load(find((str(tmp_path),)).files).train
     assert [len(segment) for segment in train.segments] == [95, 190, 57]
     assert not train.segments[1].flags.writeable
     kept = b"".join(content[: len(content) - len(content) // 20] for content in contents)
@@ -174,7 +137,7 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
         else:
             np.save(path, content)
         with pytest.raises(DataError) as caught:
-            load(find((str(path),)), **options)  # type: ignore[arg-type]
+            load(find((str(path),)).files, **options)  # type: ignore[arg-type]
         assert str(path) in str(caught.value)
         return str(caught.value)
 
@@ -196,4 +159,19 @@ def test_text_and_tokens_are_not_mixed(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", b"text")
     np.save(tmp_path / "b.npy", np.arange(9))
     with pytest.raises(DataError, match="Train on one kind"):
-        load(find((str(tmp_path),)), vocabulary=256)
+        load(find((str(tmp_path),)).files, vocabulary=256)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "way_out"), [("<i4", "uint16", "task.token_dtype=uint32"), ("<i8", "uint32", ".npy")]
+)
+def test_ids_read_with_half_their_width_are_refused(tmp_path: Path, wide: str, narrow: str, way_out: str) -> None:
+    ids = np.arange(1000) % 999 + 1
+    write(tmp_path / "ids.BIN", ids.astype(wide).tobytes())
+    with pytest.raises(DataError) as caught:
+        load(find((str(tmp_path),)).files, vocabulary=1000, token_dtype=narrow)
+    assert str(tmp_path / "ids.BIN") in caught.value.expected
+    assert way_out in caught.value.remedy
+    write(tmp_path / "ids.BIN", ids.astype(narrow).tobytes())
+    corpus = load(find((str(tmp_path),)).files, vocabulary=1000, token_dtype=narrow)
+    np.testing.assert_array_equal(all_ids(corpus.train), ids[:950])

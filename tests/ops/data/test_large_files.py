@@ -16,13 +16,13 @@ PROGRAM = """
 import sys
 from isthmus.ops.data.batches import At, Windows
 from isthmus.ops.data.corpus import load
-from isthmus.ops.data.corpus import find
+from isthmus.programs.reading.found import find
 
 def resident(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
 
 before = resident("VmHWM")
-windows = Windows(load(find([sys.argv[1]]), vocabulary=50_000, token_dtype=sys.argv[2]), 8, 1025)
+windows = Windows(load(find([sys.argv[1]]).files, vocabulary=50_000, token_dtype=sys.argv[2]), 8, 1025)
 for position in range(200):
     assert windows.batch(At(0, 0, position))["tokens"].shape == (8, 1025)
 print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHWM") - before)
@@ -33,7 +33,10 @@ print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHW
 @pytest.mark.soak
 def test_a_file_of_some_gibibytes_is_trained_on_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
-    with path.open("wb") as file:  # Sparse: it reads as zeros, and takes no room on the disk.
+    with path.open(
+        "wb"
+    ) as file:  # Sparse: it reads as zeros, which no file begins with, and takes no room on the disk.
+        file.write(b"\1\0" * (1 << 20))
         file.truncate(SIZE_BYTES)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path), "uint16"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,39 @@ def test_what_cannot_be_written_or_measured_is_refused(tmp_path: Path) -> None:
         text_model(tmp_path / "none", DOING)
     with pytest.raises(ConfigError, match=r"neither config\.toml nor config\.json"):
         text_model(tmp_path, DOING)
+
+
+class ByteDocuments:
+    """A tokenizer that is not known to be of bytes, so that rows are documents."""
+
+    begin: tuple[int, ...] = ()
+    encode = staticmethod(BYTES.encode)
+    encode_all = staticmethod(BYTES.encode_all)
+    bytes_after_first = staticmethod(BYTES.bytes_after_first)
+
+
+@pytest.mark.slow
+def test_rows_are_measured_as_they_are_trained_on(tmp_path: Path) -> None:
+    texts = ["one text", "", "and\nanother", "x"]
+    rows = [{"n": number, "text": text, "words": "no"} for number, text in enumerate(texts)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "body.json").write_text(json.dumps([{"body": text} for text in texts]))
+    (tmp_path / "plain").write_text("".join(texts))
+    it = model(tokens=ByteDocuments())
+    expected = evaluate(it, tmp_path / "plain", DOING)
+    assert expected.tokens == sum(map(len, texts)) - 1
+    assert evaluate(it, tmp_path / "rows.jsonl", DOING) == expected
+    assert evaluate(it, tmp_path / "list.json", DOING) == expected
+    assert evaluate(it, tmp_path / "body.json", DOING, "body") == expected
+    with pytest.raises(ConfigError) as caught:
+        evaluate(it, tmp_path / "body.json", DOING)
+    assert "--column" in caught.value.faults[0].remedy
+    # A model of bytes reads the bytes of a file, as it was trained.
+    of_bytes = evaluate(model(), tmp_path / "rows.jsonl", DOING)
+    assert of_bytes.tokens == (tmp_path / "rows.jsonl").stat().st_size - 1
+
+
+def test_a_column_without_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--data beside --column"):
+        evaluate(model(), None, DOING, "text")

@@ -1,0 +1,306 @@
+"""What training data is, as a table that a user sees before anything starts, and what of it cannot be meant.
+
+A `DataTally` counts while files are read, so that nothing is read or tokenized twice; its `DataTable` is plain values.
+A share that cannot be told, such as that of pads where the token that pads also ends texts, is None.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple, final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
+from isthmus.programs.reading.forms import PACKED, TEXT, form_of
+from isthmus.programs.reading.found import FoundFiles, LeftOut
+from isthmus.runtime.errors import Fault
+
+PAD_SHARE_MAX: Final = 1 / 5
+ZERO_SHARE_MAX: Final = 1 / 2
+LOST_SHARE_MAX: Final = 1 / 100
+JSON_SHARE_MAX: Final = 1 / 2
+EPOCHS_MAX: Final = 100
+"""More epochs are warned of."""
+
+SHOWN: Final = 3
+"""Documents that are read back from their ids, and names of what is left out."""
+SHOWN_CHARACTERS: Final = 60
+SHOWN_TOKENS: Final = 256
+"""Of a document, that are read back."""
+_SAMPLE_CHARACTERS: Final = 1 << 14
+"""Of a file, that are sent through a tokenizer and back."""
+_SAMPLES_MAX: Final = 16
+
+Ids = npt.NDArray[Any]
+
+
+@final
+class LongestDocument(NamedTuple):
+    """The document with the most tokens: the file, and which of its documents, from 1."""
+
+    path: str
+    document: int
+    tokens: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """What was found. `tokens` are those of all of it, what is held out included.
+
+    `documents`: None for token ids, whose documents are not known; likewise `without_text` and `longest`.
+    `tokens_by_kind`: by suffix. `epochs`: the tokens to train on, in passes over the data. `lost_share`: the
+    characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole;
+    `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a document, as texts.
+    `beginnings`: of some documents, read back from their ids.
+    """
+
+    files: int
+    bytes: int
+    documents: int | None
+    tokens: int
+    tokens_by_kind: Mapping[str, int]
+    epochs: float | None = None
+    pad_share: float | None = None
+    unknown_share: float | None = None
+    zero_share: float | None = None
+    lost_share: float | None = None
+    json_share: float | None = None
+    json_path: str | None = None
+    without_text: int | None = None
+    longest: LongestDocument | None = None
+    begins_with: tuple[str, ...] = ()
+    ends_with: tuple[str, ...] = ()
+    beginnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def for_budget(self, tokens: int) -> DataTable:
+        """The same data, on which so many tokens are to be trained."""
+        return replace(self, epochs=tokens / self.tokens if self.tokens else None)
+
+    def reasons(self) -> dict[str, list[str]]:
+        """What is left out, by reason."""
+        reasons: dict[str, list[str]] = {}
+        for path, reason in self.left_out:
+            reasons.setdefault(reason, []).append(path)
+        return reasons
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        left_out = [
+            {"reason": reason, "files": len(paths), "first": paths[:SHOWN]} for reason, paths in self.reasons().items()
+        ]
+        longest = None if self.longest is None else self.longest._asdict()
+        return {**asdict(self), "longest": longest, "left_out": left_out}
+
+    def faults(self) -> Iterator[Fault]:
+        """What of this cannot be meant."""
+        if self.pad_share is not None and self.pad_share > PAD_SHARE_MAX:
+            do = "Leave out padding where the ids are made; batches are cut here."
+            yield Fault(READING, f"at most {PAD_SHARE_MAX:.0%} of pads among the tokens", f"{self.pad_share:.1%}", do)
+        if self.zero_share is not None and self.zero_share >= ZERO_SHARE_MAX and self.tokens >= ZEROS_OF_MIN:
+            do = "Set task.token_dtype to that of .bin files (uint32 for ids of four bytes), or correct the ids."
+            yield Fault(READING, "less than half of the ids zero", f"{self.zero_share:.1%}", do)
+        if self.json_share is not None and self.json_share > JSON_SHARE_MAX:
+            do = "Name it .jsonl (an object a line) or .json (a list of objects); the text of a row is in task.column."
+            yield Fault(READING, "documents that are texts", f"JSON in {self.json_path}, with its braces", do)
+        if self.lost_share is not None and self.lost_share > LOST_SHARE_MAX:
+            do = "Take the tokenizer that belongs to this model and these texts."
+            expected = f"a tokenizer that gives texts back but for {LOST_SHARE_MAX:.0%} of their characters"
+            yield Fault(READING, expected, f"{self.lost_share:.1%} lost", do)
+
+    def warnings(self) -> Iterator[Fault]:
+        """What is odd, and wrong only if not intended."""
+        if self.epochs is not None and self.epochs > EPOCHS_MAX:
+            do = "Give more data, or set fewer tokens."
+            found = f"{self.epochs:,.0f}, of {self.tokens:,} tokens"
+            yield Fault(READING, f"at most {EPOCHS_MAX} passes over the data", found, do)
+
+    def brief(self) -> Iterator[str]:
+        """In a line or two."""
+        documents = "" if self.documents is None else f", {self.documents:,} documents"
+        epochs = "" if self.epochs is None else f"; the budget is {self.epochs:.3g} passes over them"
+        yield f"data: {self.files:,} files{documents}, {self.tokens:,} tokens{epochs}"
+        if self.left_out:
+            counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
+            yield f"left out of the data: {counts}"
+
+    def lines(self) -> Iterator[str]:
+        """As text for a reader."""
+        documents = "" if self.documents is None else f", {self.documents:,} documents"
+        yield f"{self.files:,} files, {self.bytes:,} bytes{documents}, {self.tokens:,} tokens"
+        if self.epochs is not None:
+            yield f"the budget is {self.epochs:.3g} passes over them"
+        yield "tokens by kind: " + ", ".join(f"{kind} {tokens:,}" for kind, tokens in self.tokens_by_kind.items())
+        names = {"pads": self.pad_share, "unknown": self.unknown_share, "id 0": self.zero_share}
+        shares = [f"{name} {share:.2%}" for name, share in names.items() if share is not None]
+        if self.lost_share is not None:
+            shares.append(f"characters lost {self.lost_share:.2%}")
+        if shares:
+            yield "shares: " + ", ".join(shares)
+        if self.without_text:
+            yield f"{self.without_text:,} documents without text"
+        if self.longest is not None:
+            path, document, tokens = self.longest
+            yield f"the longest: {tokens:,} tokens, document {document:,} of {path}"
+        if self.documents is not None:
+            begin, end = ("".join(marks) or "nothing" for marks in (self.begins_with, self.ends_with))
+            yield f"before a document: {begin}; behind it: {end}"
+        for text in self.beginnings:
+            yield f"  {text!r}"
+        for reason, paths in self.reasons().items():
+            more = f", and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
+            yield f"left out, {reason}: {', '.join(paths[:SHOWN])}{more}"
+
+
+@final
+class SpecialIds(NamedTuple):
+    """The ids of a vocabulary that stand for no text; None where there is none of its own."""
+
+    pad: int | None = None
+    unknown: int | None = None
+
+
+@final
+@dataclass(slots=True)
+class DataTally:
+    """Counts what is read. `decode` gives the text of ids, where that is known."""
+
+    special: SpecialIds = field(default_factory=SpecialIds)
+    decode: Callable[[Ids], str] | None = None
+    begins_with: tuple[str, ...] = ()
+    ends_with: tuple[str, ...] = ()
+    _tokens: Counter[str] = field(default_factory=Counter)
+    _looked: int = 0
+    """Ids of which it was counted how many are special."""
+    _special: Counter[str] = field(default_factory=Counter)
+    _documents: Counter[str] = field(default_factory=Counter)
+    """By path."""
+    _without_text: int | None = None
+    _longest: LongestDocument | None = None
+    _beginnings: list[str] = field(default_factory=list)
+    _plain_bytes: int = 0
+    _json_bytes: int = 0
+    _json_path: str | None = None
+    samples: list[str] = field(default_factory=list)
+    """Texts to send through the tokenizer and back."""
+
+    def add_documents(self, path: str, texts: Sequence[bytes], ids: Sequence[Ids], tokens: Sequence[int]) -> None:
+        """Count some documents of a file: each text, its ids, and how many tokens the document has in all."""
+        most = int(np.argmax(tokens))
+        if self._longest is None or tokens[most] > self._longest.tokens:
+            self._longest = LongestDocument(path, self._documents[path] + most + 1, int(tokens[most]))
+        self._without_text = (self._without_text or 0) + sum(not text.strip() for text in texts)
+        if not self._documents[path] and len(self.samples) < _SAMPLES_MAX:
+            self.samples.append(b"\n".join(texts)[:_SAMPLE_CHARACTERS].decode(errors="ignore"))
+        self._documents[path] += len(texts)
+        self._show(ids)
+        if form_of(path).kind == TEXT:
+            for text in texts:
+                self._plain_bytes += len(text)
+                if is_json(text):
+                    self._json_bytes += len(text)
+                    self._json_path = self._json_path or path
+
+    def _show(self, documents: Sequence[Ids]) -> None:
+        for ids in documents[: SHOWN - len(self._beginnings)]:
+            if self.decode is not None:
+                self._beginnings.append(self.decode(ids[:SHOWN_TOKENS])[:SHOWN_CHARACTERS])
+
+    def add_file(self, path: str, ids: Ids) -> None:
+        """Count the ids of a whole file. Those of prompts are complements."""
+        self.add_size(path, len(ids))
+        self.add_ids(ids)
+        if not self._documents[path]:
+            self._show([ids])
+
+    def add_size(self, path: str, tokens: int, *, beginning: Ids | None = None) -> None:
+        """Count a file that has so many tokens; it is one document, if its `beginning` is given."""
+        self._tokens[kind_of(path)] += tokens
+        if beginning is not None:
+            self._documents[path] += 1
+            self._show([beginning])
+            if self._longest is None or tokens > self._longest.tokens:
+                self._longest = LongestDocument(path, 1, tokens)
+
+    def add_ids(self, ids: Ids) -> None:
+        """Count how many of some ids are special."""
+        looked = ids[:CHECKED_TOKENS_MAX]
+        if looked.dtype.kind == "i":
+            looked = np.where(looked < 0, ~looked, looked)
+        self._looked += len(looked)
+        for name, id in {"pad": self.special.pad, "unknown": self.special.unknown, "zero": 0}.items():
+            if id is not None:
+                self._special[name] += len(looked) - int(np.count_nonzero(looked if id == 0 else looked != id))
+
+    def table(self, found: FoundFiles, lost_share: float | None = None) -> DataTable:
+        """All that was counted."""
+        is_known = bool(sum(self._documents.values()))
+        has_pad, has_unknown = self.special.pad is not None, self.special.unknown is not None
+        return DataTable(
+            files=len(found.files),
+            bytes=sum(file.size_bytes for file in found.files),
+            documents=sum(self._documents.values()) if is_known else None,
+            tokens=sum(self._tokens.values()),
+            tokens_by_kind=dict(self._tokens),
+            pad_share=self._share("pad") if has_pad else None,
+            unknown_share=self._share("unknown") if has_unknown else None,
+            zero_share=self._share("zero"),
+            lost_share=lost_share,
+            json_share=self._json_bytes / self._plain_bytes if self._plain_bytes else None,
+            json_path=self._json_path,
+            without_text=self._without_text,
+            longest=self._longest,
+            begins_with=self.begins_with,
+            ends_with=self.ends_with,
+            beginnings=tuple(self._beginnings),
+            left_out=found.left_out,
+        )
+
+    def _share(self, name: str) -> float | None:
+        return self._special[name] / self._looked if self._looked else None
+
+
+def kind_of(path: str) -> str:
+    """The suffixes of a file in lower case: what it holds, and how it is packed; or "no suffix"."""
+    name = PurePath(path.lower())
+    suffixes = name.suffixes[-2:] if name.suffix in PACKED else name.suffixes[-1:]
+    return "".join(suffixes) or "no suffix"
+
+
+def is_json(text: bytes) -> bool:
+    """Whether a text is JSON as a whole: a list or an object, or an object a line."""
+    stripped = text.strip()
+    if stripped[:1] not in (b"{", b"["):
+        return False
+    try:
+        msgspec.json.decode(stripped)
+        return True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        lines = [line for line in io.BytesIO(stripped) if line.strip()]
+        return len(lines) > 1 and all(isinstance(msgspec.json.decode(line), dict) for line in (lines[0], lines[-1]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def lost_share(pairs: Sequence[tuple[str, str]]) -> float | None:
+    """The share of characters of texts that their readings from ids lack, white space apart, in any order; None without
+    any.
+
+    Pieces of words may be joined otherwise than they were parted, which changes white space, and loses no word.
+    """
+    lost = total = 0
+    for text, read_back in pairs:
+        characters = Counter("".join(text.split()))
+        total += characters.total()
+        lost += (characters - Counter("".join(read_back.split()))).total()
+    return lost / total if total else None
