@@ -76,6 +76,8 @@ class FolderTokens:
         self._path, library = path, _library(doing).Tokenizer
         with self._asked():
             self._tokenizer = library.from_file(str(path))
+            self._tokenizer.no_truncation()  # What a batch of some training once needed; of a text it would be a loss.
+            self._tokenizer.no_padding()
             most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if most >= vocabulary:
             do = "Take the tokenizer that belongs to this model, or resize its embedding."

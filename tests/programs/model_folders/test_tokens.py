@@ -33,6 +33,12 @@ class Failing:
         self._fail("from_file")
         return self
 
+    def no_truncation(self) -> None:
+        self._fail("no_truncation")
+
+    def no_padding(self) -> None:
+        self._fail("no_padding")
+
     def get_vocab(self, **options: Any) -> dict[str, int]:
         self._fail("get_vocab")
         return {"a": 0}
@@ -59,7 +65,7 @@ def use(folder: Path) -> None:
     found.decode(np.asarray([0], np.int32))
 
 
-CALLS = ["from_file", "get_vocab", "encode", "encode_batch", "decode"]
+CALLS = ["from_file", "no_truncation", "no_padding", "get_vocab", "encode", "encode_batch", "decode"]
 
 
 @pytest.mark.parametrize("error", [PanicException("index out of bounds"), ValueError("odd")])
