@@ -40,7 +40,7 @@ from isthmus.programs.language_model import (
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
-from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.model_folders.tokens import FolderTokens, Marked
 from isthmus.programs.rows import TABLES, texts_among
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
@@ -135,13 +135,41 @@ def task(
         ),
     ] = (),
     evaluation_windows: WindowsSetting = None,
+    bos: Annotated[
+        Marked | None,
+        Setting(
+            "Whether a document begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
+            "text; on; or off. Default: folder."
+        ),
+    ] = None,
+    eos: Annotated[
+        Marked | None,
+        Setting(
+            "Whether a document ends with the eos token: folder, if the folder names one, in generation_config.json or "
+            "else in config.json; on; or off. Default: folder."
+        ),
+    ] = None,
+    special_in_text: Annotated[
+        bool | None,
+        Setting(
+            "A document that spells a special token, such as </s>, has that token there, and not those of its letters. "
+            "Default: false."
+        ),
+    ] = None,
 ) -> AnyTask:
-    """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
+    """The model of a folder as a task. ConfigError for a folder or data that cannot be used.
+
+    None for `special_in_text` is of runs that were begun before there was such a setting: they go on as they read, with
+    special tokens in texts, nothing before a document, and the eos token of config.json behind it.
+    """
     adapters = Adapters.of({"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_modules": lora_modules})
     facts = _facts(Path(folder), _framework(framework, lora_rank), _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows)
+    marks = TextMarks(bos, eos, special_in_text)
+    windows = _windows(
+        Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows, marks
+    )
     terms = {
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
@@ -166,7 +194,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     """
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
     keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
-    windows = _windows(folder, facts, *(settings.get(key) for key in keys))  # type: ignore[arg-type]
+    marks = marks_of(settings)
+    windows = _windows(folder, facts, *(settings.get(key) for key in keys), marks)  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -180,10 +209,11 @@ def _windows(
     prompt: str | None,
     token_dtype: str,
     held_out: int | None,
+    marks: TextMarks,
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
+        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, marks)
         return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
@@ -257,8 +287,8 @@ def _in_torch(
 
 
 def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
-    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, and the alpha of
-    adapters, as far as `settings`, which are in their ranges, have None there."""
+    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, the alpha of adapters,
+    and how texts become tokens, as far as `settings`, which are in their ranges, have None there."""
     path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
@@ -271,6 +301,9 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
         "lr": _rate(facts.width, batch, rank),
         "lora_alpha": None if rank is None else alpha_of(rank),
         "evaluation_windows": windows,
+        "bos": "folder",
+        "eos": "folder",
+        "special_in_text": False,
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
@@ -282,7 +315,43 @@ class _Facts(NamedTuple):
     vocabulary: int
     width: int
     context: int | None
-    end: int | None
+
+
+class TextMarks(NamedTuple):
+    """How a document becomes tokens, by the settings of these names."""
+
+    bos: Marked | None
+    eos: Marked | None
+    special_in_text: bool | None
+
+    def tokens(self, folder: Path, vocabulary: int, doing: str) -> FolderTokens:
+        """The tokenizer of a folder; ConfigError where there is none, or it has no such token."""
+        is_former = self.special_in_text is None
+        bos = self.bos or ("off" if is_former else "folder")
+        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=is_former or bool(self.special_in_text))
+
+    def end(self, folder: Path, vocabulary: int, doing: str) -> int | None:
+        """The token that ends a document; the first, where there are several. ConfigError for one that the model does
+        not have."""
+        document = folders.document_in(folder, doing)
+        is_former = self.special_in_text is None
+        ends = folders.ends_in(document) if is_former else folders.stops_in(folder, document, doing)
+        if self.eos == "off" or (not ends and self.eos != "on"):
+            return None
+        where = f"{folders.GENERATION} or {folders.CONFIG}"
+        if not ends:
+            do = "Set task.eos to folder, or leave it out."
+            raise ConfigError(doing, f"an eos_token_id in {where}", "none", do)
+        if not 0 <= ends[0] < vocabulary:
+            do = f"Correct eos_token_id in {where}; null is for a model without."
+            expected = f"an eos_token_id below {vocabulary}, the size of the vocabulary"
+            raise ConfigError(doing, expected, str(ends[0]), do)
+        return ends[0]
+
+
+def marks_of(settings: Mapping[str, Any]) -> TextMarks:
+    """How documents become tokens, by the settings of a task."""
+    return TextMarks(settings.get("bos"), settings.get("eos"), settings.get("special_in_text"))
 
 
 def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _Facts:
@@ -290,11 +359,7 @@ def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _
     document = folders.document_in(path, doing)
     framework = next(iter(frameworks_of(framework)), None) or framework_of(document)
     model = llama.config_of(document, doing) if framework == JAX else modules.read(path, doing)
-    end = _end(document)
-    if end is not None and not 0 <= end < model.vocabulary:
-        do = "Correct eos_token_id in config.json; null is for a model without."
-        raise ConfigError(doing, f"an eos_token_id below {model.vocabulary}, the size of the vocabulary", str(end), do)
-    return _Facts(framework, model.vocabulary, model.width, model.context, end)
+    return _Facts(framework, model.vocabulary, model.width, model.context)
 
 
 def frameworks_of(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -327,11 +392,6 @@ def _rate(width: int, sequences: Any, rank: int | None) -> float:
     return float(f"{RATE_SHARE * rate_default(OPTIMIZER, width, sequences):.3g}")
 
 
-def _end(document: Mapping[str, Any]) -> int | None:
-    """The token that ends a text; the first, where there are several."""
-    return next(iter(folders.ends_in(document)), None)
-
-
 @lru_cache(maxsize=2)
 def _corpus(
     sources: tuple[CorpusFile, ...],
@@ -340,7 +400,7 @@ def _corpus(
     prompt: str | None,
     token_dtype: str,
     vocabulary: int,
-    end: int | None,
+    marks: TextMarks,
 ) -> Corpus:
     """The tokens of all files, made once in a process."""
     doing = "Reading the training data"
@@ -349,7 +409,7 @@ def _corpus(
             do = "Leave task.prompt out."
             raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{held[0]}, token ids", do)
         return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
-    tokens = FolderTokens(Path(folder), vocabulary, doing)
+    tokens, end = marks.tokens(Path(folder), vocabulary, doing), marks.end(Path(folder), vocabulary, _doing(folder))
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
     paths = texts_among([Path(source.path) for source in sources])
     return split_of([ids_of(path, fields, tokens, end, doing) for path in paths], vocabulary)

@@ -35,12 +35,15 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+GENERATION: Final = "generation_config.json"
 BESIDE: Final = (
     TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS,
     "added_tokens.json",
-    "generation_config.json",
+    GENERATION,
     "chat_template.jinja",
 )
 """Files that go along with a model, as far as they are there."""
@@ -119,9 +122,57 @@ def parameters_in(path: Path, doing: str) -> int:
 
 
 def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens of a config.json that end a text."""
+    """The tokens of a config.json, or a generation_config.json, that end a text."""
     ends = document.get("eos_token_id")
     return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int)
+
+
+def stops_in(path: Path, document: Mapping[str, Any], doing: str) -> tuple[int, ...]:
+    """The tokens that end a text of the model of a folder: of its generation_config.json, else of its config.json,
+    which is its `document`."""
+    return ends_in(_object_if_there(path / GENERATION, doing)) or ends_in(document)
+
+
+def tokenizer_config_in(path: Path, doing: str) -> dict[str, Any]:
+    """The tokenizer_config.json of a folder; nothing where there is none."""
+    return _object_if_there(path / TOKENIZER_CONFIG, doing)
+
+
+SPECIAL_KEYS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class NamedTokens(NamedTuple):
+    """The tokens that a folder names beside its tokenizer.json, as transformers reads them.
+
+    `named`: the special ones, by what they are for; `added`: whether each that was added to the vocabulary is special,
+    None where the folder leaves that to its tokenizer.json.
+    """
+
+    named: dict[str, str]
+    added: dict[str, bool] | None
+
+
+def named_tokens_in(path: Path, doing: str) -> NamedTokens:
+    """Those of tokenizer_config.json, and of special_tokens_map.json in folders of its former versions."""
+    config = tokenizer_config_in(path, doing)
+    added = config.get("added_tokens_decoder")
+    if added is None:
+        config |= _object_if_there(path / SPECIAL_TOKENS, doing)
+    named = {key: token for key in SPECIAL_KEYS if (token := _content(config.get(key)))}
+    if not isinstance(added, dict):
+        return NamedTokens(named, None)
+    values = [value for value in added.values() if isinstance(value, dict)]
+    return NamedTokens(named, {token: bool(each.get("special")) for each in values if (token := _content(each))})
+
+
+def _content(value: Any) -> str | None:
+    """The text of a token, which may be an object with more of it."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _object_if_there(path: Path, doing: str) -> dict[str, Any]:
+    return _object(path, doing) if path.is_file() else {}
 
 
 class FilesBeside(NamedTuple):

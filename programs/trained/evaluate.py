@@ -86,9 +86,16 @@ def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None
 
 
 def _encoded(tokens: TextTokens, sources: tuple[CorpusFile, ...]) -> tuple[TokenIds, int]:
-    """The tokens of texts, one after the other, and their bytes but those of the first token."""
+    """The tokens of texts, one after the other, and the bytes of those that are predicted.
+
+    Those that begin a text are read, and not predicted: their ids are complements. Without any, nothing predicts the
+    first token of all.
+    """
     texts = [Path(source.path).read_bytes() for source in sources]
-    return TokenIds(map(tokens.encode, texts)), tokens.bytes_after_first(texts[0]) + sum(map(len, texts[1:]))
+    begins = ~np.asarray(tokens.begin, np.int32)
+    ids = TokenIds(np.concatenate([begins, tokens.encode(text)]) for text in texts)
+    unseen = 0 if len(begins) or not texts else len(texts[0]) - tokens.bytes_after_first(texts[0])
+    return ids, sum(map(len, texts)) - unseen
 
 
 def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
@@ -102,8 +109,9 @@ def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any]
         counts = np.zeros((sequences, length), bool)
         for row, start in enumerate(starts[first : first + sequences]):
             size = min(length + 1, len(ids) - start)
-            tokens[row, :size] = ids.window(start, size)
-            counts[row, : size - 1] = True
+            window = ids.window(start, size)
+            tokens[row, :size] = np.where(window < 0, ~window, window)
+            counts[row, : size - 1] = window[1:] >= 0
         yield tokens, counts
 
 

@@ -29,7 +29,7 @@ class Writer:
 
         At a temperature of 0 each token is the most likely one. ConfigError for a prompt without a token.
         """
-        ids = self._tokens.encode(prompt, begins=True)
+        ids = self._tokens.prompt(prompt)
         if not len(ids):
             do = "Give one with --prompt."
             raise ConfigError(self._doing, "a prompt of at least one token", "an empty one", do)
