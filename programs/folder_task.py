@@ -195,7 +195,7 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
     keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
     marks = marks_of(settings)
-    windows = _windows(folder, facts, *(settings.get(key) for key in keys), marks)  # type: ignore[arg-type]
+    windows = _windows(folder, facts, *(settings.get(key) for key in keys), marks=marks)  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 

@@ -54,6 +54,11 @@ SHARD_BYTES_MAX: Final = 5_000_000_000
 DTYPES: Final[Mapping[str, str]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _IGNORED: Final = ("rotary_emb.inv_freq", "lm_head.weight")
 """Tensors that old folders have beside the model: constants of rotary positions, and a head that is the embedding."""
+_HEADS: Final = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+"""How the names end that architectures have for the output head, and for the embedding of tokens."""
+_ROWS: Final = 4096
+"""Of two tensors that are compared at once."""
 NAMES_MAX: Final = 4
 
 Array = npt.NDArray[Any]
@@ -109,6 +114,8 @@ def read(path: Path, doing: str) -> ModelFolder:
         faults.insert(0, Fault(doing, f"tensors {listed(missing)}", "files without them", do))
     if faults:
         raise ConfigError.of(faults[:NAMES_MAX])
+    if config.tied:
+        check_tied(path, doing)
     return ModelFolder(path, document, config, files, dtypes)
 
 
@@ -252,12 +259,40 @@ def opened_tensors(file: Path, doing: str) -> Iterator[Any]:
         raise ConfigError(doing, f"{file.name}, whole", str(error), remedy(error, do)) from None
 
 
+def check_tied(path: Path, doing: str) -> None:
+    """ConfigError for a folder whose output head is to be its embedding, and that has a head with other values, one of
+    which would be lost."""
+    where = {name: file for file in weight_files(path, doing) for name in _names_in(file, doing)}
+    head = next((name for name in where if name.endswith(_HEADS)), None)
+    embedding = next((name for name in where if name.endswith(_EMBEDDINGS)), None)
+    if head is None or embedding is None:
+        return
+    with opened_tensors(where[head], doing) as of_head, opened_tensors(where[embedding], doing) as of_embedding:
+        parts = of_head.get_slice(head), of_embedding.get_slice(embedding)
+        rows = parts[0].get_shape()[:1] or [0]
+        is_same = parts[0].get_shape() == parts[1].get_shape() and all(
+            np.array_equal(*(np.asarray(part[at : min(at + _ROWS, rows[0])], np.float32) for part in parts))
+            for at in range(0, rows[0], _ROWS)
+        )
+    if not is_same:
+        do = f"Set tie_word_embeddings in {CONFIG} to false; or take the folder from where it is whole."
+        expected = f"{head} with the values of {embedding}, as tie_word_embeddings in {CONFIG} says"
+        raise ConfigError(doing, expected, "others", do)
+
+
+def _names_in(file: Path, doing: str) -> list[str]:
+    with opened_tensors(file, doing) as opened:
+        return list(opened.keys())
+
+
 def weight_files(path: Path, doing: str) -> list[Path]:
-    """The files of a folder that have its tensors; ConfigError if there are none, or an index names what is not
-    there."""
+    """The files of a folder that have its tensors: one file, before those of an index, as transformers has it.
+
+    ConfigError if there are none, an index names what is not there, or a tensor is in more of these files than one.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
     if not (path / INDEX).is_file():
-        if (path / WEIGHTS).is_file():
-            return [path / WEIGHTS]
         pickles = sorted(each.name for each in path.glob("*.bin"))
         found = f"pickles ({pickles[0]}), which are never read" if pickles else "neither"
         do = "Save it with transformers' save_pretrained, which writes safetensors."
@@ -265,14 +300,25 @@ def weight_files(path: Path, doing: str) -> list[Path]:
     index = _object(path / INDEX, doing)
     do = "Take the folder again from where it is whole."
     try:
-        names = sorted(set(msgspec.convert(index.get("weight_map"), dict[str, str]).values()))
+        places = msgspec.convert(index.get("weight_map"), dict[str, str])
     except msgspec.ValidationError as error:
         raise ConfigError(doing, f"a weight_map in {INDEX}", str(error), do) from None
+    names = sorted(set(places.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
             raise ConfigError(doing, f"names of safetensors files in {INDEX}", repr(name)[:200], do)
         if not (path / name).is_file():
             raise ConfigError(doing, f"{name}, which {INDEX} names", "nothing there", do)
+    there = {name: _names_in(path / name, doing) for name in names}
+    files = dict[str, str]()
+    for name, tensors in there.items():
+        for tensor in tensors:
+            if (other := files.setdefault(tensor, name)) != name:
+                raise ConfigError(doing, f"{tensor[:200]} in one file", f"it in {other} and in {name}", do)
+    if wrong := [tensor for tensor, name in places.items() if files.get(tensor) != name]:
+        expected = f"{listed([f'{tensor[:200]} in {places[tensor]}' for tensor in wrong])}, as {INDEX} says"
+        found = files.get(wrong[0])
+        raise ConfigError(doing, expected, "files without" if found is None else f"the first in {found}", do)
     return [path / name for name in names]
 
 

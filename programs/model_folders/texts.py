@@ -2,8 +2,8 @@
 
 `rows` has the documents of a file. A document begins with what the tokenizer puts before a text, and the token that
 ends a text follows it, as far as the model has these; documents are packed one after the other. A row may have a prompt
-in another field, which comes first, and which is not to be predicted: its tokens, and those that begin the document, are
-the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
+in another field, which comes first, and which is not to be predicted: its tokens, and those that begin the document,
+are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
 """
 
 from __future__ import annotations
