@@ -334,19 +334,18 @@ class TextMarks(NamedTuple):
         """The token that ends a document; the first, where there are several. ConfigError for one that the model does
         not have."""
         document = folders.document_in(folder, doing)
-        is_former = self.special_in_text is None
-        ends = folders.ends_in(document) if is_former else folders.stops_in(folder, document, doing)
-        if self.eos == "off" or (not ends and self.eos != "on"):
-            return None
+        former = next(iter(folders.ends_in(document)), None)
+        end = former if self.special_in_text is None else folders.document_end_in(folder, document, doing)
         where = f"{folders.GENERATION} or {folders.CONFIG}"
-        if not ends:
+        if self.eos == "off" or (end is None and self.eos != "on"):
+            return None
+        if end is None:
             do = "Set task.eos to folder, or leave it out."
             raise ConfigError(doing, f"an eos_token_id in {where}", "none", do)
-        if not 0 <= ends[0] < vocabulary:
+        if not 0 <= end < vocabulary:
             do = f"Correct eos_token_id in {where}; null is for a model without."
-            expected = f"an eos_token_id below {vocabulary}, the size of the vocabulary"
-            raise ConfigError(doing, expected, str(ends[0]), do)
-        return ends[0]
+            raise ConfigError(doing, f"an eos_token_id below {vocabulary}, the size of the vocabulary", str(end), do)
+        return end
 
 
 def marks_of(settings: Mapping[str, Any]) -> TextMarks:

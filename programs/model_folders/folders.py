@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -44,9 +45,28 @@ BESIDE: Final = (
     SPECIAL_TOKENS,
     "added_tokens.json",
     GENERATION,
-    "chat_template.jinja",
+    "tokenizer.model*",
+    "sentencepiece*.model",
+    "spiece.model",
+    "*.tiktoken",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "LICENSE*",
+    "LICENCE*",
+    "COPYING*",
+    "NOTICE*",
+    "README*",
 )
-"""Files that go along with a model, as far as they are there."""
+"""Files that go along with a model, as far as they are there: tokenizers in every form, what is said to a model, and to
+people."""
+_NEVER_BESIDE: Final = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz", ".pkl")
+)
+"""How the names of weights and states end, whatever they begin with."""
 DOCUMENT_BYTES_MAX: Final = 256 << 20
 """Of a config.json, an index or a tokenizer.json; the largest known tokenizer has 34 MB."""
 SHARD_BYTES_MAX: Final = 5_000_000_000
@@ -135,9 +155,15 @@ def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def stops_in(path: Path, document: Mapping[str, Any], doing: str) -> tuple[int, ...]:
-    """The tokens that end a text of the model of a folder: of its generation_config.json, else of its config.json,
-    which is its `document`."""
-    return ends_in(_object_if_there(path / GENERATION, doing)) or ends_in(document)
+    """The tokens at which the model of a folder stops writing, as `generate` of transformers has them: those of its
+    generation_config.json, though it name none; without that file those of its config.json, which is its `document`."""
+    return ends_in(_object(path / GENERATION, doing) if (path / GENERATION).is_file() else document)
+
+
+def document_end_in(path: Path, document: Mapping[str, Any], doing: str) -> int | None:
+    """The token that ends a document: the first of generation_config.json, so that a model that has learned it stops;
+    else the first of config.json, which is the folder's `document`. None where neither names one."""
+    return next(iter([*ends_in(_object_if_there(path / GENERATION, doing)), *ends_in(document)]), None)
 
 
 def tokenizer_config_in(path: Path, doing: str) -> dict[str, Any]:
@@ -198,10 +224,11 @@ def beside(path: Path) -> FilesBeside:
     folder = path.resolve()
     blobs = folder.parent.parent / BLOBS if folder.parent.name == SNAPSHOTS else None
     files, left_out = dict[str, bytes](), _noted(path)
-    for name in BESIDE:
+    for name in _beside_in(folder):
         try:
             place = (folder / name).resolve(strict=True)
-            if place.parent == blobs or place.is_relative_to(folder):
+            is_ours = place.parent == blobs or place.is_relative_to(folder)
+            if is_ours and place.stat().st_size <= DOCUMENT_BYTES_MAX:
                 check_regular(place)
                 files[name] = read_bytes(place)
             else:
@@ -211,6 +238,20 @@ def beside(path: Path) -> FilesBeside:
         except (OSError, RuntimeError):  # A loop of links, until Python 3.13; and what is no regular file.
             left_out.append(name)
     return FilesBeside(files, sorted(set(left_out)))
+
+
+def _beside_in(folder: Path) -> list[str]:
+    """The names that go along with a model of what is in its folder, and in the one of its templates. OSError of the
+    disk."""
+    inner = sorted({pattern.partition("/")[0] for pattern in BESIDE if "/" in pattern})
+    parts = [part for part in inner if (folder / part).is_dir() and not (folder / part).is_symlink()]
+    names = [*os.listdir(folder), *(f"{part}/{name}" for part in parts for name in os.listdir(folder / part))]
+    return sorted(
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in BESIDE if ("/" in pattern) == ("/" in name))
+        and Path(name).suffix.lower() not in _NEVER_BESIDE
+    )
 
 
 BLOBS: Final = "blobs"
@@ -401,6 +442,7 @@ def write_documents(folder: Path, documents: Mapping[str, Mapping[str, Any]], fi
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 

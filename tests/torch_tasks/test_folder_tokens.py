@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from isthmus import At
 from isthmus.programs import folder_task
 from isthmus.programs.engine.request.request import as_begun, find_task, prepare
 from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.trained.sample import Writer
+from isthmus.programs.trained.text_model import text_model
 from isthmus.runtime.errors import ConfigError
 from tests.torch_tasks.folder_tokenizers import TEXTS, VOCABULARY, begins_by, byte_level, sentencepiece, theirs, write
 
@@ -180,6 +183,39 @@ def test_the_end_of_a_document_is_that_of_generation(
         with pytest.raises(ConfigError) as caught:
             folder_task.marks_of({**NOW, "eos": "on"}).end(folder, VOCABULARY, DOING)
         assert "eos_token_id" in caught.value.faults[0].expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "config"),
+    [(None, True), ({}, True), ({"eos_token_id": 399}, True), ({"eos_token_id": [399, "it"]}, False), (None, False)],
+)
+def test_a_model_stops_where_generate_stops(tmp_path: Path, generation: Any, config: bool) -> None:
+    folder = folder_of(tmp_path / "it", eos=None)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    model.generation_config = transformers.GenerationConfig()
+    model.save_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("7 times", return_tensors="pt")["input_ids"]
+
+    def written() -> list[int]:
+        read = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        ids: list[int] = read.generate(prompt, max_new_tokens=12, do_sample=False)[0].tolist()
+        return ids
+
+    stop = written()[prompt.shape[1] + 4]
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "eos_token_id": stop if config else None}))
+    if generation is None:
+        (folder / "generation_config.json").unlink()
+    else:
+        text = json.dumps(generation).replace('"it"', str(stop))
+        (folder / "generation_config.json").write_text(text)
+    ids = written()
+    assert (ids[-1] == stop) == (len(ids) < prompt.shape[1] + 12)
+    theirs = tokenizer.decode(ids[:-1] if ids[-1] == stop else ids, skip_special_tokens=True)
+    ours = Writer(text_model(folder, DOING), DOING).continuation(b"7 times", 12, temperature=0.0)
+    assert "7 times" + "".join(ours) == theirs
 
 
 def test_a_run_begun_before_these_settings_goes_on_as_it_read(tmp_path: Path) -> None:

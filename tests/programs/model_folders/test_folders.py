@@ -117,6 +117,32 @@ def test_a_pipe_and_a_folder_are_left_out(tmp_path: Path) -> None:
     assert folders.beside(tmp_path) == ({}, ["tokenizer.json", "tokenizer_config.json"])
 
 
+def test_all_that_belongs_to_a_model_goes_along_and_no_weights(tmp_path: Path) -> None:
+    source = write(tmp_path / "it", arrays())
+    tokenizers = ["tokenizer.model", "tokenizer.model.v3", "vocab.json", "merges.txt", "tekken.json", "qwen.tiktoken"]
+    documents = ["LICENSE", "LICENSE.txt", "NOTICE", "README.md", "generation_config.json", "tokenizer_config.json"]
+    templates = ["chat_template.jinja", "chat_template.json", "additional_chat_templates/tools.jinja"]
+    goes = [*tokenizers, *documents, *templates]
+    weights = ["README.bin", "tokenizer.model.safetensors", "pytorch_model.bin", "model.gguf"]
+    states = ["optimizer.pt", "training_args.bin", "trainer_state.json"]
+    stays = [*weights, *states, "notes.txt", ".env", "additional_chat_templates/key"]
+    (source / "additional_chat_templates").mkdir()
+    for name in [*goes, *stays]:
+        (source / name).write_bytes(name.encode())
+    found = folders.beside(source)
+    assert found == ({"tokenizer.json": b"{}"} | {name: name.encode() for name in goes}, [])
+    folders.write(tmp_path / "out", DOING, lambda part: folders.write_documents(part, {}, found.files))
+    assert folders.beside(tmp_path / "out") == found
+
+
+def test_a_linked_folder_of_templates_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "it").mkdir()
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "a.jinja").write_bytes(b"secret")
+    (tmp_path / "it" / "additional_chat_templates").symlink_to(tmp_path / "keys")
+    assert folders.beside(tmp_path / "it") == ({}, [])
+
+
 def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     with pytest.raises(ConfigError, match="something there"):
