@@ -198,6 +198,25 @@ def named_tokens_in(path: Path, doing: str) -> NamedTokens:
     return NamedTokens(named, {token: bool(each.get("special")) for each in values if (token := _content(each))})
 
 
+def template_names_in(path: Path, doing: str) -> dict[str, str]:
+    """The special tokens that a chat template may name, by their names there."""
+    config = tokenizer_config_in(path, doing)
+    others = {key: token for key, value in config.items() if key.endswith("_token") and (token := _content(value))}
+    return {**others, **named_tokens_in(path, doing).named}
+
+
+def text_in(path: Path, doing: str) -> str:
+    """The text of a file of a folder; ConfigError for one that is too large, or no text."""
+    do = "Take the folder again from where it is whole."
+    try:
+        check_regular(path)
+        if (size := path.stat().st_size) > DOCUMENT_BYTES_MAX:
+            raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
+        return read_bytes(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(doing, f"a text in {path.name}", str(error), remedy(error, do)) from None
+
+
 def _content(value: Any) -> str | None:
     """The text of a token, which may be an object with more of it."""
     content = value.get("content") if isinstance(value, dict) else value

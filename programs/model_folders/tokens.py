@@ -95,7 +95,7 @@ class FolderTokens:
     def __init__(
         self, folder: Path, vocabulary: int, doing: str, *, bos: Marked = "folder", special_in_text: bool = False
     ) -> None:
-        self._doing, path = doing, folder / TOKENIZER
+        self._doing, self.folder, path = doing, folder, folder / TOKENIZER
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)
@@ -163,14 +163,18 @@ class FolderTokens:
             return self._ids(characters)
 
     def prompt(self, text: bytes) -> Ids:
-        characters = self._text(text)
+        return np.concatenate([np.asarray(self.begin, np.int32), self.rendered(self._text(text))[0]])
+
+    def rendered(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """The tokens of a text in which special tokens are meant, such as a template makes, and the place of each in
+        the text."""
         with self._asked():
             self._tokenizer.encode_special_tokens = False
             try:
-                ids = self._ids(characters)
+                encoded = self._tokenizer.encode(text, add_special_tokens=False)
             finally:
                 self._tokenizer.encode_special_tokens = not self._special_in_text
-        return np.concatenate([np.asarray(self.begin, np.int32), ids])
+        return np.asarray(encoded.ids, np.int32), encoded.offsets
 
     def _ids(self, text: str) -> Ids:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
