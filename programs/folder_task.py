@@ -43,7 +43,7 @@ from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokenizer_facts import TokenizerFacts
-from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.model_folders.tokens import FolderTokens, Marked
 from isthmus.programs.reading.forms import ROWS
 from isthmus.programs.reading.found import FoundFiles, find
 from isthmus.programs.reading.table import DataTable, DataTally
@@ -141,13 +141,41 @@ def task(
         ),
     ] = (),
     evaluation_windows: WindowsSetting = None,
+    bos: Annotated[
+        Marked | None,
+        Setting(
+            "Whether a document begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
+            "text; on; or off. Default: folder."
+        ),
+    ] = None,
+    eos: Annotated[
+        Marked | None,
+        Setting(
+            "Whether a document ends with the eos token: folder, if the folder names one, in generation_config.json or "
+            "else in config.json; on; or off. Default: folder."
+        ),
+    ] = None,
+    special_in_text: Annotated[
+        bool | None,
+        Setting(
+            "A document that spells a special token, such as </s>, has that token there, and not those of its letters. "
+            "Default: false."
+        ),
+    ] = None,
 ) -> AnyTask:
-    """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
+    """The model of a folder as a task. ConfigError for a folder or data that cannot be used.
+
+    None for `special_in_text` is of runs that were begun before there was such a setting: they go on as they read, with
+    special tokens in texts, nothing before a document, and the eos token of config.json behind it.
+    """
     adapters = Adapters.of({"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_modules": lora_modules})
     facts = _facts(Path(folder), _framework(framework, lora_rank), _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows)
+    marks = TextMarks(bos, eos, special_in_text)
+    windows = _windows(
+        Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows, marks
+    )
     terms = {
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
@@ -172,7 +200,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     """
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
     keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
-    windows = _windows(folder, facts, *(settings.get(key) for key in keys))  # type: ignore[arg-type]
+    marks = marks_of(settings)
+    windows = _windows(folder, facts, *(settings.get(key) for key in keys), marks=marks)  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -186,10 +215,11 @@ def _windows(
     prompt: str | None,
     token_dtype: str,
     held_out: int | None,
+    marks: TextMarks,
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end).corpus
+        ids = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, marks).corpus
         return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
@@ -263,8 +293,8 @@ def _in_torch(
 
 
 def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
-    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, and the alpha of
-    adapters, as far as `settings`, which are in their ranges, have None there."""
+    """The framework, the context, the batch, the rate and the windows of an evaluation of a run, the alpha of adapters,
+    and how texts become tokens, as far as `settings`, which are in their ranges, have None there."""
     path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
@@ -277,6 +307,9 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
         "lr": _rate(facts.width, batch, rank),
         "lora_alpha": None if rank is None else alpha_of(rank),
         "evaluation_windows": windows,
+        "bos": "folder",
+        "eos": "folder",
+        "special_in_text": False,
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
@@ -288,7 +321,42 @@ class _Facts(NamedTuple):
     vocabulary: int
     width: int
     context: int | None
-    end: int | None
+
+
+class TextMarks(NamedTuple):
+    """How a document becomes tokens, by the settings of these names."""
+
+    bos: Marked | None
+    eos: Marked | None
+    special_in_text: bool | None
+
+    def tokens(self, folder: Path, vocabulary: int, doing: str) -> FolderTokens:
+        """The tokenizer of a folder; ConfigError where there is none, or it has no such token."""
+        is_former = self.special_in_text is None
+        bos = self.bos or ("off" if is_former else "folder")
+        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=is_former or bool(self.special_in_text))
+
+    def end(self, folder: Path, vocabulary: int, doing: str) -> int | None:
+        """The token that ends a document; the first, where there are several. ConfigError for one that the model does
+        not have."""
+        document = folders.document_in(folder, doing)
+        former = next(iter(folders.ends_in(document)), None)
+        end = former if self.special_in_text is None else folders.document_end_in(folder, document, doing)
+        where = f"{folders.GENERATION} or {folders.CONFIG}"
+        if self.eos == "off" or (end is None and self.eos != "on"):
+            return None
+        if end is None:
+            do = "Set task.eos to folder, or leave it out."
+            raise ConfigError(doing, f"an eos_token_id in {where}", "none", do)
+        if not 0 <= end < vocabulary:
+            do = f"Correct eos_token_id in {where}; null is for a model without."
+            raise ConfigError(doing, f"an eos_token_id below {vocabulary}, the size of the vocabulary", str(end), do)
+        return end
+
+
+def marks_of(settings: Mapping[str, Any]) -> TextMarks:
+    """How documents become tokens, by the settings of a task."""
+    return TextMarks(settings.get("bos"), settings.get("eos"), settings.get("special_in_text"))
 
 
 def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _Facts:
@@ -296,11 +364,7 @@ def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _
     document = folders.document_in(path, doing)
     framework = next(iter(frameworks_of(framework)), None) or framework_of(document)
     model = llama.config_of(document, doing) if framework == JAX else modules.read(path, doing)
-    end = _end(document)
-    if end is not None and not 0 <= end < model.vocabulary:
-        do = "Correct eos_token_id in config.json; null is for a model without."
-        raise ConfigError(doing, f"an eos_token_id below {model.vocabulary}, the size of the vocabulary", str(end), do)
-    return _Facts(framework, model.vocabulary, model.width, model.context, end)
+    return _Facts(framework, model.vocabulary, model.width, model.context)
 
 
 def frameworks_of(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -333,11 +397,6 @@ def _rate(width: int, sequences: Any, rank: int | None) -> float:
     return float(f"{RATE_SHARE * rate_default(OPTIMIZER, width, sequences):.3g}")
 
 
-def _end(document: Mapping[str, Any]) -> int | None:
-    """The token that ends a text; the first, where there are several."""
-    return next(iter(folders.ends_in(document)), None)
-
-
 class _Read(NamedTuple):
     """Data that were read, and what was counted meanwhile; `tokens`, of texts: what made them tokens."""
 
@@ -353,7 +412,7 @@ def data_table(settings: Mapping[str, Any]) -> DataTable:
     options = (settings[key] for key in ("column", "prompt", "token_dtype"))
     try:
         found = _found(settings["data"])
-        read_data = _read_data(found, str(folder), *options, facts.vocabulary, facts.end)
+        read_data = _read_data(found, str(folder), *options, facts.vocabulary, marks_of(settings))
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     if read_data.tokens is None:
@@ -374,7 +433,7 @@ def _read_data(
     prompt: str | None,
     token_dtype: str,
     vocabulary: int,
-    end: int | None,
+    marks: TextMarks,
 ) -> _Read:
     """The tokens of all files, made once in a process."""
     doing, path = "Reading the training data", Path(folder)
@@ -385,14 +444,15 @@ def _read_data(
         corpus = load(found.files, vocabulary=vocabulary, token_dtype=token_dtype)
         tally = DataTally()
         if (path / folders.TOKENIZER).is_file():
-            tokens = FolderTokens(path, vocabulary, doing)
-            tally = DataTally(TokenizerFacts(path, doing).special([end]), tokens.decode)
+            tokens = marks.tokens(path, vocabulary, doing)
+            tally = DataTally(TokenizerFacts(path, doing).special(tokens.begin), tokens.decode)
         for file in held:
             tally.add_file(file.path, read(file, vocabulary, np.dtype(token_dtype).newbyteorder("<")))
         return _Read(corpus, tally)
-    tokens = FolderTokens(path, vocabulary, doing)
-    facts = TokenizerFacts(path, doing)
-    tally = DataTally(facts.special([end]), tokens.decode, ends_with=() if end is None else (facts.piece(end),))
+    tokens, end = marks.tokens(path, vocabulary, doing), marks.end(path, vocabulary, _doing(folder))
+    facts, ends = TokenizerFacts(path, doing), () if end is None else (end,)
+    begins_with, ends_with = (tuple(map(facts.piece, ids)) for ids in (tokens.begin, ends))
+    tally = DataTally(facts.special((*tokens.begin, *ends)), tokens.decode, begins_with, ends_with)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
     ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
     return _Read(split_of(ids, vocabulary), tally, tokens)

@@ -17,7 +17,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.program import Program
-from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
+from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, as_begun, prepare
 from isthmus.programs.settings import read_file
 from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
@@ -188,7 +188,7 @@ def again(folder: Path, run: Mapping[str, Any], doing: str) -> Request:
         Program(program, **config.get("program", {})),
         task,
         run={**former, **run},
-        task_settings={} if task else config.get("task", {}),
+        task_settings={} if task else as_begun(config.get("task", {})),
     )
 
 

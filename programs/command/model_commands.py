@@ -14,7 +14,7 @@ import typer
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import AsJson
 from isthmus.programs.engine.results.words import decimal
-from isthmus.runtime.errors import printable
+from isthmus.runtime.errors import ConfigError, printable
 
 PANEL: Final = "Models"
 Run: TypeAlias = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/latest.")]
@@ -83,7 +83,18 @@ def export(
 @commands.command(rich_help_panel=PANEL)
 def sample(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How it begins.", show_default=False)],
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            metavar="TEXT",
+            help="How it begins. -: standard input, as by default, unless that is a terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    is_chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message, which the model answers by its chat template.")
+    ] = False,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="How many, after the prompt.")] = 200,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", min=0.0, help="0: always the most likely token.")
@@ -94,7 +105,7 @@ def sample(
 ) -> None:
     """Let a language model write.
 
-    Standard output has the prompt and what follows it, and nothing else.
+    Standard output has the prompt and what follows it, as it is written, and nothing else; with --chat the answer.
 
     Of a run, also while it goes on, or of a model folder.
     """
@@ -103,16 +114,28 @@ def sample(
 
     folder = _expanded(model)
     doing = f"Sampling from {folder}"
+    text = _prompt(prompt, doing)
     writer = Writer(text_model(folder, doing, snapshot, path), doing)
-    pieces = writer.continuation(os.fsencode(prompt), tokens, temperature=temperature, seed=seed)
+    write = writer.answer if is_chat else writer.continuation
+    pieces = write(text, tokens, temperature=temperature, seed=seed)
     is_terminal = sys.stdout.isatty()
     first = next(pieces)  # Faults are found by now.
-    for piece in (prompt, first):
+    for piece in (*([] if is_chat else [text.decode(errors="surrogateescape")]), first):
         _write(piece, is_terminal=is_terminal)
     for piece in pieces:
         _write(piece, is_terminal=is_terminal)
     if is_terminal:
         typer.echo()
+
+
+def _prompt(given: str | None, doing: str) -> bytes:
+    """The prompt that was given, or what standard input has; ConfigError where that is a terminal."""
+    if given is not None and given != "-":
+        return os.fsencode(given)
+    if given is None and sys.stdin.isatty():
+        do = "Give one with --prompt, or by a pipe; --prompt - reads what is typed, until Ctrl-D."
+        raise ConfigError(doing, "a prompt", "none", do)
+    return sys.stdin.buffer.read()
 
 
 @commands.command(rich_help_panel=PANEL)

@@ -151,7 +151,7 @@ class Options:
 
     def resumed(self, folder: Path) -> Options:
         """The options of the run in a folder."""
-        return replace(self, config=folder / "config.toml", run_dir=None)
+        return replace(self, config=None, before=folder / "config.toml", run_dir=None)
 
     def again(self) -> Options:
         """The options typed again for the run in their run folder."""
@@ -176,7 +176,7 @@ class Options:
         from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
         from isthmus.programs.engine.request.program import Program
-        from isthmus.programs.engine.request.request import prepare
+        from isthmus.programs.engine.request.request import as_begun, prepare
         from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 
@@ -186,6 +186,7 @@ class Options:
             check_transport(self.transport)
 
         def prepared(run: dict[str, Any], task: dict[str, Any]) -> Request:
+            task = as_begun(task) if self.before is not None and sections.task_reference is None else task
             return prepare(
                 Program(sections.program_reference or DEFAULT, **sections.program),
                 sections.task_reference,

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -35,15 +36,37 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+GENERATION: Final = "generation_config.json"
 BESIDE: Final = (
     TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS,
     "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
+    GENERATION,
+    "tokenizer.model*",
+    "sentencepiece*.model",
+    "spiece.model",
+    "*.tiktoken",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "LICENSE*",
+    "LICENCE*",
+    "COPYING*",
+    "NOTICE*",
+    "README*",
 )
-"""Files that go along with a model, as far as they are there."""
+"""Files that go along with a model, as far as they are there: tokenizers in every form, what is said to a model, and to
+people."""
+_NEVER_BESIDE: Final = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz", ".pkl")
+)
+"""How the names of weights and states end, whatever they begin with."""
 DOCUMENT_BYTES_MAX: Final = 256 << 20
 """Of a config.json, an index or a tokenizer.json; the largest known tokenizer has 34 MB."""
 SHARD_BYTES_MAX: Final = 5_000_000_000
@@ -51,6 +74,11 @@ SHARD_BYTES_MAX: Final = 5_000_000_000
 DTYPES: Final[Mapping[str, str]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _IGNORED: Final = ("rotary_emb.inv_freq", "lm_head.weight")
 """Tensors that old folders have beside the model: constants of rotary positions, and a head that is the embedding."""
+_HEADS: Final = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+"""How the names end that architectures have for the output head, and for the embedding of tokens."""
+_ROWS: Final = 4096
+"""Of two tensors that are compared at once."""
 NAMES_MAX: Final = 4
 
 Array = npt.NDArray[Any]
@@ -106,6 +134,8 @@ def read(path: Path, doing: str) -> ModelFolder:
         faults.insert(0, Fault(doing, f"tensors {listed(missing)}", "files without them", do))
     if faults:
         raise ConfigError.of(faults[:NAMES_MAX])
+    if config.tied:
+        check_tied(path, doing)
     return ModelFolder(path, document, config, files, dtypes)
 
 
@@ -119,9 +149,82 @@ def parameters_in(path: Path, doing: str) -> int:
 
 
 def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens of a config.json that end a text."""
+    """The tokens of a config.json, or a generation_config.json, that end a text."""
     ends = document.get("eos_token_id")
     return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int)
+
+
+def stops_in(path: Path, document: Mapping[str, Any], doing: str) -> tuple[int, ...]:
+    """The tokens at which the model of a folder stops writing, as `generate` of transformers has them: those of its
+    generation_config.json, though it name none; without that file those of its config.json, which is its `document`."""
+    return ends_in(_object(path / GENERATION, doing) if (path / GENERATION).is_file() else document)
+
+
+def document_end_in(path: Path, document: Mapping[str, Any], doing: str) -> int | None:
+    """The token that ends a document: the first of generation_config.json, so that a model that has learned it stops;
+    else the first of config.json, which is the folder's `document`. None where neither names one."""
+    return next(iter([*ends_in(_object_if_there(path / GENERATION, doing)), *ends_in(document)]), None)
+
+
+def tokenizer_config_in(path: Path, doing: str) -> dict[str, Any]:
+    """The tokenizer_config.json of a folder; nothing where there is none."""
+    return _object_if_there(path / TOKENIZER_CONFIG, doing)
+
+
+SPECIAL_KEYS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class NamedTokens(NamedTuple):
+    """The tokens that a folder names beside its tokenizer.json, as transformers reads them.
+
+    `named`: the special ones, by what they are for; `added`: whether each that was added to the vocabulary is special,
+    None where the folder leaves that to its tokenizer.json.
+    """
+
+    named: dict[str, str]
+    added: dict[str, bool] | None
+
+
+def named_tokens_in(path: Path, doing: str) -> NamedTokens:
+    """Those of tokenizer_config.json, and of special_tokens_map.json in folders of its former versions."""
+    config = tokenizer_config_in(path, doing)
+    added = config.get("added_tokens_decoder")
+    if added is None:
+        config |= _object_if_there(path / SPECIAL_TOKENS, doing)
+    named = {key: token for key in SPECIAL_KEYS if (token := _content(config.get(key)))}
+    if not isinstance(added, dict):
+        return NamedTokens(named, None)
+    values = [value for value in added.values() if isinstance(value, dict)]
+    return NamedTokens(named, {token: bool(each.get("special")) for each in values if (token := _content(each))})
+
+
+def template_names_in(path: Path, doing: str) -> dict[str, str]:
+    """The special tokens that a chat template may name, by their names there."""
+    config = tokenizer_config_in(path, doing)
+    others = {key: token for key, value in config.items() if key.endswith("_token") and (token := _content(value))}
+    return {**others, **named_tokens_in(path, doing).named}
+
+
+def text_in(path: Path, doing: str) -> str:
+    """The text of a file of a folder; ConfigError for one that is too large, or no text."""
+    do = "Take the folder again from where it is whole."
+    try:
+        check_regular(path)
+        if (size := path.stat().st_size) > DOCUMENT_BYTES_MAX:
+            raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
+        return read_bytes(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(doing, f"a text in {path.name}", str(error), remedy(error, do)) from None
+
+
+def _content(value: Any) -> str | None:
+    """The text of a token, which may be an object with more of it."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _object_if_there(path: Path, doing: str) -> dict[str, Any]:
+    return _object(path, doing) if path.is_file() else {}
 
 
 class FilesBeside(NamedTuple):
@@ -140,10 +243,11 @@ def beside(path: Path) -> FilesBeside:
     folder = path.resolve()
     blobs = folder.parent.parent / BLOBS if folder.parent.name == SNAPSHOTS else None
     files, left_out = dict[str, bytes](), _noted(path)
-    for name in BESIDE:
+    for name in _beside_in(folder):
         try:
             place = (folder / name).resolve(strict=True)
-            if place.parent == blobs or place.is_relative_to(folder):
+            is_ours = place.parent == blobs or place.is_relative_to(folder)
+            if is_ours and place.stat().st_size <= DOCUMENT_BYTES_MAX:
                 check_regular(place)
                 files[name] = read_bytes(place)
             else:
@@ -153,6 +257,20 @@ def beside(path: Path) -> FilesBeside:
         except (OSError, RuntimeError):  # A loop of links, until Python 3.13; and what is no regular file.
             left_out.append(name)
     return FilesBeside(files, sorted(set(left_out)))
+
+
+def _beside_in(folder: Path) -> list[str]:
+    """The names that go along with a model of what is in its folder, and in the one of its templates. OSError of the
+    disk."""
+    inner = sorted({pattern.partition("/")[0] for pattern in BESIDE if "/" in pattern})
+    parts = [part for part in inner if (folder / part).is_dir() and not (folder / part).is_symlink()]
+    names = [*os.listdir(folder), *(f"{part}/{name}" for part in parts for name in os.listdir(folder / part))]
+    return sorted(
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in BESIDE if ("/" in pattern) == ("/" in name))
+        and Path(name).suffix.lower() not in _NEVER_BESIDE
+    )
 
 
 BLOBS: Final = "blobs"
@@ -201,12 +319,40 @@ def opened_tensors(file: Path, doing: str) -> Iterator[Any]:
         raise ConfigError(doing, f"{file.name}, whole", str(error), remedy(error, do)) from None
 
 
+def check_tied(path: Path, doing: str) -> None:
+    """ConfigError for a folder whose output head is to be its embedding, and that has a head with other values, one of
+    which would be lost."""
+    where = {name: file for file in weight_files(path, doing) for name in _names_in(file, doing)}
+    head = next((name for name in where if name.endswith(_HEADS)), None)
+    embedding = next((name for name in where if name.endswith(_EMBEDDINGS)), None)
+    if head is None or embedding is None:
+        return
+    with opened_tensors(where[head], doing) as of_head, opened_tensors(where[embedding], doing) as of_embedding:
+        parts = of_head.get_slice(head), of_embedding.get_slice(embedding)
+        rows = parts[0].get_shape()[:1] or [0]
+        is_same = parts[0].get_shape() == parts[1].get_shape() and all(
+            np.array_equal(*(np.asarray(part[at : min(at + _ROWS, rows[0])], np.float32) for part in parts))
+            for at in range(0, rows[0], _ROWS)
+        )
+    if not is_same:
+        do = f"Set tie_word_embeddings in {CONFIG} to false; or take the folder from where it is whole."
+        expected = f"{head} with the values of {embedding}, as tie_word_embeddings in {CONFIG} says"
+        raise ConfigError(doing, expected, "others", do)
+
+
+def _names_in(file: Path, doing: str) -> list[str]:
+    with opened_tensors(file, doing) as opened:
+        return list(opened.keys())
+
+
 def weight_files(path: Path, doing: str) -> list[Path]:
-    """The files of a folder that have its tensors; ConfigError if there are none, or an index names what is not
-    there."""
+    """The files of a folder that have its tensors: one file, before those of an index, as transformers has it.
+
+    ConfigError if there are none, an index names what is not there, or a tensor is in more of these files than one.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
     if not (path / INDEX).is_file():
-        if (path / WEIGHTS).is_file():
-            return [path / WEIGHTS]
         pickles = sorted(each.name for each in path.glob("*.bin"))
         found = f"pickles ({pickles[0]}), which are never read" if pickles else "neither"
         do = "Save it with transformers' save_pretrained, which writes safetensors."
@@ -214,14 +360,25 @@ def weight_files(path: Path, doing: str) -> list[Path]:
     index = _object(path / INDEX, doing)
     do = "Take the folder again from where it is whole."
     try:
-        names = sorted(set(msgspec.convert(index.get("weight_map"), dict[str, str]).values()))
+        places = msgspec.convert(index.get("weight_map"), dict[str, str])
     except msgspec.ValidationError as error:
         raise ConfigError(doing, f"a weight_map in {INDEX}", str(error), do) from None
+    names = sorted(set(places.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
             raise ConfigError(doing, f"names of safetensors files in {INDEX}", repr(name)[:200], do)
         if not (path / name).is_file():
             raise ConfigError(doing, f"{name}, which {INDEX} names", "nothing there", do)
+    there = {name: _names_in(path / name, doing) for name in names}
+    files = dict[str, str]()
+    for name, tensors in there.items():
+        for tensor in tensors:
+            if (other := files.setdefault(tensor, name)) != name:
+                raise ConfigError(doing, f"{tensor[:200]} in one file", f"it in {other} and in {name}", do)
+    if wrong := [tensor for tensor, name in places.items() if files.get(tensor) != name]:
+        expected = f"{listed([f'{tensor[:200]} in {places[tensor]}' for tensor in wrong])}, as {INDEX} says"
+        found = files.get(wrong[0])
+        raise ConfigError(doing, expected, "files without" if found is None else f"the first in {found}", do)
     return [path / name for name in names]
 
 
@@ -304,6 +461,7 @@ def write_documents(folder: Path, documents: Mapping[str, Mapping[str, Any]], fi
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 

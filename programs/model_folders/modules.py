@@ -83,6 +83,8 @@ class ModuleFolder:
 
         `eager`: attention is computed as it is written, and not by one fused operation.
         """
+        if getattr(self.config, "tie_word_embeddings", False):
+            folders.check_tied(self.path, doing)
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,9 @@
 """Texts of files, as the tokens of a model.
 
-`rows` has the documents of a file. The token that ends a text, if the model has one, follows each document, and
-documents are packed one after the other. A row may have a prompt in another field, which comes first, and which is not
-to be predicted: its tokens are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
+`rows` has the documents of a file. A document begins with what the tokenizer puts before a text, and the token that
+ends a text follows it, as far as the model has these; documents are packed one after the other. A row may have a prompt
+in another field, which comes first, and which is not to be predicted: its tokens, and those that begin the document,
+are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def ids_of(
 
     `fields`: the columns of a row, by the setting that names each; that of the text comes last. `tally` counts them.
     """
+    begins = np.asarray(tokens.begin, np.int32)
+    begins = ~begins if len(fields) > 1 else begins
     ends = np.asarray([] if end is None else [end], np.int32)
     parts: list[Ids] = []
     documents = documents_of(path, fields, doing)
@@ -41,8 +44,8 @@ def ids_of(
         *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
         sizes = []
         for ids in zip(*prompts, texts, strict=True):
-            parts += [*(~prompt for prompt in ids[:-1]), ids[-1], ends]
-            sizes.append(sum(map(len, ids)) + len(ends))
+            parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1], ends]
+            sizes.append(len(begins) + sum(map(len, ids)) + len(ends))
         if tally is not None:
             tally.add_documents(str(path), [row[-1] for row in some], texts, sizes)
     whole = np.concatenate(parts) if parts else ends[:0]

@@ -1,6 +1,12 @@
 """Text as tokens, and back: bytes, or the tokenizer of a model folder.
 
-A tokenizer.json is read by the library `tokenizers`, which runs no code of the folder's.
+A tokenizer.json is read by the library `tokenizers`, which runs no code of the folder's. The ids of a text are those
+that the tokenizer of transformers 5 gives, with what tokenizer_config.json says of special tokens; its `add_bos_token`
+does not count there, where there is a tokenizer.json, whose post-processor says what begins a text.
+`tests/torch_tasks/test_folder_tokens.py` compares them.
+
+Texts are data: one that spells a special token has the tokens of its letters, else a page about chat templates would
+end documents and open turns. A prompt is an instruction, in which a special token is meant.
 """
 
 from __future__ import annotations
@@ -10,12 +16,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.programs.model_folders.folders import DOCUMENT_BYTES_MAX, TOKENIZER
+from isthmus.programs.model_folders.folders import (
+    DOCUMENT_BYTES_MAX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    NamedTokens,
+    named_tokens_in,
+)
 from isthmus.runtime.errors import ConfigError
 
 BYTES: Final = 256
@@ -23,16 +35,22 @@ _PANIC: Final = "PanicException"
 """The name of the class that pyo3 makes for each of its libraries."""
 _PARALLEL: Final = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
+Marked: TypeAlias = Literal["on", "off", "folder"]
+"""Whether a document has a token at its beginning, or its end; "folder": as the folder says."""
+_PROBES: Final = ("a", "0", "A", " ", ".", "\n")
+"""Texts, one of which any tokenizer has a token for."""
 
 
 class TextTokens(Protocol):
-    """How a model's text becomes tokens."""
+    """How a model's text becomes tokens; `begin` are those that each text begins with."""
 
-    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
-        """The tokens of a text in UTF-8; if it `begins`, with those that its tokenizer puts before a text.
+    begin: tuple[int, ...]
 
-        ConfigError where it is no such text.
-        """
+    def encode(self, text: bytes) -> Ids:
+        """The tokens of a text in UTF-8, without those that it begins with; ConfigError where it is no such text."""
+
+    def prompt(self, text: bytes) -> Ids:
+        """The tokens of a text that a model goes on with: with those that it begins with, and special tokens in it."""
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
         """The tokens of each of some texts, as `encode` has them."""
@@ -48,8 +66,13 @@ class TextTokens(Protocol):
 class ByteTokens:
     """A byte is a token."""
 
-    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
+    begin: tuple[int, ...] = ()
+
+    def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, np.uint8).astype(np.int32)
+
+    def prompt(self, text: bytes) -> Ids:
+        return self.encode(text)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
         return [self.encode(text) for text in texts]
@@ -63,23 +86,64 @@ class ByteTokens:
 
 @final
 class FolderTokens:
-    """The tokenizer of a folder, for a model with so many token ids."""
+    """The tokenizer of a folder, for a model with so many token ids.
 
-    def __init__(self, folder: Path, vocabulary: int, doing: str) -> None:
-        self._doing, path = doing, folder / TOKENIZER
+    `begin`: what transformers puts before a text, where `bos` is "folder"; the folder's bos token at least, where it is
+    "on". `special_in_text`: texts have the special tokens that they spell.
+    """
+
+    def __init__(
+        self, folder: Path, vocabulary: int, doing: str, *, bos: Marked = "folder", special_in_text: bool = False
+    ) -> None:
+        self._doing, self.folder, path = doing, folder, folder / TOKENIZER
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)
         if (size := path.stat().st_size) > DOCUMENT_BYTES_MAX:
             do = "Take the folder again from where it is whole."
             raise ConfigError(doing, f"{TOKENIZER} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
-        self._path, library = path, _library(doing).Tokenizer
+        self._path, self._library = path, _library(doing)
         with self._asked():
-            self._tokenizer = library.from_file(str(path))
+            self._tokenizer = self._library.Tokenizer.from_file(str(path))
+            self._tokenizer.no_truncation()  # What a batch of some training once needed; of a text it would be a loss.
+            self._tokenizer.no_padding()
             most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if most >= vocabulary:
             do = "Take the tokenizer that belongs to this model, or resize its embedding."
             raise ConfigError(doing, f"token ids below {vocabulary}, as the embedding has", f"one of {most}", do)
+        self._special_in_text = special_in_text
+        tokens = named_tokens_in(folder, doing)
+        with self._asked():
+            self._know_special(tokens, vocabulary)
+            self._tokenizer.encode_special_tokens = not special_in_text
+            bos_id = self._id_of(tokens.named.get("bos_token"))
+            self.begin = () if bos == "off" else self._begin()
+        if bos == "on" and not self.begin:
+            if bos_id is None:
+                do = "Set task.bos to folder, or leave it out."
+                raise ConfigError(doing, f"a bos_token in {TOKENIZER_CONFIG} that {TOKENIZER} has", "none", do)
+            self.begin = (bos_id,)
+
+    def _know_special(self, tokens: NamedTokens, vocabulary: int) -> None:
+        """Have those tokens be special that transformers takes for special; those that the model has no id for are of
+        no use here."""
+        there = {each.content: each.special for each in self._tokenizer.get_added_tokens_decoder().values()}
+        added, named = there if tokens.added is None else tokens.added, set(tokens.named.values())
+        special = [token for token, is_special in added.items() if is_special or token in named]
+        for token in [*special, *sorted(named - there.keys() - added.keys())]:
+            if self._id_of(token) is not None or self._tokenizer.get_vocab_size() < vocabulary:
+                self._tokenizer.add_special_tokens([self._library.AddedToken(token, special=True, normalized=False)])
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def _begin(self) -> tuple[int, ...]:
+        """What the post-processor of tokenizer.json puts before a text."""
+        for text in _PROBES:
+            encoded = self._tokenizer.encode(text, add_special_tokens=True)
+            if None in (marks := encoded.sequence_ids) and 0 in marks:
+                return tuple(encoded.ids[: marks.index(0)])
+        return ()
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -93,13 +157,27 @@ class FolderTokens:
             do = "Take the folder again from where it is whole."
             raise ConfigError(self._doing, f"a tokenizer in {self._path}", str(error)[:200], do) from None
 
-    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
+    def encode(self, text: bytes) -> Ids:
         characters = self._text(text)
         with self._asked():
-            return self._ids(characters, begins=begins)
+            return self._ids(characters)
 
-    def _ids(self, text: str, *, begins: bool) -> Ids:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=begins).ids, np.int32)
+    def prompt(self, text: bytes) -> Ids:
+        return np.concatenate([np.asarray(self.begin, np.int32), self.rendered(self._text(text))[0]])
+
+    def rendered(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """The tokens of a text in which special tokens are meant, such as a template makes, and the place of each in
+        the text."""
+        with self._asked():
+            self._tokenizer.encode_special_tokens = False
+            try:
+                encoded = self._tokenizer.encode(text, add_special_tokens=False)
+            finally:
+                self._tokenizer.encode_special_tokens = not self._special_in_text
+        return np.asarray(encoded.ids, np.int32), encoded.offsets
+
+    def _ids(self, text: str) -> Ids:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
         """In threads that end: those of the library would stay, and no process with threads is forked."""

@@ -113,8 +113,12 @@ def _fields(model: TextModel, column: str | None, doing: str) -> dict[str, str]:
 def _encoded(
     tokens: TextTokens, sources: tuple[CorpusFile, ...], fields: Mapping[str, str], doing: str
 ) -> tuple[TokenIds, int]:
-    """The tokens of documents, one after the other, those of prompts as complements, and the bytes of what is
-    predicted: of all texts, but for the first token of all."""
+    """The tokens of documents, one after the other, and the bytes of what is predicted.
+
+    Tokens of prompts, and those that begin a document, are read, and not predicted: their ids are complements. Without
+    any before it, nothing predicts the first token of all.
+    """
+    begins = ~np.asarray(tokens.begin, np.int32)
     parts: list[Ids] = []
     text_bytes = 0
     documents = (document for source in sources for document in documents_of(Path(source.path), fields, doing))
@@ -122,9 +126,9 @@ def _encoded(
         encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
         for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
             text_bytes += len(document[-1])
-            if not parts and not any(map(len, ids[:-1])):
+            if not parts and not len(begins) and not any(map(len, ids[:-1])):
                 text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
-            parts += [*(~prompt for prompt in ids[:-1]), ids[-1]]
+            parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1]]
     return TokenIds(parts), text_bytes
 
 

@@ -7,6 +7,8 @@ from typing import Final, final
 
 import numpy as np
 
+from isthmus.programs.model_folders.chats import ChatTemplate
+from isthmus.programs.model_folders.tokens import FolderTokens, Ids
 from isthmus.programs.trained.text_model import TextModel
 from isthmus.runtime.errors import ConfigError
 
@@ -29,10 +31,28 @@ class Writer:
 
         At a temperature of 0 each token is the most likely one. ConfigError for a prompt without a token.
         """
-        ids = self._tokens.encode(prompt, begins=True)
+        ids = self._tokens.prompt(prompt)
         if not len(ids):
             do = "Give one with --prompt."
             raise ConfigError(self._doing, "a prompt of at least one token", "an empty one", do)
+        yield from self._pieces(ids, count, temperature, seed)
+
+    def answer(self, message: bytes, count: int, *, temperature: float = 1.0, seed: int = 0) -> Iterator[str]:
+        """What the assistant of a model's chat template answers a user's message, as `continuation`.
+
+        ConfigError for a model whose folder has no such template, and a message that is no text.
+        """
+        if not isinstance(self._tokens, FolderTokens):
+            do = "Leave --chat out."
+            raise ConfigError(self._doing, "a model with a chat template", "one of bytes", do)
+        template = ChatTemplate(self._tokens.folder, self._doing)
+        try:
+            text = template.prompt([{"role": "user", "content": message.decode()}])
+        except UnicodeDecodeError as error:
+            raise ConfigError(self._doing, "text in UTF-8", str(error), "Convert it first.") from None
+        yield from self._pieces(self._tokens.rendered(text)[0], count, temperature, seed)
+
+    def _pieces(self, ids: Ids, count: int, temperature: float, seed: int) -> Iterator[str]:
         said = len(self._tokens.decode(ids))
         for more in self._predictor.continued(ids, count, temperature, seed):
             ids = np.concatenate([ids, more])

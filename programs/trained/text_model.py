@@ -116,8 +116,8 @@ def _in_jax(
     from isthmus.programs.trained.jax_predictor import JaxPredictor
 
     config = llama.config_of(document, doing)
-    predictor = JaxPredictor(config, llama.ours(config, tensors), folders.ends_in(document))
-    tokens = FolderTokens(folder, config.vocabulary, doing)
+    predictor = JaxPredictor(config, llama.ours(config, tensors), folders.stops_in(folder, document, doing))
+    tokens = _tokens(folder, config.vocabulary, run, doing)
     return TextModel(where, predictor, config.vocabulary, config.context, tokens, run)
 
 
@@ -140,9 +140,18 @@ def _by_module(
     """A model of transformers, from its module."""
     from isthmus.programs.trained.torch_predictor import TorchPredictor
 
-    predictor = TorchPredictor(module.float().eval(), model.context, folders.ends_in(model.document))
-    tokens = FolderTokens(folder, model.vocabulary, doing)
+    stops = folders.stops_in(folder, model.document, doing)
+    predictor = TorchPredictor(module.float().eval(), model.context, stops)
+    tokens = _tokens(folder, model.vocabulary, run, doing)
     return TextModel(where, predictor, model.vocabulary, model.context, tokens, run)
+
+
+def _tokens(folder: Path, vocabulary: int, run: Path | None, doing: str) -> FolderTokens:
+    """The tokenizer of a folder, which reads as the run of its model did."""
+    settings = None if run is None else settings_of(run, doing)
+    if settings is None:
+        return FolderTokens(folder, vocabulary, doing)
+    return folder_task.marks_of(settings).tokens(folder, vocabulary, doing)
 
 
 def _of_run(where: Path, doing: str, snapshot: int | None, path: int | None) -> TextModel:

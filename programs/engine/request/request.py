@@ -452,6 +452,7 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
                 section[path] = os.path.abspath(section[path])
         is_in_range = not any(schema.out_of_range(section))  # Else the task refuses them, before it is made.
         chosen = shipped.chosen(section, run.size) if run is not None and is_in_range else {}
+        chosen = {key: value for key, value in chosen.items() if not (key in settings and settings[key] is None)}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         home = next(_by_slot(section))
@@ -477,6 +478,16 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
     if inspect.isfunction(loaded) and list(inspect.signature(loaded).parameters) == [SLOT]:
         return of_function(loaded, text, SLOTS_MAX_DEFAULT if run is None else run.slots_max)
     return Subject(Reference(text), _checked(loaded, text), {})
+
+
+def as_begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the shipped task in the config.toml of a run, for the request to go on with it.
+
+    That file has every setting that the run was begun with. One that it lacks was None, or there was none of its name
+    in the version that began the run: it is None here, by name, and then nothing is chosen in its stead.
+    """
+    keys = Schema.of("task", shipped_task(settings)[1].task).keys
+    return {**{name: None for name, key in keys.items() if key.default is None}, **settings}
 
 
 def shipped_task(settings: Mapping[str, Any]) -> tuple[str, ModuleType]:

@@ -117,6 +117,32 @@ def test_a_pipe_and_a_folder_are_left_out(tmp_path: Path) -> None:
     assert folders.beside(tmp_path) == ({}, ["tokenizer.json", "tokenizer_config.json"])
 
 
+def test_all_that_belongs_to_a_model_goes_along_and_no_weights(tmp_path: Path) -> None:
+    source = write(tmp_path / "it", arrays())
+    tokenizers = ["tokenizer.model", "tokenizer.model.v3", "vocab.json", "merges.txt", "tekken.json", "qwen.tiktoken"]
+    documents = ["LICENSE", "LICENSE.txt", "NOTICE", "README.md", "generation_config.json", "tokenizer_config.json"]
+    templates = ["chat_template.jinja", "chat_template.json", "additional_chat_templates/tools.jinja"]
+    goes = [*tokenizers, *documents, *templates]
+    weights = ["README.bin", "tokenizer.model.safetensors", "pytorch_model.bin", "model.gguf"]
+    states = ["optimizer.pt", "training_args.bin", "trainer_state.json"]
+    stays = [*weights, *states, "notes.txt", ".env", "additional_chat_templates/key"]
+    (source / "additional_chat_templates").mkdir()
+    for name in [*goes, *stays]:
+        (source / name).write_bytes(name.encode())
+    found = folders.beside(source)
+    assert found == ({"tokenizer.json": b"{}"} | {name: name.encode() for name in goes}, [])
+    folders.write(tmp_path / "out", DOING, lambda part: folders.write_documents(part, {}, found.files))
+    assert folders.beside(tmp_path / "out") == found
+
+
+def test_a_linked_folder_of_templates_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "it").mkdir()
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "a.jinja").write_bytes(b"secret")
+    (tmp_path / "it" / "additional_chat_templates").symlink_to(tmp_path / "keys")
+    assert folders.beside(tmp_path / "it") == ({}, [])
+
+
 def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     with pytest.raises(ConfigError, match="something there"):
@@ -155,6 +181,29 @@ def index_of(names: Any) -> Callable[[Path], None]:
         (folder / folders.INDEX).write_text(json.dumps({"weight_map": names}))
 
     return write
+
+
+def index_alone(names: Any) -> Callable[[Path], None]:
+    """An index to one file that has all tensors."""
+
+    def write(folder: Path) -> None:
+        (folder / folders.WEIGHTS).rename(folder / "a.safetensors")
+        every = dict.fromkeys(load_file(folder / "a.safetensors"), "a.safetensors")
+        index_of({**every, **names} if isinstance(names, dict) else names)(folder)
+
+    return write
+
+
+def twice(folder: Path) -> None:
+    index_alone({})(folder)
+    save_file({"model.norm.weight": np.zeros(8, "f4")}, folder / "b.safetensors")
+    index = json.loads((folder / folders.INDEX).read_text())["weight_map"]
+    index_of({**index, "model.norm.weight": "b.safetensors"})(folder)
+
+
+def tied(folder: Path) -> None:
+    document = json.loads((folder / folders.CONFIG).read_text())
+    (folder / folders.CONFIG).write_text(json.dumps({**document, "tie_word_embeddings": True}))
 
 
 def config_without(key: str) -> Callable[[Path], None]:
@@ -201,10 +250,12 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: changed(folder, lambda tensors: tensors.update({"model.more.weight": np.zeros(8, "f4")})),
         "model.more.weight",
     ),
-    "an index to a file that is not there": (index_of({"lm_head.weight": "a.safetensors"}), "a.safetensors, which"),
-    "an index to elsewhere": (index_of({"lm_head.weight": "../a.safetensors"}), "../a.safetensors"),
-    "an index of numbers": (index_of({"lm_head.weight": 3}), "weight_map"),
-    "an index of nothing": (index_of({}), "tensors model.embed_tokens.weight"),
+    "an index to a file that is not there": (index_alone({"lm_head.weight": "b.safetensors"}), "b.safetensors, which"),
+    "an index to elsewhere": (index_alone({"lm_head.weight": "../a.safetensors"}), "../a.safetensors"),
+    "an index of numbers": (index_alone(3), "weight_map"),
+    "an index with more": (index_alone({"model.more.weight": "a.safetensors"}), "model.more.weight in a.safetensors"),
+    "a tensor in two files": (twice, "model.norm.weight in one file"),
+    "a head that is no embedding": (tied, "lm_head.weight with the values of model.embed_tokens.weight"),
 }
 
 
@@ -216,6 +267,31 @@ def test_a_folder_that_is_not_whole_is_refused(name: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as refused:
         folders.read(folder, DOING)
     assert words in str(refused.value)
+
+
+def test_one_file_counts_before_an_index(tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", arrays(), "float32")
+    other = write(tmp_path / "other", {name: array + 1 for name, array in arrays().items()}, "float32", bytes_max=700)
+    for file in other.glob("model-*"):
+        file.rename(folder / file.name)
+    (other / folders.INDEX).rename(folder / folders.INDEX)
+    found = folders.read(folder, DOING)
+    assert set(found.files.values()) == {folder / folders.WEIGHTS}
+    assert found.tensor("model.norm.weight").tolist() == arrays()["model.norm.weight"].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_a_head_that_is_the_embedding_may_lie_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, rows: int
+) -> None:
+    monkeypatch.setattr(folders, "_ROWS", rows)
+    folder = write(tmp_path / "it", arrays(), dtype)
+    tied(folder)
+    with pytest.raises(ConfigError, match=r"lm_head\.weight"):
+        folders.read(folder, DOING)
+    changed(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]}))
+    assert "lm_head.weight" not in folders.read(folder, DOING).files
 
 
 def test_no_byte_of_a_header_makes_a_crash(tmp_path: Path) -> None:

@@ -33,13 +33,22 @@ class Failing:
         self._fail("from_file")
         return self
 
+    def no_truncation(self) -> None:
+        self._fail("no_truncation")
+
+    def no_padding(self) -> None:
+        self._fail("no_padding")
+
     def get_vocab(self, **options: Any) -> dict[str, int]:
         self._fail("get_vocab")
         return {"a": 0}
 
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
     def encode(self, text: str, **options: Any) -> Any:
         self._fail("encode")
-        return SimpleNamespace(ids=[0], offsets=[(0, 1)])
+        return SimpleNamespace(ids=[0], offsets=[(0, 1)], sequence_ids=[0])
 
     def encode_batch(self, texts: list[str], **options: Any) -> list[Any]:
         self._fail("encode_batch")
@@ -54,12 +63,13 @@ def use(folder: Path) -> None:
     """Everything that is asked of a tokenizer."""
     found = FolderTokens(folder, 10, "Trying it")
     found.encode(b"a")
+    found.prompt(b"a")
     found.bytes_after_first(b"a")
     found.encode_all([b"a", b"b"])
     found.decode(np.asarray([0], np.int32))
 
 
-CALLS = ["from_file", "get_vocab", "encode", "encode_batch", "decode"]
+CALLS = ["from_file", "no_truncation", "no_padding", "get_vocab", "encode", "encode_batch", "decode"]
 
 
 @pytest.mark.parametrize("error", [PanicException("index out of bounds"), ValueError("odd")])
