@@ -200,8 +200,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     """
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
     keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
-    marks = marks_of(settings)
-    windows = _windows(folder, facts, *(settings.get(key) for key in keys), marks=marks)  # type: ignore[arg-type]
+    values = [*(settings.get(key) for key in keys), marks_of(settings)]
+    windows = _windows(folder, facts, *values)  # type: ignore[arg-type]
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -334,7 +334,8 @@ class TextMarks(NamedTuple):
         """The tokenizer of a folder; ConfigError where there is none, or it has no such token."""
         is_former = self.special_in_text is None
         bos = self.bos or ("off" if is_former else "folder")
-        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=is_former or bool(self.special_in_text))
+        special = is_former or bool(self.special_in_text)
+        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=special, is_former=is_former)
 
     def end(self, folder: Path, vocabulary: int, doing: str) -> int | None:
         """The token that ends a document; the first, where there are several. ConfigError for one that the model does

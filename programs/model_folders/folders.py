@@ -171,6 +171,17 @@ def tokenizer_config_in(path: Path, doing: str) -> dict[str, Any]:
     return _object_if_there(path / TOKENIZER_CONFIG, doing)
 
 
+def tokenizer_kind_in(path: Path, doing: str) -> str:
+    """The class of transformers 5 that reads the tokenizer of a folder, as its AutoTokenizer chooses it, of those that
+    make a part of it themselves; "" where tokenizer.json is read as it is."""
+    named = tokenizer_config_in(path, doing).get("tokenizer_class")
+    kind = _object_if_there(path / CONFIG, doing).get("model_type")
+    named = named.removesuffix("Fast") if isinstance(named, str) else None
+    if kind == "qwen2" or (kind == "qwen3" and named is None):
+        return "Qwen2Tokenizer"
+    return named if kind in ("llama", "qwen3") and named in ("Qwen2Tokenizer", "LlamaTokenizer") else ""
+
+
 SPECIAL_KEYS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -329,15 +340,19 @@ def check_tied(path: Path, doing: str) -> None:
         return
     with opened_tensors(where[head], doing) as of_head, opened_tensors(where[embedding], doing) as of_embedding:
         parts = of_head.get_slice(head), of_embedding.get_slice(embedding)
-        rows = parts[0].get_shape()[:1] or [0]
+        rows = (parts[0].get_shape() or [0])[0]
         is_same = parts[0].get_shape() == parts[1].get_shape() and all(
-            np.array_equal(*(np.asarray(part[at : min(at + _ROWS, rows[0])], np.float32) for part in parts))
-            for at in range(0, rows[0], _ROWS)
+            np.array_equal(_rows_of(parts[0], at, rows), _rows_of(parts[1], at, rows)) for at in range(0, rows, _ROWS)
         )
     if not is_same:
         do = f"Set tie_word_embeddings in {CONFIG} to false; or take the folder from where it is whole."
         expected = f"{head} with the values of {embedding}, as tie_word_embeddings in {CONFIG} says"
         raise ConfigError(doing, expected, "others", do)
+
+
+def _rows_of(part: Any, at: int, rows: int) -> Array:
+    """Some rows of a tensor of so many, from one on."""
+    return np.asarray(part[at : min(at + _ROWS, rows)], np.float32)
 
 
 def _names_in(file: Path, doing: str) -> list[str]:
@@ -377,8 +392,8 @@ def weight_files(path: Path, doing: str) -> list[Path]:
                 raise ConfigError(doing, f"{tensor[:200]} in one file", f"it in {other} and in {name}", do)
     if wrong := [tensor for tensor, name in places.items() if files.get(tensor) != name]:
         expected = f"{listed([f'{tensor[:200]} in {places[tensor]}' for tensor in wrong])}, as {INDEX} says"
-        found = files.get(wrong[0])
-        raise ConfigError(doing, expected, "files without" if found is None else f"the first in {found}", do)
+        actual = f"the first in {files[wrong[0]]}" if wrong[0] in files else "files without"
+        raise ConfigError(doing, expected, actual, do)
     return [path / name for name in names]
 
 

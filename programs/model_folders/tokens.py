@@ -5,14 +5,20 @@ that the tokenizer of transformers 5 gives, with what tokenizer_config.json says
 does not count there, where there is a tokenizer.json, whose post-processor says what begins a text.
 `tests/torch_tasks/test_folder_tokens.py` compares them.
 
+transformers 5 takes from the tokenizer.json of some folders only the vocabulary, merges and post-processor, and makes
+the rest itself, by the class of its tokenizer: a Qwen2 has its own normalizer (NFC) and its own way to split a text,
+which gave 3,010 tokens where the file alone gave 2,997. `_rebuild` does the same, so that a model that is trained here
+reads what it reads there.
+
 Texts are data: one that spells a special token has the tokens of its letters, else a page about chat templates would
 end documents and open turns. A prompt is an instruction, in which a special token is meant.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +33,8 @@ from isthmus.programs.model_folders.folders import (
     TOKENIZER_CONFIG,
     NamedTokens,
     named_tokens_in,
+    tokenizer_config_in,
+    tokenizer_kind_in,
 )
 from isthmus.runtime.errors import ConfigError
 
@@ -89,11 +97,19 @@ class FolderTokens:
     """The tokenizer of a folder, for a model with so many token ids.
 
     `begin`: what transformers puts before a text, where `bos` is "folder"; the folder's bos token at least, where it is
-    "on". `special_in_text`: texts have the special tokens that they spell.
+    "on". `special_in_text`: texts have the special tokens that they spell. `is_former`: the file is read with all that
+    it says, and nothing beside it, as before there were such settings.
     """
 
     def __init__(
-        self, folder: Path, vocabulary: int, doing: str, *, bos: Marked = "folder", special_in_text: bool = False
+        self,
+        folder: Path,
+        vocabulary: int,
+        doing: str,
+        *,
+        bos: Marked = "folder",
+        special_in_text: bool = False,
+        is_former: bool = False,
     ) -> None:
         self._doing, self.folder, path = doing, folder, folder / TOKENIZER
         if not path.is_file():
@@ -105,16 +121,20 @@ class FolderTokens:
         self._path, self._library = path, _library(doing)
         with self._asked():
             self._tokenizer = self._library.Tokenizer.from_file(str(path))
-            self._tokenizer.no_truncation()  # What a batch of some training once needed; of a text it would be a loss.
-            self._tokenizer.no_padding()
+            if not is_former:
+                self._tokenizer.no_truncation()  # What a batch of some training once needed; of a text it is a loss.
+                self._tokenizer.no_padding()
             most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if most >= vocabulary:
             do = "Take the tokenizer that belongs to this model, or resize its embedding."
             raise ConfigError(doing, f"token ids below {vocabulary}, as the embedding has", f"one of {most}", do)
         self._special_in_text = special_in_text
+        kind = tokenizer_kind_in(folder, doing)
         tokens = named_tokens_in(folder, doing)
         with self._asked():
-            self._know_special(tokens, vocabulary)
+            if not is_former:
+                _rebuild(self._tokenizer, kind, tokenizer_config_in(folder, doing), self._library)
+                self._know_special(tokens, vocabulary)
             self._tokenizer.encode_special_tokens = not special_in_text
             bos_id = self._id_of(tokens.named.get("bos_token"))
             self.begin = () if bos == "off" else self._begin()
@@ -210,6 +230,43 @@ class FolderTokens:
             raise ConfigError(self._doing, "text in UTF-8", str(error), "Convert it first.") from None
 
 
+_QWEN2: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where Qwen2Tokenizer splits a text."""
+
+
+def _rebuild(tokenizer: Any, kind: str, config: Mapping[str, Any], library: Any) -> None:
+    """Give a tokenizer the parts that its class in transformers makes itself, if it is one that does."""
+    model = tokenizer.model
+    if type(model).__name__ != "BPE":
+        return
+    splits, decoders = library.pre_tokenizers, library.decoders
+    has_space = config.get("add_prefix_space")
+    if kind == "Qwen2Tokenizer":
+        model.unk_token, model.fuse_unk, model.byte_fallback = None, False, False
+        tokenizer.normalizer = library.normalizers.NFC()
+        split = splits.Split(library.Regex(_QWEN2), behavior="isolated", invert=False)
+        level = splits.ByteLevel(add_prefix_space=bool(has_space), use_regex=False)
+        tokenizer.pre_tokenizer = splits.Sequence([split, level])
+        tokenizer.decoder = decoders.ByteLevel()
+    elif kind == "LlamaTokenizer" and not _is_byte_level(tokenizer):
+        model.unk_token, model.fuse_unk, model.byte_fallback = None, True, True
+        is_first = not config.get("legacy", False)
+        scheme = "never" if has_space is False else "first" if is_first else "always"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = splits.Metaspace(replacement="\u2581", prepend_scheme=scheme, split=False)
+        strips = [] if has_space is False else [decoders.Strip(content=" ", left=1)]
+        parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
+        tokenizer.decoder = decoders.Sequence(parts)
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether the letters of its tokens stand for bytes."""
+    document = json.loads(tokenizer.to_str())
+    return any('"ByteLevel"' in json.dumps(document.get(part)) for part in ("pre_tokenizer", "decoder"))
+
+
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Let the library make no threads of its own."""
@@ -245,7 +302,7 @@ def _letters() -> dict[int, str]:
 def _library(doing: str) -> Any:
     try:
         import tokenizers
-        from tokenizers import decoders, models, pre_tokenizers  # noqa: F401
+        from tokenizers import decoders, models, normalizers, pre_tokenizers  # noqa: F401
     except ImportError:
         do = "Install it beside isthmus: in a clone, pip install -e '.[folders]'."
         raise ConfigError(doing, "the library tokenizers", "none", do) from None

@@ -147,11 +147,12 @@ def _by_module(
 
 
 def _tokens(folder: Path, vocabulary: int, run: Path | None, doing: str) -> FolderTokens:
-    """The tokenizer of a folder, which reads as the run of its model did."""
+    """The tokenizer of a folder, which reads as the run of its model does; of a run that was begun before there were
+    such settings as the folder exported from it."""
     settings = None if run is None else settings_of(run, doing)
-    if settings is None:
+    if settings is None or (marks := folder_task.marks_of(settings)).special_in_text is None:
         return FolderTokens(folder, vocabulary, doing)
-    return folder_task.marks_of(settings).tokens(folder, vocabulary, doing)
+    return marks.tokens(folder, vocabulary, doing)
 
 
 def _of_run(where: Path, doing: str, snapshot: int | None, path: int | None) -> TextModel:

@@ -73,6 +73,36 @@ def test_a_text_begins_as_transformers_begins_it(tmp_path: Path, name: str, form
     assert FolderTokens(folder, VOCABULARY, DOING, bos="off").begin == ()
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"tokenizer_class": None},
+        {"tokenizer_class": "TokenizersBackend"},
+        {"tokenizer_class": "LlamaTokenizerFast"},
+        {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False},
+        {"tokenizer_class": "LlamaTokenizer", "legacy": True},
+        {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": True},
+        {"tokenizer_class": "Qwen2TokenizerFast"},
+        {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": True},
+    ],
+)
+@pytest.mark.parametrize("name", MADE)
+def test_a_tokenizer_is_made_by_the_class_that_transformers_chooses(
+    tmp_path: Path, name: str, kind: str, config: dict[str, Any]
+) -> None:
+    folder = write(tmp_path / "it", MADE[name](), config)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "model_type": kind}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = FolderTokens(folder, VOCABULARY, DOING)
+    for text in [*TEXTS, " a", "12345 e\N{COMBINING ACUTE ACCENT}'S"]:
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ours.encode(text.encode()).tolist() == ids, type(tokenizer)
+        assert ours.decode(np.asarray(ids, np.int32)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 def test_bos_may_be_asked_for(tmp_path: Path) -> None:
     folder = write(tmp_path / "it", byte_level())
     assert FolderTokens(folder, VOCABULARY, DOING, bos="on").begin == (BOS,)
@@ -216,6 +246,18 @@ def test_a_model_stops_where_generate_stops(tmp_path: Path, generation: Any, con
     theirs = tokenizer.decode(ids[:-1] if ids[-1] == stop else ids, skip_special_tokens=True)
     ours = Writer(text_model(folder, DOING), DOING).continuation(b"7 times", 12, temperature=0.0)
     assert "7 times" + "".join(ours) == theirs
+
+
+def test_the_tokenizer_of_a_former_run_reads_all_that_its_file_says(tmp_path: Path) -> None:
+    made = byte_level()
+    made.enable_truncation(8)
+    made.enable_padding(pad_id=3, pad_token="<pad>", length=12)
+    folder = write(tmp_path / "it", made, {"tokenizer_class": "Qwen2Tokenizer"})
+    before = [made.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    tokens = folder_task.marks_of({}).tokens(folder, VOCABULARY, DOING)
+    assert [each.tolist() for each in tokens.encode_all([text.encode() for text in TEXTS])] == before
+    now = folder_task.marks_of(NOW).tokens(folder, VOCABULARY, DOING)
+    assert [each.tolist() for each in now.encode_all([text.encode() for text in TEXTS])] != before
 
 
 def test_a_run_begun_before_these_settings_goes_on_as_it_read(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ class PanicException(BaseException):
 class Failing:
     """A tokenizer that fails by `error` in the call `at`."""
 
+    model = None
+
     def __init__(self, at: str, error: BaseException) -> None:
         self._at, self._error = at, error
 
