@@ -33,7 +33,7 @@ PACKED: Final = (".gz", ".zst")
 
 
 @final
-class Form(NamedTuple):
+class FileForm(NamedTuple):
     """`kind`: a constant of this module; `packed`: one of PACKED, or empty."""
 
     kind: str
@@ -45,12 +45,12 @@ class Form(NamedTuple):
         return self.kind not in (TEXT, TOKENS)
 
 
-def form_of(path: str | PurePath) -> Form:
+def form_of(path: str | PurePath) -> FileForm:
     """The form of a file, by its suffixes in any case."""
     name = PurePath(path)
     packed = suffix if (suffix := name.suffix.lower()) in PACKED else ""
     inner = PurePath(name.stem).suffix.lower() if packed else suffix
-    return Form(_BY_SUFFIX.get(inner, TEXT), packed)
+    return FileForm(_BY_SUFFIX.get(inner, TEXT), packed)
 
 
 def check_bytes(files: tuple[CorpusFile, ...]) -> tuple[CorpusFile, ...]:
