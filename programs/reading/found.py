@@ -22,7 +22,6 @@ from typing import Final, NamedTuple, final
 
 from isthmus.ops.data.corpus import READING, CorpusFile, DataError
 from isthmus.programs.reading.forms import ARROW, LIST, PACKED, PARQUET, TOKENS, form_of
-from isthmus.programs.reading.rows import is_one_object
 
 _NAME_OTHERS: Final = "Name other files or folders with --data."
 _NAMED_MAX: Final = 5
@@ -243,9 +242,7 @@ class _Search:
         is_plain = not form.packed and form.kind not in (TOKENS, PARQUET, ARROW)
         if self._are_texts and is_plain and _has_nul(path):
             return NUL_BYTES
-        if self._are_rows and form == (LIST, "") and is_one_object(path):
-            return ONE_OBJECT
-        return ""
+        return ONE_OBJECT if self._are_rows and form == (LIST, "") and _is_one_object(path) else ""
 
 
 @final
@@ -270,3 +267,9 @@ def _is_cache(path: Path, is_saved: bool) -> bool:
 def _has_nul(path: Path) -> bool:
     with path.open("rb") as file:
         return b"\0" in file.read(_LOOK_BYTES)
+
+
+def _is_one_object(path: Path) -> bool:
+    from isthmus.programs.reading.rows import is_one_object  # Of rows alone: who trains on bytes needs no parser.
+
+    return is_one_object(path)
