@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, final
 
 import msgspec
 
@@ -72,6 +72,23 @@ class Observer(Witness, Protocol):
         """The run is over."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class MachinesOfRun:
+    """Where the replicas of a simulated run are, and whose the machines are."""
+
+    place: Callable[[Replica], str]
+    """The machine of each replica; HOME, or another name."""
+    movable: tuple[str, ...] = ()
+    """The roles whose next life may be at home, where their machine is lost."""
+    owners: Mapping[str, MachineOwner] = field(default_factory=dict)
+    """Whose machines are, where they are not their own."""
+    terms: Callable[[], DirectoryTerms] = DirectoryTerms
+    """Makes what the program makes of that, for one home."""
+    parties: Mapping[str, Party] = field(default_factory=dict)
+    """Who else brought some of them."""
+
+
 class Universe:
     """Hosts of one run on machines of their own. `addresses` and `disks` are those of the machines, by name; `error` is
     what a body raised, `outcome` how the run ended, once its last process has; `incidents` those of all hosts;
@@ -79,12 +96,10 @@ class Universe:
 
     Arguments:
         plans: by role.
-        counts: the replicas of each role.
+        cast: the replicas of the run; the edges between them, and the most of each role, follow from plans and faults.
+        machines: where they are.
         seed: from which everything is drawn.
         resolve: returns what a reference names.
-        place: the machine of each replica; HOME, or another name.
-        movable: the roles whose next life may be at home, where their machine is lost.
-        group_role: that of the leaders of groups, if there are any.
         duration: of a replica and a node: the time of a firing before `jitter`.
         jitter: a share of it, that `spread` draws around.
         spread: draws it.
@@ -92,26 +107,18 @@ class Universe:
         faults: what happens.
         checkers: they watch, and object.
         limits: those of channels.
-        least: the smallest number of replicas of a role with which the run can go on.
         trace: collects spans.
         boot_seconds: processes boot for half to three halves of it.
-        processes: the number of those of the island of each learner.
-        elastic: how many of them may train without the others.
-        owners: whose the machines are, where they are not their own.
-        terms: makes what the program makes of that, for one home.
-        parties: who else brought some of them.
     """
 
     def __init__(
         self,
         plans: Mapping[str, Plan],
-        counts: Mapping[str, int],
+        cast: RunRoles,
+        machines: MachinesOfRun,
         *,
         seed: int,
         resolve: Callable[[Reference], Any],
-        place: Callable[[Replica], str],
-        movable: tuple[str, ...] = (),
-        group_role: str = "",
         duration: DurationOf = a_millisecond,
         jitter: float = 0.0,
         spread: Spread = evenly,
@@ -119,14 +126,8 @@ class Universe:
         faults: Iterable[Fault] = (),
         checkers: Sequence[Observer] = (),
         limits: Limits = Limits(),  # noqa: B008
-        least: Mapping[str, int] = MappingProxyType({}),
         trace: Trace | None = None,
         boot_seconds: float = BOOT_SECONDS,
-        processes: tuple[int, ...] = (),
-        elastic: tuple[tuple[int, ...], ...] = (),
-        owners: Mapping[str, MachineOwner] = MappingProxyType({}),
-        terms: Callable[[], DirectoryTerms] = DirectoryTerms,
-        parties: Mapping[str, Party] = MappingProxyType({}),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -147,15 +148,16 @@ class Universe:
         self._has_started = False
         self._checkers = tuple(checkers)
         faults = tuple(faults)
-        replicas = [Replica(role, slot) for role in plans if role in counts for slot in range(counts[role])]
-        for slot, count in enumerate(processes):
+        roles = {role: cast.roles[role] for role in plans if role in cast.roles}
+        replicas = [Replica(role, slot) for role, count in roles.items() for slot in range(count)]
+        for slot, count in enumerate(cast.processes):
             replicas += [follower(island_in(slot), number) for number in range(1, count)]
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
-        machines = sorted({HOME, *map(place, [*replicas, *joining])})
-        check(faults, list(plans), replicas, machines)
-        self.addresses = {name: f"127.0.{i >> 8}.{i & 255}" for i, name in enumerate(machines, 1)}
-        self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in machines}
-        self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in machines}
+        names = sorted({HOME, *map(machines.place, [*replicas, *joining])})
+        check(faults, list(plans), replicas, names)
+        self.addresses = {name: f"127.0.{i >> 8}.{i & 255}" for i, name in enumerate(names, 1)}
+        self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in names}
+        self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in names}
         self._setting = UniverseSetting(
             clock=self.clock,
             ether=self.ether,
@@ -176,12 +178,13 @@ class Universe:
             left=self._left,
             forgeries=lambda life: self.injector.forgeries.get(life.member.replica, ()),
         )
-        self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in machines}
+        self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in names}
         self.links = ControlLinks(self.clock, self.weather, self.addresses, seed)
         slots: dict[str, int] = {}
         for replica in [*replicas, *joining]:
             slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
-        places = {replica: place(replica) for replica in replicas if place(replica) != HOME}
+        places = {replica: where for replica in replicas if (where := machines.place(replica)) != HOME}
+        owners = {name: Party(owner_party(owner.name)) for name, owner in machines.owners.items()}
         edges = {
             edge.name: (edge.source_role, edge.target_role)
             for plan in plans.values()
@@ -193,18 +196,10 @@ class Universe:
             clock=self.clock,
             links=self.links,
             machines=self.machines,
-            cast=RunRoles(
-                roles={role: counts[role] for role in plans if role in counts},
-                slots_max=slots,
-                least=dict(least),
-                processes=processes,
-                elastic=elastic,
-                edges=edges,
-                group_role=group_role,
-            ),
-            directory=Directory(owners=dict(owners)),
-            terms=terms,
-            parties={**{name: Party(owner_party(owner.name)) for name, owner in owners.items()}, **parties},
+            cast=msgspec.structs.replace(cast, roles=roles, slots_max=slots, edges=edges),
+            directory=Directory(owners=dict(machines.owners)),
+            terms=machines.terms,
+            parties={**owners, **machines.parties},
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,
@@ -212,10 +207,10 @@ class Universe:
             died=self.kill_daemon,
         )
         self.home = HOME
-        self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=movable)
+        self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=machines.movable)
         for machine in self.machines.values():
             machine.follows = HOME, 1
-        self._place, self._replicas = place, replicas
+        self._place, self._replicas = machines.place, replicas
         self.injector = Injector(self, faults)
 
     # -- queries -------------------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ from isthmus.runtime.ids import LEARNER, ONE_RECORDER, MachineOwner, Party, Repl
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
-from isthmus.runtime.sim.universe import Universe, digest
+from isthmus.runtime.sim.universe import MachinesOfRun, Universe, digest
+from isthmus.runtime.supervision.home_events import RunRoles
 from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]
@@ -331,7 +332,20 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
     window = shape.window_bytes
     return Universe(
         _plans(graph, shape),
-        roster_counts(graph, shape.learners),
+        RunRoles(
+            roles=roster_counts(graph, shape.learners),
+            least=least_replicas(graph),
+            processes=shape.processes,
+            elastic=shape.elastic,
+            group_role=REGION,
+        ),
+        MachinesOfRun(
+            place,
+            MOVABLE,
+            owners=_owners(shape),
+            terms=lambda: MergeShares(1.0),
+            parties={machine: Party(party) for machine, party in shape.parties},
+        ),
         seed=shape.seed,
         resolve=resolver,
         duration=duration,
@@ -339,15 +353,6 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         climate=shape.climate,
         faults=shape.faults,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
-        place=place,
-        movable=MOVABLE,
-        group_role=REGION,
-        owners=_owners(shape),
-        terms=lambda: MergeShares(1.0),
-        parties={machine: Party(party) for machine, party in shape.parties},
-        processes=shape.processes,
-        elastic=shape.elastic,
-        least=least_replicas(graph),
         checkers=[
             *runtime_checkers(graph),
             *_of_program(graph, shape),

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, final
 
-from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder import summary
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
 from isthmus.programs.engine.recorder.run_references import resolving
@@ -19,7 +18,7 @@ from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.program_graph import REGION
 from isthmus.programs.update_settings import step_tokens_of
-from isthmus.programs.wings.simulation.places import machine_of
+from isthmus.programs.wings.simulation.places import MACHINES, cast_of
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Trace
@@ -104,12 +103,10 @@ class VirtualRun:
         if self.faults:
             return Universe(
                 request.plans,
-                counts,
+                cast_of(counts, {}),
+                MACHINES,
                 seed=request.job.seed,
                 resolve=resolver,
-                place=machine_of,
-                movable=MOVABLE,
-                group_role=REGION,
                 duration=pace.duration,
                 jitter=pace.jitter,
                 climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),

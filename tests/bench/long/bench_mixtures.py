@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.command.demands import Demand, check, within
-from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, roster_counts
 from isthmus.programs.engine.recorder.roles import least_replicas
 from isthmus.programs.engine.recorder.run_references import resolving
@@ -32,7 +31,7 @@ from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
 from isthmus.programs.wings.report.charts_lines import ChartLine, draw_lines
 from isthmus.programs.wings.report.page import write_sheet
 from isthmus.programs.wings.simulation import toy_task
-from isthmus.programs.wings.simulation.places import machine_of
+from isthmus.programs.wings.simulation.places import MACHINES, cast_of
 from isthmus.programs.wings.simulation.universe import FOLDER
 from isthmus.programs.wings.simulation.virtual_run import VirtualPace
 from isthmus.runtime.errors import ConfigError, RunError
@@ -78,18 +77,15 @@ def measured(
 
     universe = Universe(
         lower(graph),
-        counts,
+        cast_of(counts, least_replicas(graph)),
+        MACHINES,
         seed=seed,
         resolve=resolving(FOLDER, resolve, SNAPSHOT_SECONDS_DEFAULT),
-        place=machine_of,
-        movable=MOVABLE,
-        group_role=REGION,
         duration=pace.duration,
         jitter=pace.jitter,
         spread=spread,
         climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
         faults=faults,
-        least=least_replicas(graph),
         trace=trace,
         boot_seconds=boot_seconds,
     )

@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from isthmus.programs.engine.cluster.handover import MOVABLE
 from isthmus.programs.engine.recorder.graph_parts import roster_counts
 from isthmus.programs.engine.recorder.roles import least_replicas
 from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request.reference import resolve
-from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.simulation import toy_task
-from isthmus.programs.wings.simulation.places import machine_of
+from isthmus.programs.wings.simulation.places import MACHINES, cast_of
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Replica
@@ -87,16 +85,13 @@ def simulated(learners: int) -> dict[str, Any]:
     ):
         universe = Universe(
             lower(graph),
-            roster_counts(graph, learners),
+            cast_of(roster_counts(graph, learners), least_replicas(graph)),
+            MACHINES,
             seed=1,
             resolve=resolving(Path("/run"), resolve, 15.0, None),
-            place=machine_of,
-            movable=MOVABLE,
-            group_role=REGION,
             duration=lambda _, node: milliseconds(1e3 * STEP_SECONDS if node == "inner-step" else 1),
             jitter=0.05,
             climate=Climate(latency=0.001, jitter=0.001, gbits=1.0),
-            least=least_replicas(graph),
         )
         universe.run(lambda: universe.outcome is not None, seconds_max=600.0)
     assert universe.outcome == "done"
