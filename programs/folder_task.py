@@ -42,11 +42,10 @@ from isthmus.programs.language_model import (
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
-from isthmus.programs.model_folders.tokenizer_facts import TokenizerFacts
 from isthmus.programs.model_folders.tokens import FolderTokens, Marked
 from isthmus.programs.reading.forms import ROWS
 from isthmus.programs.reading.found import FoundFiles, find
-from isthmus.programs.reading.table import DataTable, DataTally
+from isthmus.programs.reading.table import DataTable, DataTally, SpecialIds, lost_share
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -418,8 +417,7 @@ def data_table(settings: Mapping[str, Any]) -> DataTable:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     if read_data.tokens is None:
         return read_data.tally.table(found)
-    share = TokenizerFacts(folder, doing).lost_share(read_data.tally.samples, read_data.tokens)
-    return read_data.tally.table(found, share)
+    return read_data.tally.table(found, lost_share(map(read_data.tokens.there_and_back, read_data.tally.samples)))
 
 
 def _found(data: Sequence[str]) -> FoundFiles:
@@ -446,17 +444,23 @@ def _read_data(
         tally = DataTally()
         if (path / folders.TOKENIZER).is_file():
             tokens = marks.tokens(path, vocabulary, doing)
-            tally = DataTally(TokenizerFacts(path, doing).special(tokens.begin), tokens.decode)
+            tally = DataTally(_special(tokens, marks.end(path, vocabulary, _doing(folder))), tokens.decode)
         for file in held:
             tally.add_file(file.path, read(file, vocabulary, np.dtype(token_dtype).newbyteorder("<")))
         return _Read(corpus, tally)
     tokens, end = marks.tokens(path, vocabulary, doing), marks.end(path, vocabulary, _doing(folder))
-    facts, ends = TokenizerFacts(path, doing), () if end is None else (end,)
-    begins_with, ends_with = (tuple(map(facts.piece, ids)) for ids in (tokens.begin, ends))
-    tally = DataTally(facts.special((*tokens.begin, *ends)), tokens.decode, begins_with, ends_with)
+    begins_with, ends_with = (tuple(map(tokens.piece, ids)) for ids in (tokens.begin, () if end is None else (end,)))
+    tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
     ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
     return _Read(split_of(ids, vocabulary), tally, tokens)
+
+
+def _special(tokens: FolderTokens, end: int | None) -> SpecialIds:
+    """The ids of pads and of unknown letters, where these do not begin or end documents, too: no count tells these
+    apart."""
+    marks = {*tokens.begin, end}
+    return SpecialIds(*(None if id in marks else id for id in (tokens.pad, tokens.unknown)))
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:

@@ -32,6 +32,7 @@ from isthmus.programs.model_folders.folders import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     NamedTokens,
+    document_in,
     named_tokens_in,
     tokenizer_config_in,
     tokenizer_kind_in,
@@ -45,6 +46,10 @@ _PARALLEL: Final = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 Marked: TypeAlias = Literal["on", "off", "folder"]
 """Whether a document has a token at its beginning, or its end; "folder": as the folder says."""
+_PADS: Final = ("<pad>", "[PAD]")
+"""What tokens that fill up batches are mostly called, in folders that name none."""
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What stands for a space in tokens of sentencepiece."""
 _PROBES: Final = ("a", "0", "A", " ", ".", "\n")
 """Texts, one of which any tokenizer has a token for."""
 
@@ -212,6 +217,38 @@ class FolderTokens:
         encoded = self._tokenizer.encode_batch(words, add_special_tokens=False)
         return [np.asarray(each.ids, np.int32) for each in encoded]
 
+    def piece(self, id: int) -> str:
+        """The token of an id; empty where there is none."""
+        return self._tokenizer.id_to_token(id) or ""
+
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for letters without a token; None where it has none."""
+        model = self._tokenizer.model
+        if type(model).__name__ == "Unigram":  # It alone says so by a number, and that to pickle alone.
+            number: int | None = json.loads(model.__getstate__()).get("unk_id")
+            return number
+        return self._id_of(model.unk_token)
+
+    @property
+    def pad(self) -> int | None:
+        """The id that fills up batches: the `pad_token_id` of config.json, else of the token that the folder names so;
+        None where it has none."""
+        if type(configured := document_in(self.folder, self._doing).get("pad_token_id")) is int:
+            return configured
+        named = named_tokens_in(self.folder, self._doing).named.get("pad_token")
+        return self._id_of(named or next(filter(self._tokenizer.token_to_id, _PADS), None))
+
+    def there_and_back(self, text: str) -> tuple[str, str]:
+        """What the normalizer leaves of a text, before tokens are looked for, and what comes back of its ids."""
+        normalizer, left = self._tokenizer.normalizer, text
+        # One that makes letters of bytes leaves all of them.
+        if normalizer is not None and b'"ByteLevel"' not in normalizer.__getstate__():
+            with self._asked():
+                left = normalizer.normalize_str(text)
+        back = self.decode(self.encode(text.encode()))
+        return left.replace(_SPACE, " "), back.replace(_SPACE, " ")
+
     def decode(self, ids: Ids) -> str:
         with self._asked():
             text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
@@ -255,9 +292,9 @@ def _rebuild(tokenizer: Any, kind: str, config: Mapping[str, Any], library: Any)
         is_first = not config.get("legacy", False)
         scheme = "never" if has_space is False else "first" if is_first else "always"
         tokenizer.normalizer = None
-        tokenizer.pre_tokenizer = splits.Metaspace(replacement="\u2581", prepend_scheme=scheme, split=False)
+        tokenizer.pre_tokenizer = splits.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
         strips = [] if has_space is False else [decoders.Strip(content=" ", left=1)]
-        parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
+        parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
         tokenizer.decoder = decoders.Sequence(parts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, final
@@ -292,7 +292,7 @@ def is_json(text: bytes) -> bool:
         return False
 
 
-def lost_share(pairs: Sequence[tuple[str, str]]) -> float | None:
+def lost_share(pairs: Iterable[tuple[str, str]]) -> float | None:
     """The share of characters of texts that their readings from ids lack, white space apart, in any order; None without
     any.
 

@@ -14,6 +14,7 @@ from isthmus.programs import folder_task
 from isthmus.programs.reading.table import DataTable, LongestDocument
 from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import ConfigError
+from tests.torch_tasks.folder_tokenizers import byte_level, write
 from tests.torch_tasks.test_model_folders import folder_of
 
 pytestmark = [pytest.mark.torch]
@@ -87,6 +88,23 @@ def test_what_the_normalizer_changes_is_not_lost(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(document))
     (tmp_path / "text.txt").write_text("\N{LATIN SMALL LETTER E WITH ACUTE}" * 500)
     assert table_of(folder, tmp_path / "text.txt").lost_share == 0
+
+
+def test_what_the_normalizer_of_its_class_changes_is_not_lost_either(tmp_path: Path) -> None:
+    """That of Qwen2Tokenizer joins accents to their letters, and stands in no file."""
+    folder = write(tmp_path / "it", byte_level(), {"tokenizer_class": "Qwen2Tokenizer"})
+    (tmp_path / "text.txt").write_text("e\N{COMBINING ACUTE ACCENT} is one letter. " * 50)
+    found = table_of(folder, tmp_path / "text.txt")
+    assert found.lost_share == 0
+    assert json.loads((folder / "tokenizer.json").read_text())["normalizer"] is None
+
+
+def test_unknown_letters_of_a_unigram_are_counted(tmp_path: Path) -> None:
+    folder = marked_folder(tmp_path / "it")
+    model = tokenizers.models.Unigram([("a", -1.0), ("<unk>", -9.0)], unk_id=1)
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("abab")
+    assert table_of(folder, tmp_path / "text.txt").unknown_share == pytest.approx(2 / 5)
 
 
 @pytest.mark.parametrize("make", ["json", "pads", "zeros"])

@@ -154,10 +154,10 @@ def ids_of(folder: Path, rows: list[dict[str, str]], **settings: Any) -> list[in
     """The ids of rows of which all but the held-out are one after the other, in order."""
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder_task._corpus.cache_clear()
+    folder_task._read_data.cache_clear()
     marks = folder_task.marks_of(settings)
-    found = folder_task.find([str(data)])
-    corpus = folder_task._corpus(found, str(folder), "text", settings.get("prompt"), "uint16", VOCABULARY, marks)
+    options = ("text", settings.get("prompt"), "uint16", VOCABULARY, marks)
+    corpus = folder_task._read_data(folder_task._found([str(data)]), str(folder), *options).corpus
     return [int(each) for part in (corpus.train, corpus.evaluation) for one in part.segments for each in one]
 
 
