@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import Evaluating
@@ -34,41 +34,41 @@ LIVES_MAX: Final = 10_000
 """So many lives of a slot draw from seeds that no life of another has."""
 
 
-class LoopWay(Protocol):
-    """How a process of a script comes to a life."""
+class LoopWay:
+    """How a process of a script comes to a life. What is here is so where a way says nothing else."""
+
+    replica: Replica | None = None
+    """The learner that it is or will be; None where that is not known."""
+    incarnation: int = 1
+    """The life of its slot that it is or will be, from 1 on."""
+    is_guest: bool = False
+    """Whether it is no child of a run: its signals are its own, and it may evaluate between two steps."""
 
     @property
     def place(self) -> IslandSlot | None:
         """The slot that it will have, while it has no life; None where that is not known."""
-
-    @property
-    def replica(self) -> Replica | None:
-        """The learner that it is or will be; None where that is not known."""
-
-    @property
-    def incarnation(self) -> int:
-        """The life of its slot that it is or will be, from 1 on."""
-
-    @property
-    def is_guest(self) -> bool:
-        """Whether it is no child of a run: its signals are its own, and it may evaluate between two steps."""
+        return None
 
     @property
     def lost(self) -> str:
         """Why it has no place in the run any more; '' while it has."""
+        return ""
 
     def fault(self, faults: Sequence[Fault]) -> None:
         """Tell faults of the user's to whoever waits for this process, which ends it there; nothing if nobody does."""
 
     def enter(self, model: LoopModel, *, evaluates: bool) -> LoopLife | None:
         """The life with which the `with` begins; None where the model's first step comes first."""
+        return None
 
     def begin(self, found: ModelFound, model: LoopModel) -> tuple[LoopWay, LoopLife]:
         """The life that the process is given once it has told of its model, and its way from then on; a process that is
         only asked ends here."""
+        raise AssertionError("a process that enters with its life has no model to tell of")
 
     def own_judge(self, judge: Evaluating) -> OwnJudge | None:
         """The evaluation between two steps, where this process is the one that is asked for it."""
+        return None
 
     def tell_goes_on(self) -> None:
         """Tell the run's daemon that this loop goes on though the run is over; the user has read it on stderr."""
@@ -134,57 +134,32 @@ def end_process() -> NoReturn:
 
 
 @final
-class StartedLoop:
-    """A process that was started with its life, or that was given one."""
-
-    place: Final = None
-    is_guest: Final = False
-    lost: Final = ""
+class StartedLoop(LoopWay):
+    """A process that was started with its life, or that was given one: the run's daemon watches it, and a process of
+    its own evaluates."""
 
     def __init__(self, life: LoopLife) -> None:
         self._life = life
-        self.replica: Final = Replica.parse(life.replica)
-        self.incarnation: Final = life.incarnation
-
-    def fault(self, faults: Sequence[Fault]) -> None:
-        """The process ends by the exception, of which its log has the trace."""
+        self.replica = Replica.parse(life.replica)
+        self.incarnation = life.incarnation
 
     def enter(self, model: LoopModel, *, evaluates: bool) -> LoopLife:
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
         return self._life
-
-    def begin(self, found: ModelFound, model: LoopModel) -> NoReturn:
-        raise AssertionError("a process that was started with its life has one from the beginning")
-
-    def own_judge(self, judge: Evaluating) -> None:
-        """A process of its own evaluates."""
 
     def tell_goes_on(self) -> None:
         from isthmus.programs.engine.run.loop_host import tell_goes_on
 
         tell_goes_on(self._life)
 
-    def leave_unbegun(self, error: BaseException | None, model: LoopModel) -> None:
-        """Nothing has begun."""
-
-    def give_up(self, model: LoopModel) -> None:
-        """The run's daemon sees this process end."""
-
-    def close(self, status: int, *, is_over: bool) -> None:
-        """Likewise."""
-
 
 @final
-class WaitingLoop:
-    """A process that was started before its run."""
-
-    incarnation: Final = 1
-    is_guest: Final = False
-    lost: Final = ""
+class WaitingLoop(LoopWay):
+    """A process that was started before its run, and is asked for its model, which its first step completes."""
 
     def __init__(self, ahead: LoopAhead) -> None:
         self._ahead = ahead
-        self.replica: Final = None if ahead.is_only_asked else Replica.parse(ahead.replica)
+        self.replica = None if ahead.is_only_asked else Replica.parse(ahead.replica)
 
     @property
     def place(self) -> IslandSlot:
@@ -193,9 +168,6 @@ class WaitingLoop:
     def fault(self, faults: Sequence[Fault]) -> NoReturn:
         self._tell({"faults": [list(each) for each in faults]})
         end_process()
-
-    def enter(self, model: LoopModel, *, evaluates: bool) -> None:
-        """It is asked for its model, which its first step completes."""
 
     def begin(self, found: ModelFound, model: LoopModel) -> tuple[LoopWay, LoopLife]:
         if model.ranks.is_leader:
@@ -212,22 +184,10 @@ class WaitingLoop:
         os.environ.pop(ISLAND, None)  # As `StartedLoop` does.
         return life_of_waiting(self._ahead)
 
-    def own_judge(self, judge: Evaluating) -> None:
-        """A process of its own evaluates."""
-
-    def tell_goes_on(self) -> None:
-        """There is no run yet."""
-
     def leave_unbegun(self, error: BaseException | None, model: LoopModel) -> None:
         if error is None:
             do = f"Call {model.step_call} after each step of the optimizer."
             self.fault([Fault("Running the loop to its first step", "a step", "none", do)])
-
-    def give_up(self, model: LoopModel) -> None:
-        """Whoever asks sees this process end."""
-
-    def close(self, status: int, *, is_over: bool) -> None:
-        """Likewise."""
 
     def _tell(self, answer: Mapping[str, Any]) -> None:
         with os.fdopen(self._ahead.asks, "w") as file:
@@ -235,28 +195,28 @@ class WaitingLoop:
 
 
 @final
-class JoiningLoop:
+class JoiningLoop(LoopWay):
     """A process that joins a home with a daemon of its own: a run that goes on, or one that begins with the model of
     this loop.
 
-    Of several ranks the first one has the daemon, and the others hear from it what that has said.
+    Of several ranks the first one has the daemon, and the others hear from it what that has said. The home's daemon
+    knows from it whether this loop goes on.
     """
 
-    replica: Final = None
-    incarnation: Final = 1
-    is_guest: Final = True
+    is_guest = True
 
     def __init__(self, home: LoopHome) -> None:
         self.home: Final = home
-        self.place: IslandSlot | None = None
+        self._place: IslandSlot | None = None
         self._daemon: OwnDaemon | None = None
+
+    @property
+    def place(self) -> IslandSlot | None:
+        return self._place
 
     @property
     def lost(self) -> str:
         return "" if self._daemon is None else self._daemon.lost
-
-    def fault(self, faults: Sequence[Fault]) -> None:
-        """Nobody waits for this process."""
 
     def enter(self, model: LoopModel, *, evaluates: bool) -> LoopLife | None:
         from isthmus.programs.engine.machine.own_daemon import OwnDaemon
@@ -266,7 +226,7 @@ class JoiningLoop:
         answer = model.ranks.told(self._answer_of_home)
         if isinstance(answer, LoopLife):
             return answer
-        self.place = IslandSlot(0, answer["slots"], answer["seed"])
+        self._place = IslandSlot(0, answer["slots"], answer["seed"])
         return None
 
     def begin(self, found: ModelFound, model: LoopModel) -> tuple[LoopWay, LoopLife]:
@@ -274,9 +234,6 @@ class JoiningLoop:
 
     def own_judge(self, judge: Evaluating) -> OwnJudge | None:
         return None if self._daemon is None else OwnJudge(judge, self._daemon)
-
-    def tell_goes_on(self) -> None:
-        """The home's daemon knows from this loop's own."""
 
     def leave_unbegun(self, error: BaseException | None, model: LoopModel) -> None:
         model.ranks.close()

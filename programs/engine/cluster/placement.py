@@ -14,12 +14,8 @@ Nodes of one role go together, so that the nodes that feed a step and send its r
   cluster file chooses it by the order of machines.
 
 Ties go to the first name, so only home depends on an order. Either every replica gets a machine, or one error lists
-everything that prevents it. Whether the machines are up, and what they run, is not known here.
-
-The machines of a cluster: the roles that each takes, its islands, its failure domain and its network link.
-
-Frozen data, with the few facts that follow from it. `placement` decides which replica goes where; the caller knows
-whether a machine is up.
+everything that prevents it. Whether the machines are up, and what they run, is not known here: a `Machine` is frozen
+data, of the roles that it takes, its islands, its failure domain and its network link.
 """
 
 from __future__ import annotations
