@@ -16,6 +16,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
@@ -128,13 +129,10 @@ def _make(orders: int, answers: int, parent: int) -> NoReturn:
 
 def _load_ahead() -> None:
     """Load what makes graphs and plans, and the default program, while there is no run yet."""
-    from isthmus.programs.engine.recorder import roles
-    from isthmus.programs.engine.request import fingerprint, followers
     from isthmus.programs.engine.request.program import Program
 
-    assert roles
-    assert fingerprint
-    assert followers
+    for module in ("recorder.roles", "request.fingerprint", "request.followers"):
+        import_module(f"isthmus.programs.engine.{module}")
     Program().builder()
 
 
