@@ -256,7 +256,7 @@ class Session:
         if self.phase != "over":
             self.phase = "over"
             if self._pair.outbound.window is self._window:  # The next session may have set its own.
-                self._pair.outbound.window = None
+                self._pair.outbound.suspend()
             self._relays.clear()
             self._forwards.clear()
             self._forwards_bytes = 0

@@ -168,7 +168,7 @@ class Outbound:
             if shipment.sequence <= delivered.get(shipment.parcel.edge, 0):
                 done.append(shipment)
                 continue
-            shipment.sent, shipment.lodging = 0, None
+            shipment.sent = 0
             if shipment.replaces:
                 shipment.sequence = 0
             if not self.line.put_back(shipment, shipment.place):
@@ -178,6 +178,15 @@ class Outbound:
         self._begun = self.acknowledged = 0
         self._current = None
         return done[::-1], superseded
+
+    def suspend(self) -> None:
+        """The connection has ended: nothing is sent before the next one opens, and no item keeps its place in segments.
+
+        The peer may never come again, and what was not acknowledged waits for it.
+        """
+        self.window = None
+        for shipment in self.kept:
+            shipment.lodging = None
 
     def has_more(self) -> bool:
         """Whether anything waits, or is partly sent."""

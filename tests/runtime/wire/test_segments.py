@@ -380,6 +380,24 @@ def test_nothing_is_left_when_either_side_has_ended(world: World) -> None:
     world.until(lambda: (mapped(), open_segments()) == (0, 0))
 
 
+@pytest.mark.slow
+def test_an_item_that_waits_for_a_peer_that_has_gone_keeps_no_segment(world: World) -> None:
+    syncer = world.end(SYNCER, desk=SegmentDesk())
+    learner = world.end(LEARNERS[0], desk=SegmentDesk())
+    cable = world.cable(syncer.channel.bind("tcp://127.0.0.1:0"))
+    learner.channel.connect(SYNCER, cable.endpoints)
+    world.until(lambda: bool(syncer.ups and learner.ups))
+    cable.stall("control")  # What has arrived is not acknowledged.
+    syncer.send(LEARNERS[0], 1, {"x": floats(3, 2.0)})
+    world.until(lambda: bool(learner.items))
+    learner.items.clear()
+    cable.is_down = True
+    cable.cut()
+    world.until(lambda: not segments_of(syncer))
+    assert not syncer.transfers
+    world.until(lambda: (mapped(), open_segments()) == (0, 0))
+
+
 CHILD = """
 import os, sys
 import numpy as np
