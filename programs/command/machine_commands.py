@@ -107,7 +107,8 @@ def join(
         typer.Option("--name", metavar="NAME", help="What this machine is to be called; an invitation may say it."),
     ] = None,
     invite: Annotated[
-        Path | None, typer.Option("--invite", metavar="FILE", help="An invitation of the home: no more is needed.")
+        Path | None,
+        typer.Option("--invite", metavar="FILE|-", help="An invitation of the home: no more is needed. -: by stdin."),
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster file that has the home.")
@@ -152,6 +153,7 @@ def join(
     It only dials out, and waits for the home. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same
     name gets its slots back. Without a home, the text of an invitation may stand in ISTHMUS_INVITE.
     """
+    from isthmus.programs.engine.machine.invitations import STANDARD_INPUT, GivenText
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
     from isthmus.programs.loop_script import INVITE
@@ -161,7 +163,10 @@ def join(
         raise ConfigError("Reading --rank and --size", "--island beside them", "none", do)
     part = None if island is None else (island, rank, size)
     metrics = metrics_at(metrics_port, metrics_address)
-    text = os.environ.pop(INVITE, None)  # No process that this one starts is to have it.
+    variable = os.environ.pop(INVITE, None)  # No process that this one starts is to have it.
+    given = None if variable is None else GivenText(INVITE, os.fsencode(variable))
+    if invite == STANDARD_INPUT and home is None and cluster is None:
+        invite, given = None, GivenText.on_standard_input()
     request = JoinRequest(
         home,
         name,
@@ -174,7 +179,7 @@ def join(
         cluster,
         grace,
         metrics,
-        text,
+        given,
         part,
         via=via,
         every=via_every,
@@ -250,6 +255,9 @@ def invite(
     islands: Annotated[
         int | None, typer.Option("--islands", metavar="N", help="How many islands each machine may offer. Default: 8.")
     ] = None,
+    as_line: Annotated[
+        bool, typer.Option("--line", help="Print one line that says the same: for ISTHMUS_INVITE, chats and secrets.")
+    ] = False,
 ) -> None:
     """Write an invitation to this home, for `isthmus join --invite`.
 
@@ -260,7 +268,10 @@ def invite(
     from isthmus.programs.engine.machine.invitations import invite as write
 
     terms = owner, weight_share_max, islands
-    typer.echo(write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to, *terms)))
+    invited = write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to, *terms))
+    typer.echo(invited.text, err=as_line)
+    if as_line:
+        typer.echo(invited.line)
 
 
 @commands.command(rich_help_panel=PANEL)

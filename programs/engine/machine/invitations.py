@@ -13,14 +13,16 @@ is repeated, to the address that the file has by then.
 
 from __future__ import annotations
 
+import os
 import stat
+import sys
 import time
-import tomllib
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, final
+from typing import Annotated, Any, Final, NamedTuple, final
 
 import msgspec
 import zmq
@@ -28,8 +30,9 @@ import zmq
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.placement import home_of
-from isthmus.programs.engine.machine import admissions
+from isthmus.programs.engine.machine import admissions, invitation_forms
 from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, EXPELLED, ISLANDS, Invitation, Register
+from isthmus.programs.engine.machine.invitation_forms import DO_COPY
 from isthmus.programs.engine.machine.links import (
     FAR_REDIAL_BEATS,
     LINK_SECONDS,
@@ -38,11 +41,11 @@ from isthmus.programs.engine.machine.links import (
     HomeAddress,
 )
 from isthmus.programs.engine.machine.names import living
-from isthmus.programs.loop_script import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import ITS_OWN, MachineOwner
 from isthmus.runtime.system.files import put_bytes
+from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import CUTS_MAX, ControlClient
@@ -52,6 +55,7 @@ from isthmus.runtime.wire.security_curve import CUT, KEYLESS, UNADMITTED
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ENDING: Final = ".invite"
+STANDARD_INPUT: Final = Path("-")
 COUNT_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
 ISLANDS_MAX: Final = 4096
@@ -70,11 +74,25 @@ class InvitationTable(msgspec.Struct, kw_only=True):
     """The keys of [invitation]."""
 
     secret: Annotated[str, Setting("The secret key of the invitation itself.")]
+    check: Annotated[str | None, Setting("The CRC-32 of keys and name, in hex, which tells a damaged copy.")] = None
     name: Annotated[str | None, Setting("The name of the machine that is invited.")] = None
     prefix: Annotated[str | None, Setting("How the names of those begin that are invited.")] = None
 
 
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {"home": HomeTable, "invitation": InvitationTable}
+
+
+@final
+class GivenText(NamedTuple):
+    """The text of an invitation that came `where`, such as in a variable."""
+
+    where: str
+    content: bytes
+
+    @classmethod
+    def on_standard_input(cls) -> GivenText:
+        """What comes there until its end, as far as an invitation can be long."""
+        return cls("standard input", sys.stdin.buffer.read(invitation_forms.TEXT_BYTES_MAX + 1))
 
 
 @final
@@ -91,46 +109,68 @@ class InvitationFile:
         """The text of the file."""
         tables: dict[str, dict[str, Any]] = {
             "home": {"name": self.home.name, "address": self.home.address, "public_key": self.home.public_key},
-            "invitation": {"name": self.name, "prefix": self.prefix, "secret": self.pair.secret},
+            "invitation": {
+                "name": self.name,
+                "prefix": self.prefix,
+                "secret": self.pair.secret,
+                "check": self._check(),
+            },
         }
         return "# Whoever has this file may join as it says: keep it secret, and `isthmus join --invite` it.\n" + (
             settings.document(tables)
         )
 
+    def line(self) -> str:
+        """The same in one line, of letters, digits, - and _."""
+        return invitation_forms.line_of(self.text())
+
+    def _check(self) -> str:
+        """Of what must be copied without a change; the address may be corrected."""
+        said = self.home.public_key, self.pair.secret, self.name or "", self.prefix or ""
+        return f"{zlib.crc32(chr(0).join(said).encode()):08x}"
+
     @classmethod
     def read(cls, path: Path) -> InvitationFile:
         """The contents of a file; ConfigError if it is none, or if others may read it."""
         doing = f"Reading the invitation {path}"
-        document = settings.read_file(path, "the invitation", DO_INVITE)
-        status = path.stat()
+        try:
+            with path.open("rb") as file:
+                given, status = file.read(invitation_forms.TEXT_BYTES_MAX + 1), os.fstat(file.fileno())
+        except OSError as error:
+            do = remedy(error, DO_INVITE)
+            raise ConfigError(doing, "a file that can be read", error.strerror or "none", do) from None
         security_keys.check_owned(status, path, doing)
         if (mode := stat.S_IMODE(status.st_mode)) & security_keys.OTHERS:
             do = f"Type `chmod 600 {path}`; and have a new one made if somebody may have read this one."
             raise ConfigError(doing, "a file that only its owner can read", f"one with mode {mode:04o}", do)
-        return cls._of(document, doing)
+        return cls._of(given, doing)
 
     @classmethod
-    def of_variable(cls, text: str) -> InvitationFile:
-        """The contents of a file that came in the variable ISTHMUS_INVITE; ConfigError if it is none."""
-        doing = f"Reading the invitation in {INVITE}"
-        try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(doing, "TOML", str(error), "Put the text of NAME.invite there.") from None
-        return cls._of(document, doing)
+    def named(cls, path: Path) -> InvitationFile:
+        """The contents of a file, or of standard input, whose name is -."""
+        return cls.given(GivenText.on_standard_input()) if path == STANDARD_INPUT else cls.read(path)
 
     @classmethod
-    def _of(cls, document: Mapping[str, Any], doing: str) -> InvitationFile:
+    def given(cls, text: GivenText) -> InvitationFile:
+        """The contents of a file that came otherwise; ConfigError if it is none."""
+        return cls._of(text.content, f"Reading the invitation in {text.where}")
+
+    @classmethod
+    def _of(cls, content: bytes, doing: str) -> InvitationFile:
+        document = invitation_forms.document_of(content, doing)
         if document.keys() != _TABLES.keys():
-            raise ConfigError(doing, "the sections [home] and [invitation]", repr(list(document)), DO_INVITE)
+            raise ConfigError(doing, "the sections [home] and [invitation]", repr(list(document)), DO_COPY)
         home, own = (Schema.of(name, table).read(document[name]) for name, table in _TABLES.items())
         if not (security_keys.is_key(own["secret"]) and security_keys.is_key(home["public_key"])):
-            raise ConfigError(doing, "two keys", "something else", DO_INVITE)
+            raise ConfigError(doing, "two keys of 40 characters", "other text", DO_COPY)
         if (own["name"] is None) == (own["prefix"] is None):
             raise ConfigError(doing, "a name or a prefix", "both or neither", DO_INVITE)
         address = cluster_file.checked_address(home["address"], doing, has_keys=True)
         pair = KeyPair(zmq.curve_public(own["secret"].encode()).decode(), own["secret"])
-        return cls(HomeAddress(home["name"], address, home["public_key"]), pair, own["name"], own["prefix"])
+        read = cls(HomeAddress(home["name"], address, home["public_key"]), pair, own["name"], own["prefix"])
+        if own["check"] not in (None, read._check()):
+            raise ConfigError(doing, f"keys and a name whose CRC-32 is {own['check']}", read._check(), DO_COPY)
+        return read
 
     def name_for(self, name: str | None, host: str) -> str:
         """The name of a machine that joins by it: `name`, if given, that of the invitation, or that of the `host`,
@@ -200,8 +240,15 @@ class InviteRequest:
         return faults
 
 
-def invite(request: InviteRequest) -> str:
-    """Write an invitation to a home on this computer; returns the text to print.
+class Invited(NamedTuple):
+    """An invitation that was written: what to print of it, and the `line` that says all that the file does."""
+
+    text: str
+    line: str
+
+
+def invite(request: InviteRequest) -> Invited:
+    """Write an invitation to a home on this computer.
 
     A file that is there, and an invitation of that home for the same, keeps its key: what else it has is written anew.
     ConfigError with all faults.
@@ -240,10 +287,11 @@ def invite(request: InviteRequest) -> str:
         raise
     expires = "" if request.expires is None else f", within {request.expires}"
     expires += f", of {_words(owner)}" if owner != ITS_OWN else ""
-    return (
+    text = (
         f"{path}: an invitation to {home.name} at {home.address}, for {terms.words}{expires}"
         f"{f'; used by {used} so far' if used else ''}. It is a secret. There, type:\n    isthmus join --invite {path}"
     )
+    return Invited(text, file.line())
 
 
 def _check_owner(register: Register, invitation: str, owner: MachineOwner, doing: str) -> None:

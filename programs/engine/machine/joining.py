@@ -20,7 +20,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.bucket import Bucket, listener_in
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
-from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
+from isthmus.programs.engine.machine.invitations import GivenText, InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
@@ -54,8 +54,8 @@ class JoinRequest:
     cluster: Path | None = None
     grace: float = GRACE_SECONDS
     metrics: MetricsAddress | None = None
-    invitation_text: str | None = None
-    """The text of an invitation that came in the environment; it counts where no other home is named."""
+    invitation_text: GivenText | None = None
+    """An invitation that came in the environment, or on standard input; it counts where no other home is named."""
     part: tuple[str, int | None, int | None] | None = None
     """Island, rank and size, of which this machine is a part; None for a rank and size that the environment has."""
     host: str = field(default_factory=socket.gethostname)
@@ -124,7 +124,7 @@ def _checked(
         if request.invitation is not None:
             invitation = InvitationFile.read(request.invitation)
         elif text is not None:
-            invitation = InvitationFile.of_variable(text)
+            invitation = InvitationFile.given(text)
         if invitation is not None:
             name, home = invitation.name_for(request.name, request.host), invitation.home
     if invitation is None and not faults:

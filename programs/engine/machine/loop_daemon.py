@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+from isthmus.programs.engine.machine.invitations import GivenText
 from isthmus.programs.engine.machine.joining import JoinRequest, join
 from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.machine.names import NameTakenError, living
-from isthmus.programs.loop_script import LoopHome
+from isthmus.programs.loop_script import INVITE, LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.lines import ProcessLine
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> int:
         address=home.address,
         name=home.name,
         invitation=None if home.invitation is None else Path(home.invitation),
-        invitation_text=home.invitation_text,
+        invitation_text=None if home.invitation_text is None else GivenText(INVITE, home.invitation_text.encode()),
         until_over=True,
         guest=guest,
     )

@@ -25,7 +25,7 @@ def doctor(
     ] = None,
     invite: Annotated[
         Path | None,
-        typer.Option("--invite", metavar="FILE", help="Judge this machine as one that joins by this invitation."),
+        typer.Option("--invite", metavar="FILE|-", help="Judge this machine as one that joins by this invitation."),
     ] = None,
     island: Annotated[
         str | None,

@@ -54,7 +54,7 @@ def doctor(
         do = "Leave one of them out."
         raise ConfigError("Reading the command line", "--cluster or --invite", "both", do)
     cluster = None if file is None else read(file)
-    home = None if invitation is None else InvitationFile.read(invitation).home
+    home = None if invitation is None else InvitationFile.named(invitation).home
     own = _own(cluster, island)
     line = ProgressLine()
     try:

@@ -383,7 +383,8 @@ def test_an_invitation_in_the_environment_counts_where_no_home_is_named_and_no_c
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("", "found []"), ("beta.invite", "Expected '=' after a key"), ("home = 1", "found ['home']")]
+    ("text", "found"),
+    [("", "found nothing"), ("beta.invite", "Expected '=' after a key"), ("home = 1", "found ['home']")],
 )
 def test_what_is_no_invitation_in_the_environment_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
