@@ -88,7 +88,7 @@ quick: .venv/installed-test
 .typing/isthmus: $(SOURCES) Makefile
 	mkdir -p $@
 	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
-	for part in __init__.py learners.py testing.py torch.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
+	for part in __init__.py __main__.py learners.py testing.py torch.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
 	touch $@
 
 check: .venv/installed-check .typing/isthmus

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 import typer
 from typer.core import TyperGroup
 
+from isthmus.programs.command.proposals import meant_by
 from isthmus.runtime.errors import (
     INTERRUPTED_STATUS,
     ConfigError,
@@ -138,10 +139,17 @@ def _usage(error: Any) -> Fault:
     doing, do = f"Reading the command line of `{command}`", f"`{command} --help` shows what there is."
     name = getattr(error, "option_name", None)
     if name is not None and hasattr(error, "possibilities"):
-        near = error.possibilities or ()
-        return Fault(doing, "one of its options", name, f"Did you mean {sorted(near)[0]}?" if near else do)
+        near = sorted(error.possibilities or ())
+        meant = meant_by(name, _options(context)) if context is not None and context.command.name == "train" else ""
+        return Fault(doing, "one of its options", name, meant or (f"Did you mean {near[0]}?" if near else do))
     message = str(error.format_message()).rstrip(".")
     return Fault(doing, "options and arguments as its help shows them", f"{message[:1].lower()}{message[1:]}", do)
+
+
+def _options(context: Any) -> dict[str, str]:
+    """The options of a command, by their names in small letters and with _."""
+    names = [name for each in context.command.params for name in each.opts if name.startswith("--")]
+    return {name[2:].replace("-", "_"): name for name in names}
 
 
 def _complain(faults: Sequence[Fault]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs import FOLDER, settings
+from isthmus.programs.command.proposals import meant_by
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.run_settings import SCHEMA, SLOTS_MAX_DEFAULT
@@ -133,7 +134,9 @@ def assignment(text: str, option: str = "--set") -> tuple[str, str, Text]:
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and key):
-        do = f"Write for example {option} program.interval=12."
+        do = (
+            meant_by(name, value=value) if equals and not dot else ""
+        ) or f"Write for example {option} program.interval=12."
         raise ConfigError(f"Reading {option}", "section.key=value", repr(text), do)
     _check_section(section, f"{option} {text}")
     return section, key, Text(value.strip())

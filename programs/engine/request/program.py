@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
@@ -55,7 +56,7 @@ class Program:
         """The function that builds the graph; ConfigError if there is no program or no function of this name."""
         text = SHIPPED.get(self.reference, self.reference)
         if ":" not in text:
-            do = f"{nearest(text, SHIPPED)} Your own is named FILE.py:FUNCTION."
+            do = _of_script(text) or f"{nearest(text, SHIPPED)} Your own is named FILE.py:FUNCTION."
             raise ConfigError(self._doing, "a shipped program, or package.module:function", repr(text), do)
         builder = reference.load(text, self._doing)
         if not callable(builder):
@@ -83,6 +84,16 @@ class Program:
         if not isinstance(graph, Graph):
             raise ConfigError(doing, "a Graph", reference.kind(graph), "Return the graph that the function has built.")
         return graph
+
+
+def _of_script(text: str) -> str:
+    """What to do with a Python file where a program is expected; "" for another text."""
+    path = Path(text)
+    if path.suffix != ".py" or not path.is_file():
+        return ""
+    tasks = [f"--task {text}:{name}" for name in reference.tasks_in(path)]
+    named = " or ".join(tasks) or f"--task {text}:NAME"
+    return f"A script with a training loop is started by --loop {text}, a task in it by {named}."
 
 
 def decoupled_diloco(**settings: Any) -> Program:

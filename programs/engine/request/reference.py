@@ -11,6 +11,7 @@ caller's affair.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -298,6 +299,36 @@ def _import(target: ReferenceParts, doing: str) -> ModuleType:
             missing = error.name
     do = f"Check the name, or name its file: {target.where.replace('.', '/')}.py:{target.name}."
     raise ConfigError(doing, expected, f"no module {missing!r}", do)
+
+
+def tasks_in(path: Path) -> list[str]:
+    """The names at the top level of a Python file that are bound to a task, or are functions that return one, as far as
+    its text shows it; nothing of it is run."""
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found: list[str] = []
+    for each in statements:
+        if isinstance(each, ast.Assign) and _makes_task(each.value):
+            found += [target.id for target in each.targets if isinstance(target, ast.Name)]
+        elif isinstance(each, ast.FunctionDef) and (
+            _is_task(each.returns)
+            or any(isinstance(part, ast.Return) and _makes_task(part.value) for part in ast.walk(each))
+        ):
+            found.append(each.name)
+    return found
+
+
+def _makes_task(value: ast.expr | None) -> bool:
+    """Whether an expression is the call of a class of tasks."""
+    return isinstance(value, ast.Call) and _is_task(value.func)
+
+
+def _is_task(named: ast.expr | None) -> bool:
+    """Whether an expression is the name of a class of tasks, which ends with Task."""
+    name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+    return name.endswith("Task")
 
 
 def _import_file(path: Path, doing: str) -> ModuleType:

@@ -119,7 +119,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set task.widht=3", "a key of section [task]", "'widht'", "Did you mean 'width'?"),
     ("train --set run.token=3", "a key of section [run]", "'token'", "Did you mean 'tokens'?"),
     ("train --set rum.tokens=3", "one of the sections run, program, task", "'rum'", "Did you mean 'run'?"),
-    ("train --set interval=3", "section.key=value", "'interval=3'", "--set program.interval=12"),
+    ("train --set interval=3", "section.key=value", "'interval=3'", "--set program.interval=3"),
     ("train --set program.interval=x", "an integer", "'x'", "or leave it out."),
     ("train --learners four", "an integer", "'four'", "leave it out for 4"),
     ("train --learners 2 --set run.learners=3", "one value", "2 from --learners and 3 from --set", "Leave one"),

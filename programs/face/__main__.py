@@ -1,0 +1,6 @@
+"""`python -m isthmus`: the command, where an environment has no path to it."""
+
+from isthmus.programs.command.main import main
+
+if __name__ == "__main__":
+    main()
