@@ -2,6 +2,7 @@
 // Shows the parts of a run as they come: an event each, whose data are texts and shares. Every text goes into the page
 // as text, so nothing that a run is called, or says, can be anything else.
 (() => {
+  const root = new URL(".", document.currentScript.src);  // Below whatever path a proxy has the page.
   const at = (id) => document.getElementById(id);
   const body = (id) => document.querySelector(`#${id} .body`);
   const element = (name, classes, ...children) => {
@@ -223,7 +224,7 @@
       if (part.rows.length) table(body("runs"), [
         ["run", (row) => made([row.name, row.colour], () => {
           const link = element("a", "", row.name);
-          link.href = `/run/${encodeURIComponent(row.name)}`;
+          link.href = new URL(`run/${encodeURIComponent(row.name)}`, root);
           return [row.colour ? swatch(row.colour) : "", link].filter(Boolean);
         })],
         ["outcome", (row) => made([row.outcome, row.tone], () => [element("span", `pill ${row.tone}`, row.outcome)]), "left"],
@@ -252,8 +253,8 @@
   // -- events ---------------------------------------------------------------------------------------------------------
 
   const link = (tone, text) => { at("link").className = `pill ${tone}`; put(at("link"), text); };
-  const name = location.pathname === "/" ? "-" : location.pathname.split("/")[2];
-  const source = new EventSource(`/run/${name}/events`);
+  const [kind, name] = location.pathname.slice(root.pathname.length).split("/");
+  const source = new EventSource(new URL(`run/${kind === "run" ? name : "-"}/events`, root));
   source.onopen = () => link("good", "live");
   source.onerror = () => link("bad", "connection lost, tried again");
   for (const [part, shows] of Object.entries(show)) source.addEventListener(part, (event) => shows(JSON.parse(event.data)));

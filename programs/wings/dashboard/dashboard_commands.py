@@ -25,6 +25,15 @@ def dashboard(
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="The password of the page; or ISTHMUS_DASHBOARD_TOKEN."),
     ] = None,
+    base_path: Annotated[
+        str,
+        typer.Option(
+            "--base-path",
+            metavar="PATH|URL",
+            help="Where a proxy has the page, if its name is not loopback's, or it keeps the path.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Follow runs on a page in the browser.
 
@@ -34,7 +43,7 @@ def dashboard(
     """
     from isthmus.programs.wings.dashboard import page_request
 
-    page_request.dashboard(run, cluster, address, port, token_file)
+    page_request.dashboard(run, cluster, address, port, token_file, base_path)
 
 
 def offer(app: typer.Typer) -> None:

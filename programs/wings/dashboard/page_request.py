@@ -18,10 +18,12 @@ _NEEDS: Final = ("starlette", "uvicorn")
 PORTS: Final = range(1 << 16)
 
 
-def dashboard(run: Path | None, cluster: Path | None, address: str, port: int, token_file: Path | None) -> None:
+def dashboard(
+    run: Path | None, cluster: Path | None, address: str, port: int, token_file: Path | None, base_path: str
+) -> None:
     """Serve the page until Ctrl-C; its address is the first line of standard output.
 
-    ConfigError, and nothing is opened, if the run, the address or the token are wrong, or a library is missing.
+    ConfigError, and nothing is opened, if the run, an address or the token are wrong, or a library is missing.
     """
     doing = "Opening the dashboard"
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
@@ -31,8 +33,9 @@ def dashboard(run: Path | None, cluster: Path | None, address: str, port: int, t
 
     from isthmus.programs.wings.dashboard import serving
 
+    place = serving.PagePlace.of(base_path)
     token = serving.read_token(token_file)
-    serving.serve(_shown(run, cluster), address, port, token, typer.echo)
+    serving.serve(_shown(run, cluster), address, port, token, place, typer.echo)
 
 
 def _shown(run: Path | None, cluster: Path | None) -> Shown:

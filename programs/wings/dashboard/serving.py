@@ -4,6 +4,10 @@ Decides who is answered what. A page is one document and one script; what change
 part of the page each, and only the parts that are others than before. A run is looked at once a second for as long as
 somebody views it, in a thread, however many do; its curves are drawn anew so rarely that they cost a hundredth of a
 core. Only GET and HEAD are answered, for addresses that were announced; every other request gets a 4xx.
+
+Behind a proxy the page may be below any path. Its own addresses are relative, so that a proxy which takes that path
+away needs to say nothing; where one does not, or leaves out the slash behind it, `PagePlace` or X-Forwarded-Prefix says
+what the path is.
 """
 
 from __future__ import annotations
@@ -14,16 +18,18 @@ import gzip
 import hashlib
 import hmac
 import os
+import re
 import socket
 import time
 import traceback
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -190,6 +196,55 @@ class LiveParts:
         return drawn
 
 
+# -- where the page is -------------------------------------------------------------------------------------------------
+
+ROOTS_MAX: Final = 8
+"""Pages that are kept for as many paths of proxies."""
+_PATH: Final = re.compile(r"(/[A-Za-z0-9._~@:+%-]+)+")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PagePlace:
+    """Where browsers find the page, if a proxy has it below a path: the `path`, without a slash at its end, and the
+    `url` with that path, where the name of its host is known, too."""
+
+    path: str = ""
+    url: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> PagePlace:
+        """The place that a path names, or a whole address; ConfigError for another text."""
+        parts = urlsplit(text)
+        path = parts.path.rstrip("/")
+        is_whole = parts.scheme in ("http", "https") and bool(parts.netloc) and "@" not in parts.netloc
+        is_path = not (parts.scheme or parts.netloc)
+        if not (is_whole or is_path) or parts.query or parts.fragment or (path and not _PATH.fullmatch(path)):
+            do = "As in --base-path /user/me/proxy/8900, or with the name: --base-path https://hub.example/lab."
+            raise ConfigError("Reading --base-path", "a path, or http(s)://NAME/PATH", repr(text), do)
+        return cls(path, f"{parts.scheme}://{parts.netloc.lower()}{path}/" if is_whole else "")
+
+    @property
+    def host(self) -> str:
+        """The name, and perhaps the port, by which browsers call the proxy; "" where that is not known."""
+        return urlsplit(self.url).netloc
+
+    def within(self, scope: Scope) -> Scope:
+        """A request as one below the path, if its proxy has left that there."""
+        if not self.path or not f"{scope['path']}/".startswith(f"{self.path}/"):
+            return scope
+        path = f"{self.path}/" if scope["path"] == self.path else scope["path"]
+        return {**scope, "root_path": self.path, "path": path}
+
+    def root(self, request: Request, relative: str) -> str:
+        """How the page's own addresses begin: `relative`, unless somebody has said what the path is."""
+        told = self.path or request.headers.get("x-forwarded-prefix", "").partition(",")[0].strip().rstrip("/")
+        return f"{told}/" if len(told) <= PATH_LENGTH_MAX and _PATH.fullmatch(told) else relative
+
+
+AT_ROOT: Final = PagePlace()
+
+
 # -- who is answered ---------------------------------------------------------------------------------------------------
 
 _ALLOWED: Final = ("GET", "HEAD")
@@ -210,8 +265,8 @@ class Guard:
     leads here is refused. With one, the password of HTTP's basic scheme, or a bearer token, has to be it.
     """
 
-    def __init__(self, app: ASGIApp, token: str, *, is_local: bool) -> None:
-        self._app, self._token, self._is_local = app, token, is_local
+    def __init__(self, app: ASGIApp, token: str, place: PagePlace, *, is_local: bool) -> None:
+        self._app, self._token, self._place, self._is_local = app, token, place, is_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -219,7 +274,7 @@ class Guard:
         if (refusal := self._refusal(scope)) is not None:
             await refusal(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(self._place.within(scope), receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         refuse = partial(PlainTextResponse, headers=dict(_HEADERS))
@@ -228,12 +283,13 @@ class Guard:
             return PlainTextResponse("only GET and HEAD\n", 405, {**_HEADERS, "allow": ", ".join(_ALLOWED)})
         if len(scope["raw_path"]) + len(scope["query_string"]) > PATH_LENGTH_MAX:
             return refuse("no page has so long an address\n", 414)
-        if self._is_local and not is_loopback_name(headers.get("host", "")):
-            return refuse("this page is at 127.0.0.1 alone\n", 421)
+        host = headers.get("host", "").lower()
+        if self._is_local and not is_loopback_name(host) and not (host and host == self._place.host):
+            return refuse("this page is at 127.0.0.1 alone, or where --base-path https://NAME/PATH says\n", 421)
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return refuse("no other page may read this one\n", 403)
         origin = headers.get("origin", "")
-        if origin and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+        if origin and origin.partition("://")[2].lower() not in (host, self._place.host or host):
             return refuse("no other page may read this one\n", 403)
         if self._token and not _has(headers.get("authorization", ""), self._token):
             ask = {**_HEADERS, "www-authenticate": 'Basic realm="isthmus: the token is the password", charset="UTF-8"'}
@@ -292,11 +348,13 @@ def _script() -> Document:
     return Document.of("text/javascript", script, cache_control="max-age=31536000, immutable")
 
 
-@cache
-def _page() -> Document:
+@lru_cache(maxsize=ROOTS_MAX)
+def _page(root: str) -> Document:
+    """The page whose own addresses begin with `root`."""
     sheets = (resource("style.css"), resource("uplot/uPlot.min.css"), _own("dashboard.css"))
     style = "".join(map(str, sheets))
-    html = _own("page.html").replace("{{ style }}", style).replace("{{ script }}", script_path())
+    html = _own("page.html").replace("{{ style }}", style).replace("{{ root }}", root)
+    html = html.replace("{{ script }}", script_path()[1:])
     policy = [
         "default-src 'none'",
         "connect-src 'self'",
@@ -328,8 +386,8 @@ EMPTY_PATH: Final = "/empty"
 class Pages:
     """The application: pages, their script, and the events of each run."""
 
-    def __init__(self, shown: Shown) -> None:
-        self._shown = shown
+    def __init__(self, shown: Shown, place: PagePlace) -> None:
+        self._shown, self._place = shown, place
         self._feeds: dict[str, LiveParts] = {}
         self._viewers = 0
         self.is_ending = asyncio.Event()
@@ -343,12 +401,12 @@ class Pages:
 
     async def _first(self, request: Request) -> Response:
         """The page of the first run."""
-        return _page().response(request)
+        return _page(self._place.root(request, "./")).response(request)
 
     async def _page(self, request: Request) -> Response:
         if request.path_params["name"] not in self._shown.runs():
             return PlainTextResponse("no such run\n", 404, dict(_HEADERS))
-        return _page().response(request)
+        return _page(self._place.root(request, "../")).response(request)
 
     async def _events(self, request: Request) -> Response:
         name, runs = request.path_params["name"], self._shown.runs()
@@ -407,10 +465,12 @@ async def _packed(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-def application(shown: Shown, token: str = "", *, is_local: bool = True) -> tuple[ASGIApp, Pages]:
+def application(
+    shown: Shown, token: str = "", place: PagePlace = AT_ROOT, *, is_local: bool = True
+) -> tuple[ASGIApp, Pages]:
     """The application, guarded, and its pages."""
-    pages = Pages(shown)
-    return Guard(Starlette(routes=pages.routes), token, is_local=is_local), pages
+    pages = Pages(shown, place)
+    return Guard(Starlette(routes=pages.routes), token, place, is_local=is_local), pages
 
 
 # -- serving -----------------------------------------------------------------------------------------------------------
@@ -505,12 +565,13 @@ class _PageServer(uvicorn.Server):
         self._pages.is_ending.set()
 
 
-def serve(shown: Shown, address: str, port: int, token: str, say: Callable[[str], None]) -> None:
+def serve(shown: Shown, address: str, port: int, token: str, place: PagePlace, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `say` gets the address of the page, once browsers are answered there."""
     opened = bound(address, port, token)
     host = f"[{address}]" if ":" in address else address
     try:
-        asyncio.run(_serve(shown, opened, f"http://{host}:{opened.getsockname()[1]}/", address, token, say))
+        url = place.url or f"http://{host}:{opened.getsockname()[1]}{place.path}/"
+        asyncio.run(_serve(shown, opened, url, token, place, say))
     except KeyboardInterrupt:  # It is how one ends it.
         return
     finally:
@@ -518,9 +579,9 @@ def serve(shown: Shown, address: str, port: int, token: str, say: Callable[[str]
 
 
 async def _serve(
-    shown: Shown, opened: socket.socket, url: str, address: str, token: str, say: Callable[[str], None]
+    shown: Shown, opened: socket.socket, url: str, token: str, place: PagePlace, say: Callable[[str], None]
 ) -> None:
-    app, pages = application(shown, token, is_local=not token)
+    app, pages = application(shown, token, place, is_local=not token)
     config = uvicorn.Config(
         app,
         http=ViewerConnection,

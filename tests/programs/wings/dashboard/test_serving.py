@@ -22,7 +22,7 @@ import uvicorn
 from typer.testing import Result
 
 from isthmus.programs.wings.dashboard import serving
-from isthmus.programs.wings.dashboard.serving import EMPTY_PATH, Shown, application, read_token, script_path
+from isthmus.programs.wings.dashboard.serving import EMPTY_PATH, PagePlace, Shown, application, read_token, script_path
 from isthmus.runtime.errors import ConfigError
 from tests.programs.engine.results.made_up_run import build
 
@@ -87,13 +87,14 @@ def ask(
     method: str = "GET",
     *,
     token: str = "",
+    base: str = "",
     enough: Callable[[Answer], bool] = lambda _: True,
     **headers: str,
 ) -> Answer:
     named = {"host": "127.0.0.1:8900", **{name.replace("_", "-"): value for name, value in headers.items()}}
 
     async def asked() -> Answer:
-        app, _ = application(Shown(folder.parent, lambda: folder.name), token, is_local=not token)
+        app, _ = application(Shown(folder.parent, lambda: folder.name), token, PagePlace.of(base), is_local=not token)
         return await _asked(app, method, path, named, enough)
 
     return asyncio.run(asked())
@@ -103,8 +104,8 @@ def test_the_page_is_one_document_and_one_script(folder: Path) -> None:
     page = ask(folder)
     assert page.status == 200
     (source,) = re.findall(r'<script src="([^"]+)"', page.text)
-    assert source == script_path()
-    script = ask(folder, source)
+    assert source == f".{script_path()}"
+    script = ask(folder, source[1:])
     assert (script.status, "uPlot" in script.text, "EventSource" in script.text) == (200, True, True)
     assert not re.search(r"https?://(?!www\.w3\.org|github\.com/leeoniya)", page.text)
     assert "&gt;" not in page.text  # Styles are no text.
@@ -162,6 +163,62 @@ def test_events_have_every_part_of_the_run(folder: Path, encoding: str) -> None:
 )
 def test_hostile_requests_are_refused(folder: Path, status: int, request_words: dict[str, str]) -> None:
     assert ask(folder, **request_words).status == status
+
+
+def addresses_of(answer: Answer) -> list[str]:
+    """What the page refers to, each address without its last name."""
+    assert answer.status == 200
+    found = re.findall(r'(?:src|href)="([^"#d][^"]*)"', answer.text)
+    assert len(found) == 2
+    return sorted({address.removesuffix(script_path()[1:]) for address in found})
+
+
+def test_the_pages_own_addresses_are_relative(folder: Path) -> None:
+    assert addresses_of(ask(folder)) == ["./"]
+    assert addresses_of(ask(folder, "/run/first")) == ["../"]
+    for name in ("dashboard.js", "page.html"):  # No other way to an address.
+        assert not re.search(r"""["'`(=]/[a-z{]""", serving._own(name).replace("// ", ""))
+
+
+@pytest.mark.parametrize("told", ["/user/me/proxy/8900", "/user/me/proxy/8900/", "/user/me/proxy/8900, /other"])
+def test_a_proxy_says_where_it_has_the_page(folder: Path, told: str) -> None:
+    for path in ("/", "/run/first"):
+        assert addresses_of(ask(folder, path, x_forwarded_prefix=told)) == ["/user/me/proxy/8900/"]
+
+
+@pytest.mark.parametrize("told", ["", "/", "x", '/"><script>', "//evil.example", "https://evil.example", "/a" * 400])
+def test_what_is_no_path_is_not_taken_for_one(folder: Path, told: str) -> None:
+    assert addresses_of(ask(folder, x_forwarded_prefix=told)) == ["./"]
+
+
+@pytest.mark.parametrize("path", ["/", "/run/first", "/lab/page", "/lab/page/", "/lab/page/run/first"])
+def test_a_path_that_a_proxy_keeps_is_given(folder: Path, path: str) -> None:
+    assert addresses_of(ask(folder, path, base="/lab/page/")) == ["/lab/page/"]
+    for below in ("", "/lab/page"):
+        assert ask(folder, below + script_path(), base="/lab/page").status == 200
+        assert ask(folder, f"{below}/run/first/events", base="/lab/page").status == 200
+    for wrong in ("/lab", "/lab/pages/", "/lab/page/lab/page/", "/run/lab/page"):
+        assert ask(folder, wrong, base="/lab/page").status == 404
+
+
+def test_a_proxy_is_called_by_its_own_name_where_that_is_given(folder: Path) -> None:
+    base = "https://Hub.example/lab"
+    for host in ("hub.example", "HUB.example", "127.0.0.1:8900"):
+        for words in ({}, {"origin": "https://hub.example"}):
+            assert ask(folder, "/", base=base, host=host, **words).status == 200
+    assert ask(folder, "/", base=base, host="evil.example").status == 421
+    assert ask(folder, "/", base=base, origin="https://evil.example").status == 403
+    assert ask(folder, "/", base="/lab", host="hub.example").status == 421
+    assert ask(folder, "/", base="/lab", host="").status == 421
+    assert (PagePlace.of(base).url, PagePlace.of("/lab/").url) == ("https://hub.example/lab/", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["lab", "//evil.example/x", "ftp://hub/x", "/a b", "/x?y", "/x#y", "https://", "https://me:pw@hub/", '/"']
+)
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        PagePlace.of(text)
 
 
 def test_with_a_token_nothing_is_answered_without_it(folder: Path) -> None:
