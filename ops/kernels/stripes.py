@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -36,16 +37,21 @@ _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` when it is first called: to the disk cache, if there is one, releasing the GIL, no fast math.
+    """Compile `function` when it is first called: to numba's cache, where that has a folder, releasing the GIL, no fast
+    math.
 
     Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
     """
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=has_cache(), fastmath=False)(function))
+    compiled = numba.njit(nogil=True, fastmath=False)(function)
+    if has_cache():
+        with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
+            compiled.enable_caching()
+    return cast(Callable[P, R], compiled)
 
 
 def has_cache() -> bool:
-    """Whether numba has a folder for what it compiles. For a user without a home it would make one named ~ in the
-    working folder."""
+    """Whether numba may look for a folder for what it compiles. For a user without a home it would make one named ~ in
+    the working folder."""
     if "NUMBA_CACHE_DIR" in os.environ or os.access(os.path.dirname(__file__), os.W_OK):
         return True
     return os.path.expanduser("~") != "~"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.kernels.stripes import STRIPE_SIZE, has_cache, share, stripes
+from isthmus.ops.kernels.stripes import STRIPE_SIZE, has_cache, kernel, share, stripes
 
 sizes = st.lists(st.one_of(st.integers(1, 100), st.integers(1, 5 * STRIPE_SIZE)), min_size=1, max_size=12)
 
@@ -82,3 +82,12 @@ def test_without_a_home_kernels_are_cached_only_where_there_is_a_folder(monkeypa
     monkeypatch.delenv("HOME")
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/var/cache/kernels")
     assert has_cache()
+
+
+def test_where_no_folder_can_be_written_to_kernels_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
+
+    def double(value: float) -> float:
+        return 2 * value
+
+    assert kernel(double)(2.0) == 4.0
