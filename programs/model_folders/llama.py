@@ -123,6 +123,7 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
         known = ", ".join(f"{name} ({each.architecture})" for name, each in FAMILIES.items())
         raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], _IN_TORCH)
     check_code(document, doing, family.architecture)
+    check_positions(document, doing)
     try:
         given = msgspec.convert(document, ConfigDocument)
         return _config(given, family, doing)
@@ -139,6 +140,15 @@ def check_code(document: Mapping[str, Any], doing: str, architecture: str | None
     if found and (architecture is None or not isinstance(named, str) or named.rpartition(".")[2] != architecture):
         do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
         raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+
+
+def check_positions(document: Mapping[str, Any], doing: str) -> None:
+    """ConfigError for a configuration that says in two ways how positions are scaled, each another."""
+    base, old, new = (document.get(key) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
+    both = [{"rope_theta": base, **each} if isinstance(each, dict) else each for each in (old, new)]
+    if old and new and both[0] != both[1]:
+        do = "Leave one of them out of config.json: rope_scaling is of folders of transformers 4."
+        raise ConfigError(doing, "rope_scaling and rope_parameters that are equal, or one of them", "two others", do)
 
 
 def is_computed_here(document: Mapping[str, Any]) -> bool:

@@ -175,6 +175,7 @@ def read(path: Path, doing: str) -> ModuleFolder:
     kind = document.get("model_type")
     is_known = isinstance(kind, str) and kind in known
     llama.check_code(document, doing, known[kind] if is_known else None)
+    llama.check_positions(document, doing)
     if not is_known:
         here = ", ".join(f"{name} ({each.architecture})" for name, each in llama.FAMILIES.items())
         do = f"{nearest(kind if isinstance(kind, str) else '', known)} {_version()} knows {len(known)} of them."

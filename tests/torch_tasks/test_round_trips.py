@@ -373,6 +373,14 @@ ODD: Final[Mapping[str, tuple[Callable[[Path], Any], str]]] = {
     "no architectures": (lambda it: document_with(it, architectures=None, model_type="gemma"), "tensor"),
     "tied, with a head": (lambda it: document_with(it, tie_word_embeddings=True), "tie_word_embeddings"),
     "heads that do not divide": (lambda it: document_with(it, num_attention_heads=3), ""),
+    "positions in two ways": (
+        lambda it: document_with(
+            it,
+            rope_scaling={"rope_type": "linear", "factor": 2.0},
+            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+        ),
+        "rope_scaling and rope_parameters",
+    ),
     "a shard less": (lambda it: first_shard(it).unlink(), "which model.safetensors.index.json names"),
     "an index to outside": (lambda it: index_with(it, "../other.safetensors"), "names of safetensors files"),
     "an index to elsewhere": (lambda it: index_with(it, "/etc/passwd"), "names of safetensors files"),
