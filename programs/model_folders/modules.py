@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,18 +173,18 @@ def read(path: Path, doing: str) -> ModuleFolder:
         raise ConfigError(doing, "tensors of floating-point numbers", "quantization_config", do)
     known = _known(document, doing)
     kind = document.get("model_type")
-    is_known = isinstance(kind, str) and kind in known
-    llama.check_code(document, doing, known[kind] if is_known else None)
+    architecture = known.get(kind) if isinstance(kind, str) else None
+    llama.check_code(document, doing, architecture)
     llama.check_positions(document, doing)
-    if not is_known:
+    if architecture is None:
         here = ", ".join(f"{name} ({each.architecture})" for name, each in llama.FAMILIES.items())
         do = f"{nearest(kind if isinstance(kind, str) else '', known)} {_version()} knows {len(known)} of them."
         expected = f"a model_type of {here}, or of AutoModelForCausalLM of transformers"
         raise ConfigError(doing, expected, repr(kind)[:80], do.strip())
     names = document.get("architectures")
-    if isinstance(names, list) and names and known[kind] not in names:
+    if isinstance(names, list) and names and architecture not in names:
         do = "Save the model as AutoModelForCausalLM.from_pretrained(...) makes it."
-        raise ConfigError(doing, f"architectures [{known[kind]!r}], which predicts tokens", repr(names)[:200], do)
+        raise ConfigError(doing, f"architectures [{architecture!r}], which predicts tokens", repr(names)[:200], do)
     from transformers import AutoConfig
 
     with quiet(), explained(doing, f"a configuration of {kind}"):
@@ -277,7 +277,9 @@ def _logits(module: Any, tokens: Any, dtype: str) -> Any:
     return torch.func.functional_call(module, tensors, kwargs=given).logits
 
 
-def generated(module: Any, ids: Any, count: int, temperature: float, ends: tuple[int, ...]) -> Iterator[int]:
+def generated(
+    module: Any, ids: Any, count: int, temperature: float, ends: tuple[int, ...]
+) -> Generator[int, None, None]:
     """Up to `count` tokens after `ids` int64[1, length], each as it is written, at most one of `ends` as the last; at a
     temperature of 0 each is the most likely one. Nothing else that a folder says of sampling counts.
 
