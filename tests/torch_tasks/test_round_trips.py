@@ -83,7 +83,7 @@ def folder_of(kind: str, to: Path, *, shard: str = "20KB", dtype: str = "bfloat1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.copy_(torch.randn_like(parameter) * (0.1 if "emb" in name or "wte" in name else 0.3))
+                parameter.copy_(torch.randn_like(parameter) * (0.1 if "emb" in name or "wte" in name else 0.2))
     model.to(getattr(torch, dtype)).save_pretrained(to, max_shard_size=shard)
     write(to, begins_by(byte_level()))
     return to
