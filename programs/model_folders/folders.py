@@ -39,6 +39,8 @@ TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 GENERATION: Final = "generation_config.json"
+ADAPTER: Final = "adapter_config.json"
+"""Beside a model it has transformers read the tensors of another folder, which it names, in place of these."""
 BESIDE: Final = (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -128,10 +130,11 @@ def read(path: Path, doing: str) -> ModelFolder:
                     do = "Take a folder of this architecture: what this tensor does is not known here."
                     faults.append(Fault(doing, f"tensors of {config_name(document)}", repr(name)[:200], do))
         if len(faults) > NAMES_MAX:
-            break
-    if missing := [name for name in expected if name not in files]:
-        do = "Take the folder again from where it is whole."
-        faults.insert(0, Fault(doing, f"tensors {listed(missing)}", "files without them", do))
+            break  # What is in files that are not read by now, is not missing.
+    else:
+        if missing := [name for name in expected if name not in files]:
+            do = "Take the folder again from where it is whole."
+            faults.insert(0, Fault(doing, f"tensors {listed(missing)}", "files without them", do))
     if faults:
         raise ConfigError.of(faults[:NAMES_MAX])
     if config.tied:
@@ -150,14 +153,27 @@ def parameters_in(path: Path, doing: str) -> int:
 
 def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens of a config.json, or a generation_config.json, that end a text."""
-    ends = document.get("eos_token_id")
-    return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int)
+    return _ids_in(document, "eos_token_id")
+
+
+def _ids_in(document: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """The token ids of a key, which has one, a list of them, or none."""
+    ids = document.get(key)
+    return tuple(each for each in (ids if isinstance(ids, list) else [ids]) if type(each) is int)
 
 
 def stops_in(path: Path, document: Mapping[str, Any], doing: str) -> tuple[int, ...]:
     """The tokens at which the model of a folder stops writing, as `generate` of transformers has them: those of its
-    generation_config.json, though it name none; without that file those of its config.json, which is its `document`."""
+    generation_config.json, though it name none; without that file those of its config.json, which is its `document`,
+    and none that the class of its configuration has by default."""
     return ends_in(_object(path / GENERATION, doing) if (path / GENERATION).is_file() else document)
+
+
+def pad_in(path: Path, doing: str) -> int | None:
+    """The token that fills up batches: the first of generation_config.json, else of config.json. None where neither
+    names one."""
+    documents = (_object_if_there(path / GENERATION, doing), document_in(path, doing))
+    return next((id for document in documents for id in _ids_in(document, "pad_token_id")), None)
 
 
 def document_end_in(path: Path, document: Mapping[str, Any], doing: str) -> int | None:
@@ -177,9 +193,24 @@ def tokenizer_kind_in(path: Path, doing: str) -> str:
     named = tokenizer_config_in(path, doing).get("tokenizer_class")
     kind = _object_if_there(path / CONFIG, doing).get("model_type")
     named = named.removesuffix("Fast") if isinstance(named, str) else None
-    if kind == "qwen2" or (kind == "qwen3" and named is None):
+    if kind == "qwen2":
         return "Qwen2Tokenizer"
-    return named if kind in ("llama", "qwen3") and named in ("Qwen2Tokenizer", "LlamaTokenizer") else ""
+    if kind not in TOKENIZERS_OF:
+        return ""
+    named = named or TOKENIZERS_OF[kind]
+    return named if named in REBUILT else ""
+
+
+REBUILT: Final = ("Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer")
+"""Classes that take of a tokenizer.json the vocabulary, merges and post-processor, and make the rest themselves."""
+TOKENIZERS_OF: Final[Mapping[Any, str | None]] = {
+    "llama": None,
+    "qwen3": "Qwen2Tokenizer",
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
+}
+"""The class of an architecture's tokenizer where the folder names none, by `model_type`, of those where the class that
+a folder names counts."""
 
 
 SPECIAL_KEYS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -399,10 +430,13 @@ def weight_files(path: Path, doing: str) -> list[Path]:
 
 def document_in(path: Path, doing: str) -> dict[str, Any]:
     """The config.json of a folder; ConfigError if there is none."""
-    if not (path / CONFIG).is_file():
-        what_is_there = "no such folder" if not path.is_dir() else f"no {CONFIG} in it"
+    is_adapter = (path / ADAPTER).exists()
+    if is_adapter or not (path / CONFIG).is_file():
+        missing = "no such folder" if not path.is_dir() else f"no {CONFIG} in it"
+        what_is_there = f"an adapter of another model ({ADAPTER})" if is_adapter else missing
         do = "Name a folder as transformers' save_pretrained writes it."
-        raise ConfigError(doing, f"a model folder at {path}", what_is_there, do)
+        merged = "Merge it into that model: merge_and_unload() of peft, or isthmus export --merged of its run."
+        raise ConfigError(doing, f"a model folder at {path}", what_is_there, merged if is_adapter else do)
     return _object(path / CONFIG, doing)
 
 

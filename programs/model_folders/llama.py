@@ -33,6 +33,9 @@ class OtherModelError(ConfigError):
 
 
 ATTENTION: Final = ("query", "key", "value")
+CAUSAL: Final = "AutoModelForCausalLM"
+"""The key of a class that predicts tokens, in `auto_map`."""
+_IN_TORCH: Final = "Set task.framework to torch, or leave it out: transformers computes what jax does not here."
 
 
 @final
@@ -115,11 +118,12 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
     otherwise; ConfigError for code of its own, and for what is no such configuration.
     """
     kind = document.get("model_type")
-    check_code(document, doing)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         known = ", ".join(f"{name} ({each.architecture})" for name, each in FAMILIES.items())
-        raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], "Take a folder of one of these.")
+        raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], _IN_TORCH)
+    check_code(document, doing, family.architecture)
+    check_positions(document, doing)
     try:
         given = msgspec.convert(document, ConfigDocument)
         return _config(given, family, doing)
@@ -128,11 +132,23 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
         raise ConfigError(doing, f"a configuration of {family.architecture}", str(error), do) from None
 
 
-def check_code(document: Mapping[str, Any], doing: str) -> None:
-    """ConfigError for a configuration with code of its own."""
-    if document.get("auto_map"):
+def check_code(document: Mapping[str, Any], doing: str, architecture: str | None = None) -> None:
+    """ConfigError for a configuration with code of its own, unless that is of the class `architecture`, which
+    transformers has itself by now: there, too, the folder's own code is not run then."""
+    found = document.get("auto_map")
+    named = found.get(CAUSAL) if isinstance(found, dict) else found
+    if found and (architecture is None or not isinstance(named, str) or named.rpartition(".")[2] != architecture):
         do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
         raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+
+
+def check_positions(document: Mapping[str, Any], doing: str) -> None:
+    """ConfigError for a configuration that says in two ways how positions are scaled, each another."""
+    base, old, new = (document.get(key) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
+    both = [{"rope_theta": base, **each} if isinstance(each, dict) else each for each in (old, new)]
+    if old and new and both[0] != both[1]:
+        do = "Leave one of them out of config.json: rope_scaling is of folders of transformers 4."
+        raise ConfigError(doing, "rope_scaling and rope_parameters that are equal, or one of them", "two others", do)
 
 
 def is_computed_here(document: Mapping[str, Any]) -> bool:
@@ -160,8 +176,7 @@ def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConf
         f"partial_rotary_factor {given.partial_rotary_factor}": given.partial_rotary_factor not in (None, 1.0),
     }
     if found := [what for what, is_there in refused.items() if is_there]:
-        do = "Take a folder without: what it means is not computed here."
-        raise OtherModelError(doing, f"{family.architecture} with silu", ", ".join(found), do)
+        raise OtherModelError(doing, f"{family.architecture} with silu", ", ".join(found), _IN_TORCH)
     window = given.sliding_window if given.model_type == "mistral" else None
     biases = [*family.biases]
     if given.attention_bias and not biases:
@@ -197,8 +212,7 @@ def _rotary(given: ConfigDocument, doing: str) -> Rotary:
     }
     if kind not in scalings or rope.partial_rotary_factor not in (None, 1.0):
         found = f"rope_type {kind!r}" if kind not in scalings else "partial_rotary_factor"
-        do = "Take a folder of one of these."
-        raise OtherModelError(doing, f"rotary positions of {', '.join(scalings)}", found, do)
+        raise OtherModelError(doing, f"rotary positions of {', '.join(scalings)}", found, _IN_TORCH)
     return Rotary(base, scalings[kind]())
 
 
@@ -254,6 +268,11 @@ def document_of(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "vocab_size": config.vocabulary,
     }
+
+
+def without_code(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A folder's own config.json, without the names of code that was beside it and does not go along."""
+    return {key: value for key, value in document.items() if key != "auto_map"}
 
 
 def with_dtype(document: Mapping[str, Any], dtype: str) -> dict[str, Any]:

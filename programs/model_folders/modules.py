@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import queue
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +76,32 @@ class ModuleFolder:
         return [*dict.fromkeys(name for name in found if name is not None)]
 
     def dtype(self, doing: str) -> str:
-        """The dtype of the tensors: that of all, float32 if they differ. ConfigError for files that are not whole."""
-        kinds = set(_dtypes(self.path, doing))
+        """The dtype of the tensors: that of all, float32 if they differ. ConfigError for files that are not whole, and
+        for numbers of other kinds."""
+        kinds = set(self._dtypes(doing).values())
         return kinds.pop() if len(kinds) == 1 else "float32"
+
+    def _dtypes(self, doing: str) -> dict[str, str]:
+        """The dtype of every tensor that the folder's files have, but of buffers that are no such numbers."""
+        found = dict(_dtypes_in(self.path, doing))
+        if others := {name: kind for name, kind in found.items() if kind not in folders.DTYPES}:
+            import torch
+
+            with explained(doing, f"a model of {self.config.model_type}"):
+                parameters = [name for name, _ in self.empty(torch.device("meta")).named_parameters()]
+            for name, kind in others.items():
+                # Of a module, or of the model within it: either name may have a prefix that the other has not.
+                if any(f".{each}".endswith(f".{name}") or f".{name}".endswith(f".{each}") for each in parameters):
+                    do = "Take the folder in one of these; quantized models are not read."
+                    raise ConfigError(doing, f"tensor {name} of {', '.join(folders.DTYPES.values())}", kind, do)
+        return {name: folders.DTYPES[kind] for name, kind in found.items() if kind in folders.DTYPES}
 
     def load(self, dtype: str, doing: str, *, eager: bool = False) -> Any:
         """The module with the tensors of the folder, in one dtype; ConfigError unless these are all of it, and no more.
 
         `eager`: attention is computed as it is written, and not by one fused operation.
         """
+        self._dtypes(doing)
         if getattr(self.config, "tie_word_embeddings", False):
             folders.check_tied(self.path, doing)
         import torch
@@ -105,19 +124,33 @@ class ModuleFolder:
             raise ConfigError.of(faults)
         return module
 
-    def empty(self, device: Any) -> Any:
-        """The module without values."""
+    def empty(self, device: Any, dtype: str = "float32") -> Any:
+        """The module without values, in a dtype: so are the constants that it computes as it is made."""
+        import torch
         from transformers import AutoModelForCausalLM
 
+        how = {"dtype": getattr(torch, dtype), "trust_remote_code": False}
         with quiet(), device:
-            return AutoModelForCausalLM.from_config(copy.deepcopy(self.config), trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(copy.deepcopy(self.config), **how)
+
+    def widened(self, module: Any) -> Any:
+        """A module of this folder in float32, also by peft around it, with constants as they are in float32."""
+        import torch
+
+        module = module.float()
+        fresh = dict(self.empty(torch.device("cpu")).named_buffers())
+        saved = module.state_dict()
+        for name, buffer in module.named_buffers():
+            if name not in saved and name in fresh:
+                buffer.copy_(fresh[name])
+        return module
 
     def with_tensors(self, tensors: Mapping[str, npt.NDArray[Any]], dtype: str, doing: str) -> Any:
         """The module with tensors by their paths in it, in one dtype; ConfigError unless these are its tensors."""
         import torch
 
         with explained(doing, f"a model of {self.config.model_type}"):
-            module = self.empty(torch.device("cpu")).to(getattr(torch, dtype))
+            module = self.empty(torch.device("cpu"), dtype).to(getattr(torch, dtype))
         places = {name.replace(".", "/"): each for name, each in _saved(module)}
         if odd := sorted(places.keys() ^ tensors.keys()):
             do = "Use the version of transformers with which the model was trained."
@@ -135,21 +168,23 @@ def read(path: Path, doing: str) -> ModuleFolder:
     head than one that predicts tokens; and where transformers is missing.
     """
     document = folders.document_in(path, doing)
-    llama.check_code(document, doing)
     if document.get("quantization_config") is not None:
         do = "Take the folder in float32, bfloat16 or float16."
         raise ConfigError(doing, "tensors of floating-point numbers", "quantization_config", do)
     known = _known(document, doing)
     kind = document.get("model_type")
-    if not isinstance(kind, str) or kind not in known:
+    architecture = known.get(kind) if isinstance(kind, str) else None
+    llama.check_code(document, doing, architecture)
+    llama.check_positions(document, doing)
+    if architecture is None:
         here = ", ".join(f"{name} ({each.architecture})" for name, each in llama.FAMILIES.items())
         do = f"{nearest(kind if isinstance(kind, str) else '', known)} {_version()} knows {len(known)} of them."
         expected = f"a model_type of {here}, or of AutoModelForCausalLM of transformers"
         raise ConfigError(doing, expected, repr(kind)[:80], do.strip())
     names = document.get("architectures")
-    if isinstance(names, list) and names and known[kind] not in names:
+    if isinstance(names, list) and names and architecture not in names:
         do = "Save the model as AutoModelForCausalLM.from_pretrained(...) makes it."
-        raise ConfigError(doing, f"architectures [{known[kind]!r}], which predicts tokens", repr(names)[:200], do)
+        raise ConfigError(doing, f"architectures [{architecture!r}], which predicts tokens", repr(names)[:200], do)
     from transformers import AutoConfig
 
     with quiet(), explained(doing, f"a configuration of {kind}"):
@@ -180,14 +215,11 @@ def _version() -> str:
     return f"transformers {transformers.__version__}"
 
 
-def _dtypes(path: Path, doing: str) -> Iterator[str]:
-    """The dtype of every tensor; ConfigError for files that are not whole, and for numbers of other kinds."""
+def _dtypes_in(path: Path, doing: str) -> Iterator[tuple[str, str]]:
+    """The name of every tensor, and its dtype in the words of safetensors; ConfigError for files that are not whole."""
     for file in folders.weight_files(path, doing):
         with folders.opened_tensors(file, doing) as opened:
-            for name in opened.keys():  # noqa: SIM118  # It is no mapping.
-                kind = opened.get_slice(name).get_dtype()
-                if kind in folders.DTYPES:
-                    yield folders.DTYPES[kind]
+            yield from ((name, opened.get_slice(name).get_dtype()) for name in opened.keys())  # noqa: SIM118
 
 
 def _loading_faults(found: Mapping[str, Any], document: Mapping[str, Any], doing: str) -> Iterator[Fault]:
@@ -245,19 +277,58 @@ def _logits(module: Any, tokens: Any, dtype: str) -> Any:
     return torch.func.functional_call(module, tensors, kwargs=given).logits
 
 
-def generated(module: Any, ids: Any, count: int, temperature: float, ends: tuple[int, ...]) -> Any:
-    """`ids` int64[1, length] and up to `count` tokens more, at most one of `ends` as the last; at a temperature of 0
-    each is the most likely one. Nothing else that a folder says of sampling counts."""
+def generated(
+    module: Any, ids: Any, count: int, temperature: float, ends: tuple[int, ...]
+) -> Generator[int, None, None]:
+    """Up to `count` tokens after `ids` int64[1, length], each as it is written, at most one of `ends` as the last; at a
+    temperature of 0 each is the most likely one. Nothing else that a folder says of sampling counts.
+
+    `generate` calls back with each token, so it runs in a thread, which ends with this iterator.
+    """
     import torch
     from transformers import GenerationConfig
+    from transformers.generation import BaseStreamer, StoppingCriteriaList
+
+    written: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    class Written(BaseStreamer):  # type: ignore[misc]
+        def put(self, value: Any) -> None:
+            written.put(value.flatten().tolist())
+
+        def end(self) -> None:
+            written.put(None)
+
+    def stops(sequences: Any, _scores: Any, **_: Any) -> Any:
+        return torch.full((sequences.shape[0],), is_over.is_set(), dtype=torch.bool)
 
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     module.generation_config = GenerationConfig()
     how = GenerationConfig(
         max_new_tokens=count, eos_token_id=list(ends) or None, pad_token_id=ends[0] if ends else 0, **drawn
     )
-    with quiet(), torch.no_grad():
-        return module.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
+
+    def write() -> None:
+        try:
+            with quiet(), torch.no_grad():
+                given = {"attention_mask": torch.ones_like(ids), "streamer": Written()}
+                module.generate(ids, **given, generation_config=how, stopping_criteria=StoppingCriteriaList([stops]))
+        except BaseException as error:
+            written.put(error)
+
+    thread = threading.Thread(target=write, name="generate", daemon=True)
+    thread.start()
+    try:
+        is_prompt = True
+        while (found := written.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            if not is_prompt:
+                yield from found
+            is_prompt = False
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextmanager

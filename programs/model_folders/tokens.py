@@ -32,8 +32,8 @@ from isthmus.programs.model_folders.folders import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     NamedTokens,
-    document_in,
     named_tokens_in,
+    pad_in,
     tokenizer_config_in,
     tokenizer_kind_in,
 )
@@ -138,7 +138,7 @@ class FolderTokens:
         tokens = named_tokens_in(folder, doing)
         with self._asked():
             if not is_former:
-                _rebuild(self._tokenizer, kind, tokenizer_config_in(folder, doing), self._library)
+                _rebuild(self._tokenizer, kind, tokenizer_config_in(folder, doing), tokens, self._library)
                 self._know_special(tokens, vocabulary)
             self._tokenizer.encode_special_tokens = not special_in_text
             bos_id = self._id_of(tokens.named.get("bos_token"))
@@ -232,9 +232,9 @@ class FolderTokens:
 
     @property
     def pad(self) -> int | None:
-        """The id that fills up batches: the `pad_token_id` of config.json, else of the token that the folder names so;
-        None where it has none."""
-        if type(configured := document_in(self.folder, self._doing).get("pad_token_id")) is int:
+        """The id that fills up batches: the `pad_token_id` of generation_config.json, else of config.json, else of the
+        token that the folder names so; None where it has none."""
+        if (configured := pad_in(self.folder, self._doing)) is not None:
             return configured
         named = named_tokens_in(self.folder, self._doing).named.get("pad_token")
         return self._id_of(named or next(filter(self._tokenizer.token_to_id, _PADS), None))
@@ -273,7 +273,7 @@ _QWEN2: Final = (
 """Where Qwen2Tokenizer splits a text."""
 
 
-def _rebuild(tokenizer: Any, kind: str, config: Mapping[str, Any], library: Any) -> None:
+def _rebuild(tokenizer: Any, kind: str, config: Mapping[str, Any], tokens: NamedTokens, library: Any) -> None:
     """Give a tokenizer the parts that its class in transformers makes itself, if it is one that does."""
     model = tokenizer.model
     if type(model).__name__ != "BPE":
@@ -296,6 +296,16 @@ def _rebuild(tokenizer: Any, kind: str, config: Mapping[str, Any], library: Any)
         strips = [] if has_space is False else [decoders.Strip(content=" ", left=1)]
         parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
         tokenizer.decoder = decoders.Sequence(parts)
+    elif kind == "GemmaTokenizer":
+        model.unk_token, model.fuse_unk, model.byte_fallback = tokens.named.get("unk_token", "<unk>"), True, True
+        tokenizer.normalizer = library.normalizers.Replace(" ", _SPACE)
+        tokenizer.pre_tokenizer = splits.Split(" ", behavior="merged_with_previous", invert=False)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    elif kind == "GPT2Tokenizer":
+        model.unk_token, model.fuse_unk, model.byte_fallback = None, False, False
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = splits.ByteLevel(add_prefix_space=bool(has_space))
+        tokenizer.decoder = decoders.ByteLevel()
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

@@ -182,8 +182,10 @@ def _write_adapters(
 
 
 def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> list[str]:
-    """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another."""
+    """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another; code
+    of a folder's own does not go along."""
     kinds = set(dtypes.values())
+    document = llama.without_code(document)
     document = llama.with_dtype(document, kinds.pop()) if len(kinds) == 1 else document
     found = folders.beside(beside)
     folders.write_documents(folder, {folders.CONFIG: document}, found.files)

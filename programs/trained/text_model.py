@@ -94,7 +94,7 @@ def text_model(where: Path, doing: str, snapshot: int | None = None, path: int |
         raise ConfigError(doing, "a run, whose model may have paths", f"{where}, no run", "Leave --path out.")
     if snapshot is not None:
         raise ConfigError(doing, "a run, which has snapshots", f"{where}, no run", "Leave --snapshot out.")
-    if not (where / folders.CONFIG).is_file():
+    if not any((where / name).is_file() for name in (folders.CONFIG, folders.ADAPTER)):
         what_is_there = "nothing there" if not where.exists() else f"neither {CONFIG} nor {folders.CONFIG} in it"
         raise ConfigError(doing, f"a run or a model folder at {where}", what_is_there, "Name one, such as runs/latest.")
     document = folders.document_in(where, doing)
@@ -137,11 +137,11 @@ def _in_torch(
 def _by_module(
     where: Path, folder: Path, model: modules.ModuleFolder, module: Any, doing: str, run: Path | None
 ) -> TextModel:
-    """A model of transformers, from its module."""
+    """A model of transformers, from its module in float32."""
     from isthmus.programs.trained.torch_predictor import TorchPredictor
 
     stops = folders.stops_in(folder, model.document, doing)
-    predictor = TorchPredictor(module.float().eval(), model.context, stops)
+    predictor = TorchPredictor(module.eval(), model.context, stops)
     tokens = _tokens(folder, model.vocabulary, run, doing)
     return TextModel(where, predictor, model.vocabulary, model.context, tokens, run)
 
@@ -169,8 +169,9 @@ def _of_run(where: Path, doing: str, snapshot: int | None, path: int | None) -> 
         document = folders.document_in(kept, doing)
         if Adapters.of(settings) is not None:
             # Its linear layers are peft's by now; what peft has around it computes the same.
-            module = adapted(where, settings, arrays, doing).get_base_model()
-            return _by_module(where, kept, modules.read(kept, doing), module, doing, where)
+            model = modules.read(kept, doing)
+            module = model.widened(adapted(where, settings, arrays, doing).get_base_model())
+            return _by_module(where, kept, model, module, doing, where)
         if not llama.is_computed_here(document):
             return _in_torch(where, kept, modules.read(kept, doing), arrays, doing, where)
         named = {name.replace("/", "."): array for name, array in arrays.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, final
 
 import numpy as np
@@ -34,18 +35,11 @@ class TorchPredictor:
             context = self._context or len(ids) + count
             recent = ids if len(ids) < context else ids[-max(context // 2, 1) :]
             now = min(count, context - len(recent))
-            more = self._written(recent, now, temperature)
-            ends = np.flatnonzero(np.isin(more, self._ends))
-            if len(ends):
-                yield more[: ends[0]]
-                return
-            yield more
-            ids, count = np.concatenate([ids, more]), count - len(more)
-
-    def _written(self, ids: Ids, count: int, temperature: float) -> Ids:
-        """The next `count` tokens, or fewer with one that ends the text; what the folder says of sampling does not
-        count."""
-        written = modules.generated(
-            self._module, torch.from_numpy(ids.astype(np.int64))[None], count, temperature, self._ends
-        )
-        return written[0, len(ids) :].numpy().astype(np.int32)  # type: ignore[no-any-return]
+            prompt = torch.from_numpy(recent.astype(np.int64))[None]
+            with closing(modules.generated(self._module, prompt, now, temperature, self._ends)) as written:
+                for token in written:
+                    if token in self._ends:
+                        return
+                    more = np.array([token], np.int32)
+                    yield more
+                    ids, count = np.concatenate([ids, more]), count - 1

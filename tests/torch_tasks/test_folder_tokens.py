@@ -92,7 +92,29 @@ def test_a_text_begins_as_transformers_begins_it(tmp_path: Path, name: str, form
 def test_a_tokenizer_is_made_by_the_class_that_transformers_chooses(
     tmp_path: Path, name: str, kind: str, config: dict[str, Any]
 ) -> None:
-    folder = write(tmp_path / "it", MADE[name](), config)
+    check_class(write(tmp_path / "it", MADE[name](), config), kind)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma2", "gpt2", "opt", "phi3"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"unk_token": "<unk>", "tokenizer_class": None},
+        {"unk_token": "<unk>"},
+        {"unk_token": "<unk>", "tokenizer_class": "GemmaTokenizerFast"},
+        {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True},
+    ],
+)
+@pytest.mark.parametrize("name", MADE)
+def test_so_is_one_of_gemma_and_of_gpt_2(tmp_path: Path, name: str, kind: str, config: dict[str, Any]) -> None:
+    made = MADE[name]()
+    if name == "sentencepiece":
+        made.normalizer = None  # Which the class makes.
+    check_class(write(tmp_path / "it", made, config), kind)
+
+
+def check_class(folder: Path, kind: str) -> None:
+    """A folder's ids and texts are those of transformers, whose class is of an architecture."""
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**document, "model_type": kind}))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

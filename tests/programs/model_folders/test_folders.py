@@ -269,6 +269,25 @@ def test_a_folder_that_is_not_whole_is_refused(name: str, tmp_path: Path) -> Non
     assert words in str(refused.value)
 
 
+def test_what_was_not_read_is_not_missing(tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", arrays(), "float32", bytes_max=700)
+    document = json.loads((folder / folders.CONFIG).read_text())
+    (folder / folders.CONFIG).write_text(json.dumps({**document, "hidden_size": 16, "head_dim": 4}))
+    with pytest.raises(ConfigError) as caught:
+        folders.read(folder, DOING)
+    assert len(caught.value.faults) == folders.NAMES_MAX
+    assert all("as config.json says" in fault.expected for fault in caught.value.faults)
+
+
+def test_an_adapter_is_no_model_though_one_lies_beside_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", arrays(), "float32")
+    (folder / folders.ADAPTER).write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        folders.read(folder, DOING)
+    assert folders.ADAPTER in caught.value.faults[0].found
+    assert "--merged" in caught.value.faults[0].remedy
+
+
 def test_one_file_counts_before_an_index(tmp_path: Path) -> None:
     folder = write(tmp_path / "it", arrays(), "float32")
     other = write(tmp_path / "other", {name: array + 1 for name, array in arrays().items()}, "float32", bytes_max=700)

@@ -78,6 +78,22 @@ def test_both_forms_of_scaled_positions_are_read(key: str) -> None:
     assert yarn.scaling == YarnScaling(4.0, 32, 0.1 * np.log(4.0) + 1.0)
 
 
+def test_both_forms_may_say_the_same() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    found = config(rope_theta=700.0, rope_scaling=linear, rope_parameters={**linear, "rope_theta": 700.0})
+    assert found.rotary == config(rope_theta=700.0, rope_scaling=linear).rotary
+
+
+def test_code_is_left_alone_where_its_class_is_known() -> None:
+    code = {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling.LlamaForCausalLM"}
+    assert config(auto_map=code) == config()
+    assert "auto_map" not in llama.without_code({**DOCUMENT, "auto_map": code})
+    with pytest.raises(ConfigError, match="code of its own"):
+        config(model_type="mistral", auto_map=code)
+    with pytest.raises(ConfigError, match="code of its own"):
+        config(auto_map={"AutoConfig": "configuration_llama.LlamaConfig"})
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -90,6 +106,7 @@ def test_both_forms_of_scaled_positions_are_read(key: str) -> None:
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": {"type": "linear"}}, "rope_scaling and rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
         ({"hidden_size": "8"}, "hidden_size"),
