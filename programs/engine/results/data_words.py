@@ -58,6 +58,7 @@ class DataRow(NamedTuple):
     is_odd: bool = False
 
 
+KINDS_SHOWN: Final = 12
 _SHARES: Final = {
     "pad_share": "pads",
     "unknown_share": "unknown",
@@ -79,10 +80,12 @@ def _rows(table: _Table) -> Iterator[DataRow]:
         yield DataRow("documents", f"{whole(table.documents)}{empty}")
     yield DataRow("tokens", whole(table.tokens))
     if table.epochs is not None:
-        yield DataRow("budget", f"{decimal(table.epochs, 2)} passes over them", table.epochs > EPOCHS_MAX)
-    yield DataRow("by kind", ", ".join(f"{kind} {whole(tokens)}" for kind, tokens in table.tokens_by_kind.items()))
+        is_odd = table.epochs > EPOCHS_MAX
+        more = f", more than {EPOCHS_MAX}" if is_odd else ""
+        yield DataRow("budget", f"{decimal(table.epochs, 2)} passes over them{more}", is_odd)
+    yield DataRow("by kind", ", ".join(_by_kind(table.tokens_by_kind)))
     shares = {name: getattr(table, key) for key, name in _SHARES.items()}
-    if known := [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]:
+    if known := [f"{name}: {percent(share)}" for name, share in shares.items() if share is not None]:
         yield DataRow("shares", ", ".join(known))
     if table.longest is not None:
         where = f"document {whole(table.longest.document)} of {_name(table.longest.path)}"
@@ -95,6 +98,14 @@ def _rows(table: _Table) -> Iterator[DataRow]:
     for each in table.left_out:
         more = f", and {whole(each.files - len(each.first))} more" if each.files > len(each.first) else ""
         yield DataRow(f"left out, {each.reason}", f"{', '.join(map(_name, each.first))}{more}")
+
+
+def _by_kind(tokens_by_kind: Mapping[str, int]) -> Iterator[str]:
+    """The kinds with most tokens, and what the others have."""
+    kinds = sorted(tokens_by_kind.items(), key=lambda each: -each[1])
+    yield from (f"{kind}: {whole(tokens)}" for kind, tokens in kinds[:KINDS_SHOWN])
+    if others := kinds[KINDS_SHOWN:]:
+        yield f"{whole(len(others))} others: {whole(sum(tokens for _, tokens in others))}"
 
 
 def _name(path: str) -> str:

@@ -202,6 +202,13 @@ def test_the_table_of_the_data_is_shown_and_what_is_odd_stands_out() -> None:
     assert not any(row["tone"] for row in few)
 
 
+def test_of_many_kinds_of_files_the_largest_are_shown() -> None:
+    many = replace(TABLE, tokens_by_kind={f".{number}": number for number in range(1, 21)})
+    (row,) = (row for row in parts.data(going_on(data=many.as_dict()))["rows"] if row["name"] == "by kind")
+    assert row["text"].startswith(".20: 20, .19: 19")
+    assert row["text"].endswith(f"8 others: {sum(range(1, 9))}")
+
+
 def test_shares_that_were_not_counted_are_not_shown() -> None:
     ids = replace(TABLE, documents=None, zero_share=None, longest=None, beginnings=(), left_out=())
     names = [row["name"] for row in parts.data(going_on(data=ids.as_dict()))["rows"]]
