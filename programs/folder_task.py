@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -60,6 +61,8 @@ ADAPTER_RATE: Final = 1e-3
 OPTIMIZER: Final = "adamw"
 JAX: Final = "jax"
 TORCH: Final = "torch"
+READS: Final[Mapping[str, Any]] = MappingProxyType({"bos": "folder", "eos": "folder", "special_in_text": False})
+"""Settings of how texts become tokens, of runs that begin now."""
 Framework: TypeAlias = Literal["jax", "torch"]
 FrameworkSetting: TypeAlias = Annotated[
     Framework | tuple[Framework, ...] | None,
@@ -306,9 +309,7 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
         "lr": _rate(facts.width, batch, rank),
         "lora_alpha": None if rank is None else alpha_of(rank),
         "evaluation_windows": windows,
-        "bos": "folder",
-        "eos": "folder",
-        "special_in_text": False,
+        **READS,
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 

@@ -305,7 +305,8 @@ def _file(
     fields = {**({} if source_column is None else {"--source-column": source_column}), "--column": column}
     rows = list(documents_of(path, fields, ROUTING))
     texts = [row[-1] for row in rows]
-    names = [path.name if source_column is None else row[0].decode(errors="replace") for row in rows]
+    of_all = _source(path, data) if [len(text) for text in texts] == [file.size_bytes] else path.name
+    names = [of_all if source_column is None else row[0].decode(errors="replace") for row in rows]
     return FileDocuments(np.frombuffer(b"".join(texts), np.uint8), np.cumsum([*map(len, texts)]).tolist(), names)
 
 

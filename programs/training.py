@@ -166,7 +166,7 @@ def _resume(
 
     submitted = resumed(where, None if run_dir is None else Path(run_dir), request_of)
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, quiet=quiet)
+        announce_resumption(submitted.resumption, submitted.warnings, quiet=quiet)
     with watching(submitted, quiet=quiet, is_resumed=True) as watch:
         outcome = start_processes(submitted, _hooked(watch, submitted.run_dir, on_metrics))
     return _result(outcome, load(outcome.folder))

@@ -93,6 +93,7 @@ def data(
     }
     settings = {name: value for name, value in given.items() if value is not None}
     _, shipped = shipped_task(settings)
+    settings |= {} if model is None else shipped.READS
     schema = Schema.of("task", shipped.task)
     section = schema.read(settings)
     if faults := list(schema.out_of_range(section)):

@@ -155,7 +155,7 @@ def _go_on(submitted: Submitted, starting: Starting) -> None:
     from isthmus.programs.study.terminal.live import announce_resumption
 
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, quiet=starting.quiet)
+        announce_resumption(submitted.resumption, submitted.warnings, quiet=starting.quiet)
     _run(submitted, starting)
 
 

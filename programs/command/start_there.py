@@ -90,7 +90,8 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     }
     _check(daemon, message, faults)
     shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
-    return Handover(request.name, folder, request.config_text, shape, run_spec, sites)
+    data = {} if request.data is None else request.data.as_dict()
+    return Handover(request.name, folder, request.config_text, shape, run_spec, sites, data)
 
 
 def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> None:

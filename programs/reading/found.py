@@ -2,8 +2,9 @@
 
 A folder is read whole, sorted, its files before its folders. Left out are files that nobody means as data: hidden
 ones, empty ones, caches of `datasets`, and images, archives, weights and the like, by their suffixes; for texts also
-what has NUL bytes, and of rows JSON files without any. Whatever is left out is returned with its reason, so that it can
-be counted and named. A path that the user names is read or refused, never left out.
+what has NUL bytes. A .json file that is one object is text among texts, as package.json is in a repository of code;
+beside rows it says something of these, and is left out, as is the card of a dataset. Whatever is left out is returned
+with its reason, so that it can be counted and named. A path that the user names is read or refused, never left out.
 
 Links to files and folders are followed, each target once, by its real path. Folders below the named ones come first,
 so that a link into them changes nothing; a link from below a folder to it, or above it, is refused.
@@ -21,7 +22,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
 from isthmus.ops.data.corpus import READING, CorpusFile, DataError
-from isthmus.programs.reading.forms import ARROW, LIST, PACKED, PARQUET, TOKENS, form_of
+from isthmus.programs.reading.forms import ARROW, LIST, PACKED, PARQUET, TOKENS, FileForm, form_of
 
 _NAME_OTHERS: Final = "Name other files or folders with --data."
 _NAMED_MAX: Final = 5
@@ -37,7 +38,8 @@ TWICE: Final = "read already, under another name"
 NOWHERE: Final = "a link to nothing"
 NO_FILE: Final = "neither file nor folder"
 NUL_BYTES: Final = "NUL bytes, which no text has"
-ONE_OBJECT: Final = "one JSON object, and no rows"
+ONE_OBJECT: Final = "one JSON object, beside rows"
+CARD: Final = "a card of a dataset, beside rows"
 
 _NO_DATA: Final = MappingProxyType(
     {
@@ -56,6 +58,7 @@ _NO_DATA: Final = MappingProxyType(
 )
 _BESIDE_ARROW: Final = frozenset({"dataset_info.json", "state.json"})
 _ABOVE_ARROW: Final = "dataset_dict.json"
+_FIELDS: Final = b"---\n"
 
 
 @final
@@ -79,7 +82,7 @@ def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool =
     """The files under `paths`; without paths, those of the standard library.
 
     `are_texts`: whether each file without a suffix of tokens must be text, which has no NUL bytes. `are_rows`: whether
-    rows are read as such, so that a .json file has to have some.
+    rows are read as such, so that a .json file that is named has to have some.
 
     DataError if a path does not exist or cannot be listed, if a named file is not data, if links lead in a circle, or
     if nothing is left.
@@ -146,15 +149,18 @@ class _Search:
         self._walked: set[str] = set()
         """Real paths of folders."""
         self._left_out: list[LeftOut] = []
+        self._about: dict[Path, str] = {}
+        """Files below folders that say something of rows, where there are any, and what they then are."""
 
     def add(self, path: Path) -> None:
         """Add what the user named."""
         if path.is_file():
-            if reason := self._reason(path):
+            if reason := self._reason(path) or (ONE_OBJECT if self._is_one_object(path) else ""):
                 do = "Name another; where its bytes are meant, give it a name without that suffix."
                 if reason == EMPTY:
                     do = "Name another with --data."
                 if reason == ONE_OBJECT:
+                    reason = "one JSON object"
                     do = "Write a list of objects, [{...}, {...}], or one object a line in a file named .jsonl."
                 if reason == NUL_BYTES:
                     do = "Convert it to UTF-8 (iconv -f UTF-16 -t UTF-8), or name another."
@@ -173,6 +179,9 @@ class _Search:
             if real in files:
                 self._left_out.append(LeftOut(str(files[real]), TWICE))
             files[real] = path
+        if self._about and any(form_of(path).has_rows for path in files.values() if path not in self._about):
+            self._left_out += [LeftOut(str(path), self._about[path]) for path in files.values() if path in self._about]
+            files = {real: path for real, path in files.items() if path not in self._about}
         return FoundFiles(tuple(map(_described, files.values())), tuple(self._left_out))
 
     def _linked(self, entries: Sequence[Path | _FolderLink]) -> Iterator[Path]:
@@ -208,6 +217,10 @@ class _Search:
                 self._left_out.append(LeftOut(str(path), reason))
             else:
                 entries.append(path)
+                if self._is_one_object(path):
+                    self._about[path] = ONE_OBJECT
+                elif self._are_rows and _is_card(path):
+                    self._about[path] = CARD
         for path in folders:
             if path.is_symlink():
                 target = os.path.realpath(path)
@@ -242,7 +255,15 @@ class _Search:
         is_plain = not form.packed and form.kind not in (TOKENS, PARQUET, ARROW)
         if self._are_texts and is_plain and _has_nul(path):
             return NUL_BYTES
-        return ONE_OBJECT if self._are_rows and form == (LIST, "") and _is_one_object(path) else ""
+        return ""
+
+    def _is_one_object(self, path: Path) -> bool:
+        """Whether a file is one JSON object, where rows are read as such."""
+        if not self._are_rows or form_of(path) != FileForm(LIST, ""):
+            return False
+        from isthmus.programs.reading.rows import is_one_object  # Of rows alone: who trains on bytes needs no parser.
+
+        return is_one_object(path)
 
 
 @final
@@ -264,12 +285,14 @@ def _is_cache(path: Path, is_saved: bool) -> bool:
     return name == _ABOVE_ARROW and any(path.parent.glob("*/*.arrow"))
 
 
+def _is_card(path: Path) -> bool:
+    """Whether a file is a README with fields at its head, as hubs of datasets have it."""
+    if path.name.lower() != "readme.md":
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_FIELDS)) == _FIELDS
+
+
 def _has_nul(path: Path) -> bool:
     with path.open("rb") as file:
         return b"\0" in file.read(_LOOK_BYTES)
-
-
-def _is_one_object(path: Path) -> bool:
-    from isthmus.programs.reading.rows import is_one_object  # Of rows alone: who trains on bytes needs no parser.
-
-    return is_one_object(path)

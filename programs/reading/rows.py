@@ -1,6 +1,7 @@
 """Files as documents: JSON lines and lists, parquet, arrow, csv, tsv and plain text, by their names (`forms`).
 
-A file of plain text is one document; each row of the others is one, with its text in a field or column. Rows are read
+A file of plain text is one document; each row of the others is one, with its text in a field or column. A .json file of
+one object without that field is text, such as package.json in a repository of code. Rows are read
 one after the other, so that what a process holds does not grow with a file. What is packed (.gz, .zst) is unpacked as
 it is read; for parquet and arrow, which are read from several places, into a file without a name.
 """
@@ -54,7 +55,8 @@ def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[
             elif form.kind == LINES:
                 yield from _lines(file, path, fields, doing)
             elif form.kind == LIST:
-                yield from _list(opened.enter_context(_decoded(file)), path, fields, doing)
+                may_be_text = not form.packed and len(fields) == 1
+                yield from _list(opened.enter_context(_decoded(file)), path, fields, doing, may_be_text=may_be_text)
             elif form.kind in (CSV, TSV):
                 text = opened.enter_context(_decoded(file))
                 yield from _separated(text, path, "\t" if form.kind == TSV else ",", fields, doing)
@@ -129,15 +131,29 @@ def _lines(file: BinaryIO, path: Path, fields: Mapping[str, str], doing: str) ->
         if not line.strip():
             continue
         try:
-            row: Any = msgspec.json.decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            row = _value(line.removeprefix(BOM_UTF8) if number == 1 else line)
+        except (ValueError, RecursionError) as error:
             do = "Write one JSON object a line."
             raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
         yield _texts(row, f"line {number} of {path}", fields, doing)
 
 
-def _list(file: TextIO, path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
-    """The rows of a list of objects; or of objects one after the other, which many call .json."""
+def _value(line: bytes) -> Any:
+    """The value of a line; ValueError where there is none. Python writes NaN, which is no JSON, and reads it."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
+
+
+def _list(
+    file: TextIO, path: Path, fields: Mapping[str, str], doing: str, *, may_be_text: bool
+) -> Iterator[tuple[bytes, ...]]:
+    """The rows of a list of objects; or of objects one after the other, which many call .json.
+
+    One object alone is a row if it has the columns, and else a text, where it `may_be_text`: `found` leaves those out
+    that lie beside rows.
+    """
     text, number = _JsonText(file), 1
     do = "Write a list of objects, [{...}, {...}], or one object a line in a file named .jsonl."
     try:
@@ -156,11 +172,16 @@ def _list(file: TextIO, path: Path, fields: Mapping[str, str], doing: str) -> It
                 raise ConfigError(doing, f"an object in {where}", f"{character!r}" if character else "its end", do)
             row = text.value()
             character = text.next_character()
-            if not is_list and number == 1 and not character:
-                raise ConfigError(doing, f"a list of objects in {path}", "one object", do)
+            if not is_list and number == 1 and not character and row.keys().isdisjoint(fields.values()):
+                if not may_be_text:
+                    raise ConfigError(doing, f"a list of objects in {path}", "one object", do)
+                yield (_utf8(path.read_bytes(), path, doing),)
+                return
             yield _texts(row, where, fields, doing)
             if is_list and character == ",":
                 text.skip()
+                if text.next_character() == end:
+                    raise ConfigError(doing, f"an object behind the comma of {where}", f"{end!r}", do)
             elif is_list and character != end:
                 raise ConfigError(
                     doing, f"a comma or ] behind {where}", f"{character!r}" if character else "its end", do
@@ -213,14 +234,20 @@ class _JsonText:
 
 
 def _texts(row: Any, where: str, fields: Mapping[str, str], doing: str) -> tuple[bytes, ...]:
-    """The texts of an object, or of nothing that has fields."""
-    row = row if isinstance(row, dict) else {}
+    """The texts of an object."""
+    if not isinstance(row, dict):
+        do = "Write a list of objects into a file named .json, or one object a line into one named .jsonl."
+        raise ConfigError(doing, f"an object in {where}", f"a {type(row).__name__}", do)
     for setting, column in fields.items():
         if column not in row:
             raise _no_column(where, setting, column, sorted(map(str, row)), doing)
         if not isinstance(row[column], str):
             raise _no_text(f"{column!r} of {where}", row[column], doing)
-    return tuple(row[column].encode(errors="replace") for column in fields.values())
+    try:
+        return tuple(row[column].encode() for column in fields.values())
+    except UnicodeEncodeError as error:
+        do = "Write whole characters: a surrogate alone, such as \\ud83d, is none."
+        raise ConfigError(doing, f"characters in {where}", str(error)[:200], do) from None
 
 
 def _separated(

@@ -7,6 +7,7 @@ A share that cannot be told, such as that of pads where the token that pads also
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
-from isthmus.programs.reading.forms import PACKED, TEXT, form_of
+from isthmus.programs.reading.forms import LIST, PACKED, TEXT, FileForm, form_of
 from isthmus.programs.reading.found import FoundFiles, LeftOut
 from isthmus.runtime.errors import Fault
 
@@ -57,9 +58,9 @@ class DataTable:
 
     `documents`: None for token ids, whose documents are not known; likewise `without_text` and `longest`.
     `tokens_by_kind`: by suffix. `epochs`: the tokens to train on, in passes over the data. `lost_share`: the
-    characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole;
-    `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a document, as texts.
-    `beginnings`: of some documents, read back from their ids.
+    characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole, files
+    of one object included; `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a
+    document, as texts. `beginnings`: of some documents, read back from their ids.
     """
 
     files: int
@@ -80,6 +81,10 @@ class DataTable:
     ends_with: tuple[str, ...] = ()
     beginnings: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+
+    def figures(self) -> dict[str, int]:
+        """How much there is."""
+        return {"files": self.files, "bytes": self.bytes, "tokens": self.tokens}
 
     def for_budget(self, tokens: int) -> DataTable:
         """The same data, on which so many tokens are to be trained."""
@@ -109,7 +114,10 @@ class DataTable:
             do = "Set task.token_dtype to that of .bin files (uint32 for ids of four bytes), or correct the ids."
             yield Fault(READING, "less than half of the ids zero", f"{self.zero_share:.1%}", do)
         if self.json_share is not None and self.json_share > JSON_SHARE_MAX:
-            do = "Name it .jsonl (an object a line) or .json (a list of objects); the text of a row is in task.column."
+            do = (
+                "Name it .jsonl (an object a line) or .json (a list of objects), the text of a row is in task.column; "
+                "or leave it out."
+            )
             yield Fault(READING, "documents that are texts", f"JSON in {self.json_path}, with its braces", do)
         if self.lost_share is not None and self.lost_share > LOST_SHARE_MAX:
             do = "Take the tokenizer that belongs to this model and these texts."
@@ -202,7 +210,7 @@ class DataTally:
             self.samples.append(b"\n".join(texts)[:_SAMPLE_CHARACTERS].decode(errors="ignore"))
         self._documents[path] += len(texts)
         self._show(ids)
-        if form_of(path).kind == TEXT:
+        if form_of(path).kind == TEXT or _is_whole(path, texts):
             for text in texts:
                 self._plain_bytes += len(text)
                 if is_json(text):
@@ -273,6 +281,11 @@ def kind_of(path: str) -> str:
     name = PurePath(path.lower())
     suffixes = name.suffixes[-2:] if name.suffix in PACKED else name.suffixes[-1:]
     return "".join(suffixes) or "no suffix"
+
+
+def _is_whole(path: str, texts: Sequence[bytes]) -> bool:
+    """Whether a text is all of a file of JSON, which is one object; that of a row is shorter than its file."""
+    return form_of(path) == FileForm(LIST, "") and len(texts) == 1 and len(texts[0]) == os.path.getsize(path)
 
 
 def is_json(text: bytes) -> bool:

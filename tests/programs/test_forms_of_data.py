@@ -235,6 +235,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "unclosed.json": (b'[{"text": "a"}', "row 1 of "),
     "behind.json": (b'[{"text": "a"}] [', ""),
     "without-comma.json": (b'[{"text": "a"} {"text": "b"}]', "row 1 of "),
+    "comma.json": (b'[{"text": "a"},]', "row 1 of "),
+    "half-a-character.json": (b'[{"text": "a\\ud83d"}]', "row 1 of "),
+    "half-a-character.jsonl": (b'{"text": "a\\ud83d"}\n', "line 1 of "),
+    "lists.jsonl": (b'[{"text": "a"}]\n', "line 1 of "),
     "null.json": (b'[{"text": "a"}, {"text": null}]', "row 2 of "),
     "no-text.json": (b'[{"text": "a"}, {"texts": "b"}]', "row 2 of "),
     "latin-1.json": (b'[{"text": "a\xff"}]', "row 1 of "),
@@ -301,6 +305,40 @@ def test_an_object_beside_rows_is_left_out(tmp_path: Path) -> None:
     assert read(tmp_path) == ids(TEXTS)
     found = find([str(tmp_path)], are_rows=True)
     assert [Path(path).name for path, _ in found.left_out] == ["package.json"]
+
+
+CARGO = '{"name": "a",\n "version": 1}\n'
+
+
+def test_an_object_among_texts_is_text(tmp_path: Path) -> None:
+    """As in a repository of code; where it is named it would be a list of rows."""
+    (tmp_path / "a.py").write_text(TEXT)
+    (tmp_path / "package.json").write_text(CARGO)
+    assert read(tmp_path) == ids([TEXT, CARGO])
+    assert not find([str(tmp_path)], are_rows=True).left_out
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "package.json")
+    assert str(tmp_path / "package.json") in caught.value.expected
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, prompt="q", column="text")
+    assert str(tmp_path / "a.py") in refused.value.faults[0].found
+
+
+def test_an_object_that_has_the_column_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"text": "one",\n "n": 1}')
+    (tmp_path / "b.json").write_text('{"text": "two", "q": "three"}')
+    assert read(tmp_path) == ids(["one", "two"])
+    (tmp_path / "c.json").write_text('{"text": 3}')
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path)
+    assert str(tmp_path / "c.json") in caught.value.faults[0].expected
+
+
+def test_a_packed_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(CARGO.encode()))
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path)
+    assert str(tmp_path / "a.json.gz") in caught.value.faults[0].expected
 
 
 def test_rows_of_a_large_list_are_read_one_after_the_other(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from isthmus.programs.engine.recorder.summary import LearnerSummary, Summary
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.run.in_processes import submit
+from isthmus.programs.engine.run.resume import _files, _other_data
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.reading.found import find
 from isthmus.programs.training import again, read_final
@@ -243,6 +244,19 @@ def test_the_folder_of_a_run_has_the_table_of_its_data(begun: Path) -> None:
     table = json.loads((begun / "data.json").read_text())
     assert table["tokens"] == sum(file.size_bytes for file in find().files)
     assert table["epochs"] == pytest.approx(40_000 / table["tokens"])
+
+
+def test_a_run_that_goes_on_is_told_of_other_data(begun: Path) -> None:
+    was = spec.load(begun)
+    assert was.data == {name: json.loads((begun / "data.json").read_text())[name] for name in was.data}
+    assert set(was.data) == {"files", "bytes", "tokens"}
+    today = again(begun, {}, "Resuming")
+    assert not list(_other_data(was, today, "Resuming"))
+    assert not list(_other_data(replace(was, data={}), today, "Resuming"))  # Of a run that did not note them.
+    (fault,) = _other_data(replace(was, data={**was.data, "files": 1}), today, "Resuming")
+    assert fault.expected != fault.found
+    files = _files(replace(was, data={}), today, None)
+    assert json.loads(json.dumps(files["data.json"])) == json.loads((begun / "data.json").read_text())
 
 
 def test_a_run_goes_on_by_its_own_configuration(begun: Path) -> None:

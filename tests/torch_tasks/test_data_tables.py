@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from typer.testing import CliRunner
 
 from isthmus.programs import folder_task
 from isthmus.programs.reading.table import DataTable, LongestDocument
 from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import ConfigError
-from tests.torch_tasks.folder_tokenizers import byte_level, write
+from tests.command_line import app
+from tests.torch_tasks.folder_tokenizers import begins_by, byte_level, write
 from tests.torch_tasks.test_model_folders import folder_of
 
 pytestmark = [pytest.mark.torch]
 
 PAD, UNKNOWN, END = 93, 92, 91
 SETTINGS = Schema.of("task", folder_task.task)
+OBJECT = json.dumps({"text": "a" * 88})
+assert len(OBJECT) == 100
 
 
 def marked_folder(to: Path, **config: Any) -> Path:
@@ -34,11 +38,13 @@ def marked_folder(to: Path, **config: Any) -> Path:
     document = json.loads((to / "config.json").read_text())
     ids = {"eos_token_id": END, "pad_token_id": PAD, **config}
     (to / "config.json").write_text(json.dumps({**document, **ids}))
+    (to / "generation_config.json").unlink(missing_ok=True)  # Its end would come first.
     return to
 
 
 def table_of(folder: Path, *data: Path, **more: Any) -> DataTable:
-    return folder_task.data_table(SETTINGS.read({"folder": str(folder), "data": tuple(map(str, data)), **more}))
+    given = {**folder_task.READS, "folder": str(folder), "data": tuple(map(str, data)), **more}
+    return folder_task.data_table(SETTINGS.read(given))
 
 
 def test_rows_are_counted_by_the_tokenizer(tmp_path: Path) -> None:
@@ -105,6 +111,90 @@ def test_unknown_letters_of_a_unigram_are_counted(tmp_path: Path) -> None:
     tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("abab")
     assert table_of(folder, tmp_path / "text.txt").unknown_share == pytest.approx(2 / 5)
+
+
+def ids(*share: int) -> Any:
+    """Two hundred ids in this proportion: of text, of pads, and of zeros."""
+    kinds = np.repeat(np.array([5, PAD, 0], np.uint16), np.array(share) * 200 // sum(share))
+    assert len(kinds) == 200
+    return kinds
+
+
+def text(letters: int, unknown: int) -> str:
+    return "a" * letters + "\N{SNOWMAN}" * unknown
+
+
+LIMITS: dict[str, tuple[Any, str, float, bool]] = {
+    "a fifth of pads": (ids(80, 20, 0), "pad_share", 0.2, False),
+    "more than a fifth of pads": (ids(158, 42, 0), "pad_share", 0.21, True),
+    "less than half zeros": (ids(101, 0, 99), "zero_share", 0.495, False),
+    "half zeros": (ids(1, 0, 1), "zero_share", 0.5, True),
+    "half zeros of few": (ids(1, 0, 1)[93:108], "zero_share", 8 / 15, False),
+    "half JSON": ({"a.txt": OBJECT, "b.txt": "b" * 100}, "json_share", 0.5, False),
+    "more than half JSON": ({"a.txt": OBJECT, "b.txt": "b" * 99}, "json_share", 100 / 199, True),
+    "an object that is text": (
+        {"a.json": OBJECT.replace("text", "none"), "b.py": "b" * 99},
+        "json_share",
+        100 / 199,
+        True,
+    ),
+    "objects that are rows": ({"a.json": OBJECT, "b.py": "b" * 99}, "json_share", 0.0, False),
+    "a hundredth lost": ({"a.txt": text(990, 10)}, "lost_share", 0.01, False),
+    "more than a hundredth lost": ({"a.txt": text(989, 11)}, "lost_share", 0.011, True),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_command_refuses_at_the_limits(tmp_path: Path, name: str) -> None:
+    """On a terminal and as JSON alike, behind the table; a run of the same data is refused before it starts."""
+    from isthmus.programs.engine.request.request import prepare
+
+    made, key, share, is_refused = LIMITS[name]
+    folder, data = marked_folder(tmp_path / "model"), tmp_path / "data"
+    data.mkdir()
+    if isinstance(made, dict):
+        for file, content in made.items():
+            (data / file).write_text(content)
+    else:
+        np.save(data / "ids.npy", made)
+    words = ["data", str(data), "--model", str(folder)]
+    plain, as_json = (CliRunner().invoke(app, [*words, *more], catch_exceptions=False) for more in ([], ["--json"]))
+    assert plain.exit_code == as_json.exit_code == (2 if is_refused else 0)
+    assert plain.stdout
+    assert json.loads(as_json.stdout)[key] == pytest.approx(share)
+    settings = {"folder": str(folder), "data": (str(data),), "context": 2, "batch": 1}
+    if is_refused:
+        assert plain.stderr
+        with pytest.raises(ConfigError):
+            prepare(task_settings=settings, run={"tokens": 1000, "learners": 1})
+    assert bool(list(table_of(folder, data).faults())) is is_refused
+
+
+@pytest.mark.parametrize(("passes", "is_warned"), [(100, False), (101, True)])
+def test_the_command_warns_of_many_passes(tmp_path: Path, passes: int, is_warned: bool) -> None:
+    folder = marked_folder(tmp_path / "model")
+    (tmp_path / "a.txt").write_text("a" * 199)
+    words = ["data", str(tmp_path / "a.txt"), "--model", str(folder), "--tokens", str(200 * passes), "--json"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert (result.exit_code, json.loads(result.stdout)["epochs"]) == (0, passes)
+    assert bool(result.stderr) is is_warned
+
+
+def test_the_command_reads_as_a_run_that_begins_now(tmp_path: Path) -> None:
+    """Not as those that were begun before there were settings of it."""
+    made = begins_by(byte_level())
+    made.enable_truncation(8)
+    folder = folder_of("llama, tied, grouped", tmp_path / "it", "float32")
+    write(folder, made)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "vocab_size": 420}))
+    (tmp_path / "a.txt").write_text("7 times 7 is 49.\n" * 50)
+    words = ["data", str(tmp_path / "a.txt"), "--model", str(folder), "--json"]
+    shown = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    assert shown["begins_with"] == ["<s>"]
+    assert shown["tokens"] > 100
+    trained = table_of(folder, tmp_path / "a.txt", **folder_task.READS)
+    assert json.loads(json.dumps(trained.as_dict())) == shown
 
 
 @pytest.mark.parametrize("make", ["json", "pads", "zeros"])

@@ -24,7 +24,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -39,6 +39,7 @@ from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.programs.reading.found import contents, find
 from isthmus.runtime.errors import ConfigError
@@ -380,7 +381,7 @@ class Sites:
 @dataclass(frozen=True, slots=True)
 class Handover:
     """A run that is ready to start, as data. `folder` is the name of its folder below the root of the home's daemon;
-    empty for one that the daemon finds a name for."""
+    empty for one that the daemon finds a name for. `data`: the table of its data, empty where that is not known."""
 
     name: str
     folder: str
@@ -388,11 +389,12 @@ class Handover:
     graph: Mapping[str, Any]
     spec: Mapping[str, Any]
     sites: Sites
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
         """The data of a message."""
         return {"name": self.name, "folder": self.folder, "config": self.config, "graph": json.dumps(self.graph),
-                "spec": dict(self.spec), "cluster": self.sites.as_data()}  # fmt: skip
+                "spec": dict(self.spec), "cluster": self.sites.as_data(), "data": json.dumps(self.data)}  # fmt: skip
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Handover:
@@ -400,7 +402,8 @@ class Handover:
         sites = Sites.read(data["cluster"])
         name, folder, config = (str(data[key]) for key in ("name", "folder", "config"))
         spec.read(data["spec"])
-        return cls(name, folder, config, json.loads(data["graph"]), data["spec"], sites)
+        graph, table = json.loads(data["graph"]), json.loads(data["data"])
+        return cls(name, folder, config, graph, data["spec"], sites, dict(table))
 
     def check(self, run_spec: Spec, machine: str, names: Collection[str], doing: str) -> None:
         """ConfigError for a run whose home is not this `machine`, whose name is taken or invalid, that
@@ -431,6 +434,8 @@ class Handover:
         folder = root.make(self.folder, self.name, datetime.now(), self.config)
         with new_folder.prepared(folder):
             write_json(folder / "graph.json", self.graph)
+            if self.data:
+                write_json(folder / DATA, self.data)
             keep(folder, spec.read(self.spec).job.task.text)
             write_json(folder / CLUSTER, self.sites.as_data())
             spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(self.sites.here(secret))})

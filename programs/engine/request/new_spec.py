@@ -57,6 +57,7 @@ def of(
         "elastic": [list(sizes) for sizes in elastic],
         "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
         "program_file": _program_file(job.program),
+        "data": request.data_figures(),
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
         "job": {
             "program": job.program,

@@ -45,6 +45,7 @@ from isthmus.programs.engine.request.task_checks import (
     layout_of,
     leveled,
 )
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.evaluations import SMALL, times_default, too_much
 from isthmus.programs.job import Job, RunSlots, TensorSpec
@@ -66,8 +67,6 @@ from isthmus.runtime.system.files import write_json
 
 FRAMEWORK: Final = "framework"
 """A setting of section `task.` that a model folder's task alone has."""
-DATA: Final = "data.json"
-"""The table of a run's data, in its folder."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -112,6 +111,11 @@ class Request:
     def data_lines(self) -> tuple[str, ...]:
         """A line or two on the data; none where they are not known."""
         return () if self.data is None else tuple(self.data.brief())
+
+    def data_figures(self) -> dict[str, int]:
+        """The size of the data, by which a run that goes on tells whether they are as they were; empty where they are
+        not known."""
+        return {} if self.data is None else self.data.figures()
 
     def write_data(self, folder: Path) -> None:
         """Write the table of the data into a run folder, where they are known."""

@@ -143,6 +143,8 @@ class Spec:
     """For how long its clock has stood still, between its ends and what went on with it (`standstill`)."""
     program_file: str = ""
     """SHA-256 of the user's file that has the program's builder; '' for any other program."""
+    data: Mapping[str, int] = field(default_factory=dict)
+    """How many `files`, `bytes` and `tokens` its data had; empty where that is not known."""
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
@@ -325,6 +327,7 @@ def read(data: Mapping[str, Any]) -> Spec:
     fields["tokens_of_step"] = tuple(fields.get("tokens_of_step", ()))
     fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
     fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}
+    fields["data"] = {str(name): int(count) for name, count in fields.get("data", {}).items()}
     task = Reference(work.pop("task"))
     frozen = tuple((name, digest) for name, digest in work.pop("frozen", ()))
     modules = tuple(work.pop("modules", ()))

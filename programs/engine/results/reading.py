@@ -40,6 +40,7 @@ from isthmus.programs.engine.results.record import (
     read_timeline,
     slot_of,
 )
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.results.words import store_line
 from isthmus.runtime.supervision.incidents import Restarted
 from isthmus.runtime.system.disk import open_regular
@@ -178,6 +179,7 @@ def load(run: Path) -> RunRecord:
         remarks=tuple(filter(None, (remark(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),
+        data=_read(folder / DATA, problems, _object, nothing) if (folder / DATA).exists() else nothing,
     )
 
 

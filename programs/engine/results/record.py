@@ -179,6 +179,8 @@ class RunRecord:
     remarks: tuple[Remark, ...] = ()
     is_apart: bool = False
     is_placed: bool = True
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """That of data.json; empty without."""
 
     @property
     def shards(self) -> int:

@@ -23,6 +23,8 @@ from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.system.refusals import is_own
 
 SUMMARY: Final = "summary.json"
+DATA: Final = "data.json"
+"""The table of a run's data."""
 _READ: Final = frozenset({".json", ".jsonl", ".lock", ".safetensors", ".sqlite", ".state", ".tape", ".toml"})
 """How the names of files end that commands read."""
 _FOLDERS: Final = (".", "borders", "snapshots", "snapshots/final", "spans", "tape")

@@ -36,7 +36,7 @@ from isthmus.programs.engine.request.request import Request, task_module
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.results.run_files import check_files, over_of, summary_of
+from isthmus.programs.engine.results.run_files import DATA, check_files, over_of, summary_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import kill_all
@@ -210,7 +210,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     except BaseException:
         lock.close()
         raise
-    return submitted(folder, folder.name, lock, resumption)
+    return replace(submitted(folder, folder.name, lock, resumption), warnings=_warnings(read))
 
 
 @contextmanager
@@ -359,7 +359,11 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
     resumption = replace(Resumption(**read["resumption"]), age_seconds=age if age is None or age >= 0 else None)
-    return submitted(folder, folder.name, resumption=resumption)
+    return replace(submitted(folder, folder.name, resumption=resumption), warnings=_warnings(read))
+
+
+def _warnings(read: Mapping[str, Any]) -> tuple[Fault, ...]:
+    return tuple(Fault(*warning) for warning in read["warnings"])
 
 
 def _reopen(folder: Path) -> None:
@@ -438,8 +442,8 @@ def _read(
     store: str | None = None,
     may_differ: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The `files` to replace, the `total` of tokens, what is `undone` by life, and the `resumption`, without age and
-    what is undone if the snapshot is from a `store`.
+    """The `files` to replace, the `total` of tokens, what is `undone` by life, the `resumption`, without age and what
+    is undone if the snapshot is from a `store`, and `warnings`.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
@@ -466,7 +470,28 @@ def _read(
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
     files = _files(run_spec, today, store)
     undone = undone_by(examined.manifest, _lives(recorded.totals.rows()))
-    return {"files": files, "total": today.job.tokens, "undone": undone, "resumption": asdict(resumption)}
+    return {
+        "files": files,
+        "total": today.job.tokens,
+        "undone": undone,
+        "resumption": asdict(resumption),
+        "warnings": [*_other_data(run_spec, today, doing)],
+    }
+
+
+def _other_data(run_spec: spec.Spec, today: Request, doing: str) -> Iterator[Fault]:
+    """The warning that the data of a run are no longer those that it was trained on."""
+    was, now = run_spec.data, today.data_figures()
+    if was and now and was != now:
+        do = (
+            "It goes on with those of now: batches are others, and what was trained on may be held out. To go on as it "
+            "was, end it, bring the data back, and resume it."
+        )
+        yield Fault(doing, f"the data that it has read before: {_counts(was)}", _counts(now), do)
+
+
+def _counts(figures: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in figures.items())
 
 
 def _recorded(folder: Path) -> books.Books:
@@ -565,13 +590,14 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, 
         return {}
     placement = {node.name: platform.node() for node in today.graph.nodes}
     shape = as_json(today.graph, today.proof, today.fingerprint, placement)
-    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: today.config_text}
+    files = {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: today.config_text}
+    return files if today.data is None else {**files, DATA: today.data.as_dict()}
 
 
 def _change(folder: Path, files: Mapping[str, Any]) -> None:
     """Write the changed files of a run; the spec last, so that after an interruption the next resume starts over."""
     write_bytes(folder / new_folder.CONFIG, files[new_folder.CONFIG].encode())
-    for name in ("graph.json", spec.SPEC):
+    for name in ("graph.json", *([DATA] if DATA in files else []), spec.SPEC):
         write_json(folder / name, files[name])
 
 

@@ -421,14 +421,19 @@ def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], data: Iterabl
     _print(f"chosen for this run: {values}" if chosen else "", quiet=quiet)
     for line in data:
         _print(printable(line), quiet=quiet)
+    _warn(warnings)
+
+
+def _warn(warnings: Iterable[Fault]) -> None:
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()
 
 
-def announce_resumption(resumption: Resumption, *, quiet: bool) -> None:
-    """Print from which snapshot a run goes on, and what is undone, unless `quiet`."""
+def announce_resumption(resumption: Resumption, warnings: Iterable[Fault] = (), *, quiet: bool) -> None:
+    """Print from which snapshot a run goes on, and what is undone, unless `quiet`, and on standard error warnings."""
     _print(resumption_words(resumption), quiet=quiet)
+    _warn(warnings)
 
 
 def _print(text: str, *, quiet: bool) -> None:

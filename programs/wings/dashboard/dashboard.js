@@ -218,6 +218,13 @@
       small("settings", part.count ? `${part.count} changes` : "");
     },
 
+    data(part) {
+      if (part.rows.length) {
+        const row = (one) => element("tr", "", element("th", "", one.name), element("td", `left wrap ${one.tone}`, one.text));
+        body("data").replaceChildren(element("div", "scroll", element("table", "", element("tbody", "", ...part.rows.map(row)))));
+      } else if (part.why) body("data").replaceChildren(element("p", "note", part.why));
+    },
+
     charts(part) { charts = part; drawAll(); },
 
     runs(part) {

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import msgspec
 from rich.text import Text
 
-from isthmus.programs.engine.results import words
+from isthmus.programs.engine.results import data_words, words
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, MergeRecord, ReportLine, read
 from isthmus.programs.engine.results.record import STAMP, as_number
-from isthmus.programs.engine.results.run_files import SUMMARY, RunFilesError, summary_of
+from isthmus.programs.engine.results.run_files import DATA, SUMMARY, RunFilesError, summary_of
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.live import Notice
 from isthmus.programs.wings.dashboard.watched_run import SILENT, Look
@@ -422,6 +422,17 @@ def settings(look: Look) -> Part:
 
 def _tone(change: ChangeRecord) -> str:
     return "good" if is_better(change) else "odd"
+
+
+def data(look: Look) -> Part:
+    """What the run is trained on; no rows where that is not known."""
+    try:
+        rows = data_words.rows(look.data) if look.data else []
+    except ValueError as error:
+        return {"rows": [], "why": f"{DATA} cannot be read: {error}"}
+    why = "" if rows or not look.configuration else "This run has written no table of its data."
+    shown = [{"name": row.name, "text": row.text, "tone": "odd" if row.is_odd else ""} for row in rows]
+    return {"rows": shown, "why": why}
 
 
 def steps_of_settings(look: Look) -> list[Chart]:

@@ -176,6 +176,7 @@ class LiveParts:
                 "traffic": self._traffic.part(look),
                 "failures": parts.failures(look),
                 "settings": parts.settings(look),
+                "data": parts.data(look),
             }
         if now >= self._drawn_at and (drawn := self._draw(look)) is not None:
             made["charts"] = drawn

@@ -33,6 +33,7 @@ from isthmus.programs.engine.results.lines import (
 )
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import RunRecord
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, notices_of
 from isthmus.programs.study.terminal.status import status_of
 from isthmus.runtime.errors import ConfigError
@@ -178,6 +179,8 @@ class Look:
     """That of graph.json."""
     configuration: Mapping[str, Any]
     """That of config.toml."""
+    data: Mapping[str, Any]
+    """That of data.json."""
     at: float
     """The time of the look, in seconds of the looker's clock."""
     fault: str = ""
@@ -238,7 +241,8 @@ class WatchedRun:
             self._feed.update({**(status.get("training") or {}), "hosts": status.get("hosts", ())})
             notices = self._feed.notices
         read = files.merges, files.changes, files.reports.newest
-        return Look(self.folder.name, status, *read, notices, files.graph, files.configuration, at, fault)
+        written = files.graph, files.configuration, files.data
+        return Look(self.folder.name, status, *read, notices, *written, at, fault)
 
     def record(self, look: Look) -> RunRecord:
         """What was read so far, as the charts of the report take it."""
@@ -294,6 +298,8 @@ class _RunFiles:
         self.changes: list[ChangeRecord] = []
         self.graph: Mapping[str, Any] = {}
         self.configuration: Mapping[str, Any] = {}
+        self.data: Mapping[str, Any] = {}
+        self._data_place: object = None
         self._report_file = GrowingFile(folder, ReportLine)
         self._evaluation_file = GrowingFile(folder, EvaluationLine)
         self._merge_file = GrowingFile(folder, MergeRecord)
@@ -317,6 +323,11 @@ class _RunFiles:
         if not self.configuration:
             with suppress(*UNREADABLE):
                 self.configuration = tomllib.loads(read_text(self._folder / "config.toml"))
+        if (place := place_of(self._folder / DATA)) != self._data_place:  # A run that goes on writes it again.
+            self._data_place = place
+            with suppress(*UNREADABLE):
+                data = json.loads(read_bytes(self._folder / DATA))
+                self.data = data if isinstance(data, dict) else {}
 
     def add_evaluation(self, line: EvaluationLine) -> None:
         """Take in an evaluation."""

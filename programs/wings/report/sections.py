@@ -25,7 +25,9 @@ from markupsafe import Markup
 from isthmus.programs.engine.results.absences import Absence, Topic, again, cause, cost, named, others_meanwhile
 from isthmus.programs.engine.results.changes import read as read_changes
 from isthmus.programs.engine.results.changes import step, why
+from isthmus.programs.engine.results.data_words import rows
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.results.words import (
     TIMES,
     UNKNOWN,
@@ -44,6 +46,7 @@ from isthmus.programs.engine.results.words import (
     untrained,
     whole,
 )
+from isthmus.programs.reading.table import EPOCHS_MAX
 from isthmus.programs.wings.report.charts_absence import draw_absence
 from isthmus.programs.wings.report.charts_drawing import SHARE_LEVELS, share_level
 from isthmus.programs.wings.report.charts_graph import draw_graph, parse_graph
@@ -409,6 +412,18 @@ def graph(record: RunRecord) -> PagePart:
     edges = [(edge, moved.get((edge.source, edge.target), {})) for edge in drawn.edges]
     nodes = [row for row in record.summary.get("nodes") or () if isinstance(row, dict)]
     return PagePart("graph", "The graph", {"chart": draw_graph(drawn, WIDE), "edges": edges, "nodes": nodes})
+
+
+def data(record: RunRecord) -> PagePart:
+    """What the run is trained on."""
+    title = "The data"
+    if not record.data:
+        why = "Only a shipped task whose data no router gives to shards says what it reads."
+        return PagePart("data", title, None, why)
+    try:
+        return PagePart("data", title, {"rows": rows(record.data), "most": EPOCHS_MAX})
+    except ValueError as error:
+        return PagePart("data", title, None, f"{DATA} cannot be read: {error}")
 
 
 def configuration(record: RunRecord) -> PagePart:

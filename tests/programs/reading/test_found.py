@@ -179,6 +179,23 @@ def test_what_datasets_writes_beside_its_rows_is_left_out(tmp_path: Path) -> Non
     assert left_out(tmp_path) == {Path(name).name: reasons.CACHE for name in saved[1:]}
 
 
+def test_what_says_something_of_rows_is_left_out_beside_them(tmp_path: Path) -> None:
+    def found() -> tuple[list[str], dict[str, str]]:
+        read = find([str(tmp_path)], are_texts=True, are_rows=True)
+        names = [str(Path(file.path).relative_to(tmp_path)) for file in read.files]
+        return names, {str(Path(path).relative_to(tmp_path)): reason for path, reason in read.left_out}
+
+    for name, content in (("README.md", b"---\na: b\n---\n"), ("info.json", b"{}"), ("a/readme.md", b"# words\n")):
+        write(tmp_path / name, content)
+    every = ["README.md", "info.json", "a/readme.md"]
+    assert found() == (every, {})
+    assert read(tmp_path) == [str(tmp_path / name) for name in every]
+    rows = write(tmp_path / "z" / "rows.jsonl", b'{"text": "a"}')
+    about = {"README.md": reasons.CARD, "info.json": reasons.ONE_OBJECT}
+    assert found() == (["a/readme.md", "z/rows.jsonl"], about)
+    assert read(tmp_path) == [*(str(tmp_path / name) for name in every), str(rows)]  # Bytes may be anything.
+
+
 NO_DATA = ("a.png", "b.JPG", "c.zip", "d.tar.gz", "e.so", "f.pkl", "g.safetensors", "h.pdf", "i.pt", "j.tar.zst")
 
 

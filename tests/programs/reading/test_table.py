@@ -132,6 +132,16 @@ def test_json_under_the_name_of_a_text_is_refused(tmp_path: Path) -> None:
     assert not list(table_of(tmp_path).faults())
 
 
+def test_a_folder_of_json_with_its_braces_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"text": "words " * 50}]}))
+    (fault,) = table_of(tmp_path).faults()
+    assert str(tmp_path / "squad.json") in fault.found
+    (tmp_path / "code.py").write_text("a = 1\n" * 200)
+    assert not list(table_of(tmp_path).faults())
+    (tmp_path / "squad.json").write_text(json.dumps([{"text": '{"json": "in a text"}'}] * 500))
+    assert not list(table_of(tmp_path).faults())
+
+
 def test_characters_that_do_not_come_back_are_lost() -> None:
     assert lost_share([]) is None
     assert lost_share([("one two", "one  two"), ("three", "three")]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord, ReportLine
+from isthmus.programs.reading.found import LeftOut
+from isthmus.programs.reading.table import DataTable, LongestDocument
 from isthmus.programs.study.terminal.figures import TokenSpeed
 from isthmus.programs.study.terminal.live import Notice
 from isthmus.programs.wings.dashboard import parts
@@ -51,6 +54,7 @@ def going_on(at: float = 0.0, **more: Any) -> Look:
         "notices": [],
         "graph": GRAPH,
         "configuration": {"program": {"push": "int4", "interval": 24}},
+        "data": {},
         "at": at,
     }
     return Look(**{**known, **more})
@@ -170,3 +174,54 @@ def test_a_status_may_lack_anything(status: dict[str, Any]) -> None:
         assert msgspec.json.encode(part(look))
     assert msgspec.json.encode([parts.head(look, TokenSpeed()), parts.TrafficRates().part(look)])
     assert msgspec.json.encode(parts.merges(look, parts.MergeColumns()))
+
+
+TABLE = DataTable(
+    files=2,
+    bytes=2000,
+    documents=3,
+    tokens=400,
+    tokens_by_kind={".py": 300, ".md": 100},
+    zero_share=0.5,
+    without_text=1,
+    longest=LongestDocument("/home/me/a.py", 1, 300),
+    ends_with=("</s>",),
+    beginnings=("<b>words</b>",),
+    left_out=tuple(LeftOut(f"/home/me/{name}", "hidden") for name in ("a", "b", "c", "d")),
+)
+
+
+def test_the_table_of_the_data_is_shown_and_what_is_odd_stands_out() -> None:
+    shown = {row["name"]: row for row in parts.data(going_on(data=TABLE.for_budget(400 * 101).as_dict()))["rows"]}
+    assert {name for name, row in shown.items() if row["tone"]} == {"budget"}
+    assert {"files", "documents", "tokens", "by kind", "shares", "the longest", "reads"} < set(shown)
+    assert "a.py" in shown["the longest"]["text"]
+    assert not any("/home/me" in row["text"] for row in shown.values())  # Folders are not part of the run.
+    assert "1 more" in shown["left out, hidden"]["text"]
+    few = parts.data(going_on(data=TABLE.for_budget(400 * 100).as_dict()))["rows"]
+    assert not any(row["tone"] for row in few)
+
+
+def test_of_many_kinds_of_files_the_largest_are_shown() -> None:
+    many = replace(TABLE, tokens_by_kind={f".{number}": number for number in range(1, 21)})
+    (row,) = (row for row in parts.data(going_on(data=many.as_dict()))["rows"] if row["name"] == "by kind")
+    assert row["text"].startswith(".20: 20, .19: 19")
+    assert row["text"].endswith(f"8 others: {sum(range(1, 9))}")
+
+
+def test_shares_that_were_not_counted_are_not_shown() -> None:
+    ids = replace(TABLE, documents=None, zero_share=None, longest=None, beginnings=(), left_out=())
+    names = [row["name"] for row in parts.data(going_on(data=ids.as_dict()))["rows"]]
+    assert names == ["files", "tokens", "by kind"]
+
+
+@pytest.mark.parametrize("damaged", [{"files": "two"}, {"tokens": 1}, {**TABLE.as_dict(), "left_out": [1]}])
+def test_a_damaged_table_is_named(damaged: dict[str, Any]) -> None:
+    part = parts.data(going_on(data=damaged))
+    assert not part["rows"]
+    assert "data.json" in part["why"]
+
+
+def test_a_run_without_a_table_says_so() -> None:
+    assert parts.data(going_on())["why"]
+    assert not parts.data(going_on(configuration={}))["why"]  # It may come.

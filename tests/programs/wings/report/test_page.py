@@ -34,6 +34,7 @@ SECTIONS = (
     "merges",
     "accounts",
     "learners",
+    "data",
     "graph",
     "configuration",
 )
@@ -52,6 +53,7 @@ TITLES = {
     "merges": "Merges",
     "accounts": "Where every token went",
     "learners": "Learners",
+    "data": "The data",
     "graph": "The graph",
     "configuration": "Configuration",
 }
@@ -123,7 +125,7 @@ def reader(folder: Path) -> Reader:
 
 
 def test_every_section_is_there_in_its_order(reader: Reader) -> None:
-    assert [name for name in reader.ids if name in SECTIONS] == list(SECTIONS)
+    assert [name for name in reader.ids if name in SECTIONS] == [name for name in SECTIONS if name != "data"]
     assert {"header", "footer", "title", "svg"} <= reader.tags
     assert reader.text["h1"].startswith("decoupled-diloco")
     assert "3 February 2025, 10:11" in reader.page
@@ -251,6 +253,42 @@ def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
     assert "There is no summary" in page.page
     for name in FILES:
         assert f"{name} is not there." in page.page
+
+
+TABLE = {
+    "files": 2,
+    "bytes": 1000,
+    "documents": 7,
+    "tokens": 400,
+    "tokens_by_kind": {".jsonl": 400},
+    "epochs": 3.25,
+    "pad_share": 0.125,
+    "beginnings": ["<script>alert(1)</script> and words"],
+    "left_out": [{"reason": "hidden", "files": 4, "first": ["/home/me/.a", "/home/me/.b", "/home/me/.c"]}],
+}
+
+
+def test_the_table_of_the_data_is_on_the_page(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    write_json(run / "data.json", TABLE)
+    page = Reader(write_report(run))
+    assert "data" in page.ids
+    for text in ("3.25 passes", "pads: 12.5 %", "&lt;script&gt;alert(1)", ".a, .b, .c, and 1 more"):
+        assert text in page.page
+    assert "/home/me" not in page.page
+    assert 'class="left wrap odd"' not in page.page
+    write_json(run / "data.json", {**TABLE, "epochs": 100.5})
+    assert Reader(write_report(run)).page.count('class="left wrap odd"') == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"files": "two"}', b"\xff\x00"])
+def test_a_damaged_table_of_the_data_is_named(tmp_path: Path, damage: bytes) -> None:
+    run = build(tmp_path / "run", steps=60)
+    (run / "data.json").write_bytes(damage)
+    page = Reader(write_report(run))
+    assert told(page) == {*TITLES, "failures"}
+    assert "data" not in page.ids
+    assert "data.json cannot be read" in page.page
 
 
 @pytest.mark.parametrize("name", FILES)
