@@ -8,8 +8,7 @@ are the complements of their ids (`ops.data.batches`). Prompt and text become to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,35 +19,49 @@ from isthmus.programs.reading.rows import documents_of
 from isthmus.programs.reading.table import DataTally
 
 TOGETHER: Final = 1024
-"""Documents that are tokenized at once, on all cores."""
+"""Documents that are tokenized at once, on all cores; fewer where they are long."""
+TOGETHER_BYTES: Final = 1 << 20
+"""Of texts that are tokenized at once, beyond which no document is added: the library has a hundred bytes a token."""
 
 
-def ids_of(
+def blocks_of(
     path: Path,
     fields: Mapping[str, str],
     tokens: TextTokens,
     end: int | None,
     doing: str,
     tally: DataTally | None = None,
-) -> Ids:
-    """The tokens of a file; ConfigError for one that has no such column, or cannot be read.
+) -> Iterator[Ids]:
+    """The tokens of a file, some documents at a time; ConfigError for one that has no such column, or cannot be read.
 
     `fields`: the columns of a row, by the setting that names each; that of the text comes last. `tally` counts them.
     """
     begins = np.asarray(tokens.begin, np.int32)
     begins = ~begins if len(fields) > 1 else begins
     ends = np.asarray([] if end is None else [end], np.int32)
-    parts: list[Ids] = []
-    documents = documents_of(path, fields, doing)
-    while some := list(islice(documents, TOGETHER)):
+    for some in together(documents_of(path, fields, doing)):
         *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
+        parts: list[Ids] = []
         sizes = []
         for ids in zip(*prompts, texts, strict=True):
             parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1], ends]
             sizes.append(len(begins) + sum(map(len, ids)) + len(ends))
+        block = np.concatenate(parts)
         if tally is not None:
             tally.add_documents(str(path), [row[-1] for row in some], texts, sizes)
-    whole = np.concatenate(parts) if parts else ends[:0]
-    if tally is not None:
-        tally.add_file(str(path), whole)
-    return whole
+            tally.add_block(str(path), block)
+        yield block
+
+
+def together(documents: Iterable[tuple[bytes, ...]]) -> Iterator[list[tuple[bytes, ...]]]:
+    """The same documents, as many at a time as are tokenized at once."""
+    some: list[tuple[bytes, ...]] = []
+    size = 0
+    for document in documents:
+        some.append(document)
+        size += sum(map(len, document))
+        if len(some) == TOGETHER or size >= TOGETHER_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

@@ -90,7 +90,7 @@ def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool =
     try:
         for path in paths:
             search.add(Path(path))
-        found = search.found() if paths else FoundFiles(tuple(_described(file) for file in _standard_library()))
+        found = search.found() if paths else FoundFiles(tuple(described(file) for file in _standard_library()))
     except OSError as error:
         raise DataError(
             READING, "files that can be listed", str(error), "Correct --data, or the permissions."
@@ -110,9 +110,10 @@ def contents(path: Path) -> Iterator[Path]:
     return (file for file in files if file.stat().st_size)
 
 
-def _described(file: Path) -> CorpusFile:
+def described(file: Path) -> CorpusFile:
+    """A file as it is now."""
     status = file.stat()
-    return CorpusFile(str(file), status.st_size, status.st_mtime_ns)
+    return CorpusFile(str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _standard_library() -> Iterator[Path]:
@@ -173,7 +174,7 @@ class _Search:
             if real in files:
                 self._left_out.append(LeftOut(str(files[real]), TWICE))
             files[real] = path
-        return FoundFiles(tuple(map(_described, files.values())), tuple(self._left_out))
+        return FoundFiles(tuple(map(described, files.values())), tuple(self._left_out))
 
     def _linked(self, entries: Sequence[Path | _FolderLink]) -> Iterator[Path]:
         """The files of all entries, with those of a link to a folder in its place."""
