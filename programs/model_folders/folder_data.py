@@ -24,18 +24,8 @@ from isthmus.programs.reading.found import FoundFiles, find
 from isthmus.programs.reading.table import DataTable, DataTally, SpecialIds, lost_share
 from isthmus.programs.reading.token_files import TokenFile, TokenWriter, name_of, token_file
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system.files import read_bytes
 
 DOING: Final = "Reading the training data"
-_DOCUMENTS: Final = (
-    folders.CONFIG,
-    folders.GENERATION,
-    folders.TOKENIZER,
-    folders.TOKENIZER_CONFIG,
-    folders.SPECIAL_TOKENS,
-    "added_tokens.json",
-)
-"""What of a folder says how texts become ids, beside its chat templates."""
 
 
 class TextMarks(NamedTuple):
@@ -129,10 +119,8 @@ class FolderData:
         return tally
 
     def _file(self, found: FoundFiles) -> TokenFile:
-        names = [*_DOCUMENTS, *sorted(path.name for path in self.folder.glob("chat_template*") if path.is_file())]
-        documents = {name: read_bytes(self.folder / name) for name in names if (self.folder / name).is_file()}
         options = [self.vocabulary, self.column, self.prompt, *self.marks]
-        name = name_of(found.files, documents, {"training": options})
+        name = name_of(found.files, folders.tokenizer_documents_in(self.folder), {"training": options})
         return token_file(name, found.files, self.vocabulary, lambda writer: self._written(found, writer))
 
     def _written(self, found: FoundFiles, writer: TokenWriter) -> Mapping[str, Any]:

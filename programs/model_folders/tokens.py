@@ -103,7 +103,8 @@ class FolderTokens:
 
     `begin`: what transformers puts before a text, where `bos` is "folder"; the folder's bos token at least, where it is
     "on". `special_in_text`: texts have the special tokens that they spell. `is_former`: the file is read with all that
-    it says, and nothing beside it, as before there were such settings.
+    it says, and nothing beside it, as before there were such settings. `options`: from these and the folder follows all
+    that it gives.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class FolderTokens:
         is_former: bool = False,
     ) -> None:
         self._doing, self.folder, path = doing, folder, folder / TOKENIZER
+        self.options = (vocabulary, bos, special_in_text, is_former)
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)

@@ -15,6 +15,8 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -75,6 +77,20 @@ class FoundFiles:
     left_out: tuple[LeftOut, ...] = ()
 
 
+_remembered: ContextVar[dict[tuple[object, ...], FoundFiles] | None] = ContextVar("found", default=None)
+
+
+@contextmanager
+def finding_once() -> Iterator[None]:
+    """Within it what `find` has found under some paths is what it finds there again: a task and the table of its data
+    are of one look at them."""
+    token = _remembered.set({})
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
+
 def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool = False) -> FoundFiles:
     """The files under `paths`; without paths, those of the standard library.
 
@@ -86,6 +102,16 @@ def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool =
 
     Python's own library is on every machine that can run this, so that a first run needs no download.
     """
+    remembered = _remembered.get()
+    if remembered is None:
+        return _find(paths, are_texts, are_rows)
+    asked = (*paths, are_texts, are_rows)
+    if asked not in remembered:
+        remembered[asked] = _find(paths, are_texts, are_rows)
+    return remembered[asked]
+
+
+def _find(paths: Sequence[str], are_texts: bool, are_rows: bool) -> FoundFiles:
     search = _Search(are_texts, are_rows)
     try:
         for path in paths:

@@ -142,12 +142,6 @@ class DataTable:
         if self.left_out:
             counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
             yield f"left out of the data: {counts}"
-        if self.cache_reason:
-            yield from self._cache_lines()
-
-    def _cache_lines(self) -> Iterator[str]:
-        if self.cache is not None:
-            yield f"tokens in the cache: {self.cache}" + (f" ({self.cache_reason})" if self.cache_reason else "")
 
     def lines(self) -> Iterator[str]:
         """As text for a reader."""
@@ -172,7 +166,8 @@ class DataTable:
             yield f"before a document: {begin}; behind it: {end}"
         for text in self.beginnings:
             yield f"  {text!r}"
-        yield from self._cache_lines()
+        if self.cache is not None:
+            yield f"tokens in the cache: {self.cache}" + (f" ({self.cache_reason})" if self.cache_reason else "")
         for reason, paths in self.reasons().items():
             more = f", and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
             yield f"left out, {reason}: {', '.join(paths[:SHOWN])}{more}"

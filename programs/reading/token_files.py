@@ -13,13 +13,14 @@ that what a live process reads is known: beyond BYTES_MAX the files that were op
 that is shared. On a disk without locks nobody can know that, and nothing is removed there but by `clear`.
 
 A file that is shorter or longer than it says, or that differs in one of the places that its digest is of, is made
-again. Where the cache cannot be used the ids go into a file without a name, of this process alone, and `reason` says
-why; a disk without room is an error.
+again. Where the cache cannot be used the ids go into a file without a name, of this process alone, which is logged, and
+`reason` says why; a disk without room is an error.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import struct
@@ -43,6 +44,7 @@ from isthmus.runtime.system.files import cache_path
 from isthmus.runtime.system.locks import FileLock, alone, holder_of, share
 from isthmus.runtime.system.refusals import NO_ROOM, is_absent, reason, remedy
 
+_log: Final = logging.getLogger(__name__)
 CACHE: Final = "tokens"
 """The folder in isthmus' cache."""
 BYTES_MAX: Final = 32 << 30
@@ -347,6 +349,7 @@ def _made(path: Path, make: Make, vocabulary: int, damage: str) -> TokenFile | N
 def _apart(make: Make, vocabulary: int, why: str) -> TokenFile:
     """The ids in a file without a name, which ends with the process."""
     where = tempfile.gettempdir()
+    _log.warning("isthmus: the tokens of the data are not kept, and made by each process: %s", why)
     try:
         unnamed = tempfile.TemporaryFile()
     except OSError as error:
