@@ -6,11 +6,11 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -240,16 +240,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.process
 def test_of_several_processes_one_makes_it_and_a_killed_one_is_replaced(tmp_path: Path, folder: Path) -> None:
     calls, go_on = tmp_path / "calls", tmp_path / "go on"
-    first = child(calls, go_on)
-    wait_until(calls.exists)
-    others = [child(calls, go_on) for _ in range(2)]
-    try:
+    with child(calls, go_on) as first, ExitStack() as others:
+        wait_until(calls.exists)
+        mappers = [others.enter_context(child(calls, go_on)) for _ in range(2)]
         first.kill()
-        first.wait()
         wait_until(lambda: calls.read_text() == "made\n" * 2)
         assert [path.suffix for path in folder.iterdir()] == [".making"]
         go_on.touch()
-        lines = sorted(each.stdout.readline().split() for each in others)  # type: ignore[union-attr]
+        lines = sorted(each.stdout.readline().split() for each in mappers if each.stdout)
         assert lines == [[FOUND, "2450"], [MADE, "2450"]]
         assert calls.read_text() == "made\n" * 2
         # What they have mapped is in use, and what no process has is removed.
@@ -258,10 +256,6 @@ def test_of_several_processes_one_makes_it_and_a_killed_one_is_replaced(tmp_path
         cleared = clear()
         assert (cleared.files, cleared.in_use) == (1, 1)
         assert cleared.bytes > 0
-    finally:
-        for each in others:
-            each.stdin.close()  # type: ignore[union-attr]
-            each.wait()
     assert clear().files == 1
     assert list(folder.iterdir()) == []
 
