@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.programs.model_folders.cuts import may_be_cut
 from isthmus.programs.model_folders.folders import (
     DOCUMENT_BYTES_MAX,
     TOKENIZER,
@@ -55,9 +56,11 @@ _PROBES: Final = ("a", "0", "A", " ", ".", "\n")
 
 
 class TextTokens(Protocol):
-    """How a model's text becomes tokens; `begin` are those that each text begins with."""
+    """How a model's text becomes tokens; `begin` are those that each text begins with. `is_cut`: those of a long text are
+    those of its pieces (`cuts`)."""
 
     begin: tuple[int, ...]
+    is_cut: bool
 
     def encode(self, text: bytes) -> Ids:
         """The tokens of a text in UTF-8, without those that it begins with; ConfigError where it is no such text."""
@@ -80,6 +83,7 @@ class ByteTokens:
     """A byte is a token."""
 
     begin: tuple[int, ...] = ()
+    is_cut = True
 
     def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, np.uint8).astype(np.int32)
@@ -145,6 +149,7 @@ class FolderTokens:
             self._tokenizer.encode_special_tokens = not special_in_text
             bos_id = self._id_of(tokens.named.get("bos_token"))
             self.begin = () if bos == "off" else self._begin()
+            self.is_cut = not is_former and may_be_cut(self._tokenizer)
         if bos == "on" and not self.begin:
             if bos_id is None:
                 do = "Set task.bos to folder, or leave it out."

@@ -224,6 +224,12 @@ class DataTally:
                     self._json_bytes += len(text)
                     self._json_path = self._json_path or path
 
+    def add_long_document(self, path: str, beginning: bytes, ids: Ids, size_bytes: int, tokens: int) -> None:
+        """Count a file of plain text, no JSON, that is one document: how it begins, the ids of that, and what it has in
+        all."""
+        self.add_documents(path, [beginning], [ids], [tokens])
+        self._plain_bytes += size_bytes - len(beginning)
+
     def _show(self, documents: Sequence[Ids]) -> None:
         for ids in documents[: SHOWN - len(self._beginnings)]:
             if self.decode is not None:
