@@ -73,7 +73,8 @@ def _splits(parts: Iterable[Mapping[str, Any]]) -> bool:
         elif kind == "Metaspace":
             is_split = part.get("split", True)
         elif kind == "Split":
-            is_split = part["behavior"] == "Isolated" and not part["invert"] and part["pattern"].get("Regex") in _PATTERNS
+            is_known = part["pattern"].get("Regex") in _PATTERNS
+            is_split = is_known and part["behavior"] == "Isolated" and not part["invert"]
         else:
             is_split = kind in _AT_SPACES
         if not is_split:
@@ -102,7 +103,5 @@ def pieces_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _last_cut(text: bytes) -> int | None:
     """How many bytes from the end the last cut is."""
-    last = None
-    for last in _CUT.finditer(text):
-        pass
-    return None if last is None else len(text) - last.end()
+    last = max((each.end() for each in _CUT.finditer(text)), default=None)
+    return None if last is None else len(text) - last

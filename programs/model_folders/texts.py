@@ -46,7 +46,7 @@ def blocks_of(
     begins = np.asarray(tokens.begin, np.int32)
     begins = ~begins if len(fields) > 1 else begins
     ends = np.asarray([] if end is None else [end], np.int32)
-    if form_of(path).kind == TEXT and len(fields) == 1 and tokens.is_cut and _is_long(path, doing):
+    if form_of(path).kind == TEXT and len(fields) == 1 and _is_long(path, doing) and tokens.is_cut:
         yield from _long(path, tokens, begins, ends, doing, tally)
         return
     for some in together(documents_of(path, fields, doing)):
@@ -65,6 +65,8 @@ def blocks_of(
 
 def _is_long(path: Path, doing: str) -> bool:
     """Whether a text is read in pieces: that which may be JSON is not, because nobody could say whether it is."""
+    if not form_of(path).packed and path.exists() and path.stat().st_size <= LONG_BYTES:
+        return False
     held = bytearray()
     for block in blocks_of_text(path, doing):
         held += block
@@ -73,9 +75,7 @@ def _is_long(path: Path, doing: str) -> bool:
     return False
 
 
-def _long(
-    path: Path, tokens: TextTokens, begins: Ids, ends: Ids, doing: str, tally: DataTally | None
-) -> Iterator[Ids]:
+def _long(path: Path, tokens: TextTokens, begins: Ids, ends: Ids, doing: str, tally: DataTally | None) -> Iterator[Ids]:
     """The tokens of a long text, which is cut where that changes none of them."""
     size_bytes = count = 0
     first: tuple[bytes, Ids] | None = None

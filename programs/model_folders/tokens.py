@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
@@ -56,11 +57,13 @@ _PROBES: Final = ("a", "0", "A", " ", ".", "\n")
 
 
 class TextTokens(Protocol):
-    """How a model's text becomes tokens; `begin` are those that each text begins with. `is_cut`: those of a long text are
-    those of its pieces (`cuts`)."""
+    """How a model's text becomes tokens; `begin` are those that each text begins with."""
 
     begin: tuple[int, ...]
-    is_cut: bool
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the tokens of a long text are those of its pieces (`cuts`)."""
 
     def encode(self, text: bytes) -> Ids:
         """The tokens of a text in UTF-8, without those that it begins with; ConfigError where it is no such text."""
@@ -122,7 +125,7 @@ class FolderTokens:
         is_former: bool = False,
     ) -> None:
         self._doing, self.folder, path = doing, folder, folder / TOKENIZER
-        self.options = (vocabulary, bos, special_in_text, is_former)
+        self.options, self._is_former = (vocabulary, bos, special_in_text, is_former), is_former
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)
@@ -149,7 +152,6 @@ class FolderTokens:
             self._tokenizer.encode_special_tokens = not special_in_text
             bos_id = self._id_of(tokens.named.get("bos_token"))
             self.begin = () if bos == "off" else self._begin()
-            self.is_cut = not is_former and may_be_cut(self._tokenizer)
         if bos == "on" and not self.begin:
             if bos_id is None:
                 do = "Set task.bos to folder, or leave it out."
@@ -165,6 +167,12 @@ class FolderTokens:
         for token in [*special, *sorted(named - there.keys() - added.keys())]:
             if self._id_of(token) is not None or self._tokenizer.get_vocab_size() < vocabulary:
                 self._tokenizer.add_special_tokens([self._library.AddedToken(token, special=True, normalized=False)])
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether the tokens of a long text are those of its pieces."""
+        with self._asked():
+            return not self._is_former and may_be_cut(self._tokenizer)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)

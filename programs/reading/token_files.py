@@ -332,7 +332,8 @@ def _made(path: Path, make: Make, vocabulary: int, damage: str) -> TokenFile | N
             try:
                 writer.finish(make(writer))
             except OSError as error:  # Of the data, and not of the cache.
-                raise DataError(READING, "files that can be read", reason(error), remedy(error, "Look there.")) from error
+                do = remedy(error, "Look there.")
+                raise DataError(READING, "files that can be read", reason(error), do) from error
             share(file)
             partial.rename(path)
         except BaseException:

@@ -95,7 +95,9 @@ def test_tokens_of_pieces_are_those_of_the_text(tmp_path: Path, monkeypatch: pyt
 
 
 def test_qwen2_is_cut_by_the_parts_of_its_class(tmp_path: Path) -> None:
-    assert FolderTokens(write(tmp_path / "it", byte_level(), {"tokenizer_class": "Qwen2Tokenizer"}), VOCABULARY, "").is_cut
+    assert FolderTokens(
+        write(tmp_path / "it", byte_level(), {"tokenizer_class": "Qwen2Tokenizer"}), VOCABULARY, ""
+    ).is_cut
 
 
 NOT_CUT: dict[str, Callable[[], tokenizers.Tokenizer]] = {

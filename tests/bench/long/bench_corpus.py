@@ -135,7 +135,7 @@ def train(folder: Path, data: Path, run: Path, cache: Path, learners: int) -> di
     counted.touch()
     environment = {
         **os.environ,
-        "PYTHONPATH": str(HOOK),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH")))),
         "TOKENIZED": str(counted),
         "XDG_CACHE_HOME": str(cache),
     }

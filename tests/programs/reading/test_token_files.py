@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, TokenIds, split_of
+from isthmus.ops.data.corpus import Corpus, DataError, TokenIds, split_of
 from isthmus.programs.reading import token_files
 from isthmus.programs.reading.found import described
 from isthmus.programs.reading.token_files import FOUND, MADE, NOT_KEPT, TokenFile, TokenWriter, clear, token_file
