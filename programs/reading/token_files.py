@@ -352,7 +352,7 @@ def _apart(make: Make, vocabulary: int, why: str) -> TokenFile:
     where = tempfile.gettempdir()
     _log.warning("isthmus: the tokens of the data are not kept, and made by each process: %s", why)
     try:
-        unnamed = tempfile.TemporaryFile()
+        unnamed = tempfile.TemporaryFile()  # noqa: SIM115
     except OSError as error:
         do = "Set XDG_CACHE_HOME or TMPDIR to a folder that can be written to."
         raise DataError(READING, f"room for its tokens in {where}", reason(error), do) from None

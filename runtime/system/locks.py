@@ -125,7 +125,7 @@ def alone(file: int) -> bool | None:
 
 
 def share(file: int) -> bool | None:
-    """Whether this process has an open file together with others that share it, and lets go of a lock that it had alone;
+    """Whether this process has an open file together with others that share it, a lock of its own alone being let go;
     None where the disk has no locks. It lasts until the last descriptor of this opening is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -50,7 +50,7 @@ def test_a_text_without_a_place_to_cut_stays_whole() -> None:
 
 def table_of(path: Path) -> tuple[bytes, DataTable]:
     tally = DataTally(decode=ByteTokens().decode)
-    ids = [block for block in blocks_of(path, COLUMN, ByteTokens(), END, "Reading it", tally)]
+    ids = list(blocks_of(path, COLUMN, ByteTokens(), END, "Reading it", tally))
     return np.concatenate(ids).astype(np.uint8).tobytes(), tally.table(FoundFiles(()))
 
 
