@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-PIECE_BYTES: Final = 1 << 19
+PIECE_BYTES: Final = 1 << 17
 """Of a text that is longer, a piece has about as many: two are tokenized at once."""
 _CUT: Final = re.compile(rb"[A-Za-z](?= [A-Za-z])")
 _LOOK_BYTES: Final = 1 << 12
