@@ -72,7 +72,7 @@ def _is_long(path: Path, doing: str) -> bool:
     for block in blocks_of_text(path, doing):
         held += block
         if len(held) > LONG_BYTES:
-            return held.lstrip()[:1] not in (b"{", b"[", b"")
+            return bytes(held.lstrip()[:1]) not in (b"{", b"[", b"")
     return False
 
 

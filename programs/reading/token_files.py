@@ -180,9 +180,9 @@ class TokenWriter:
             view, at = view[count:], at + count
 
     def _refusal(self, error: OSError) -> DataError:
-        do = "isthmus data --clear empties the cache; XDG_CACHE_HOME names another folder for it"
-        do = f"{remedy(error, 'look at that disk')}; {do}."
-        return DataError(READING, f"room for its tokens in {self._where}", reason(error), do[0].upper() + do[1:])
+        do = remedy(error, "Look at that disk.")
+        do += " isthmus data --clear empties the cache, and XDG_CACHE_HOME names another folder for it."
+        return DataError(READING, f"room for its tokens in {self._where}", reason(error), do)
 
 
 Make: TypeAlias = Callable[[TokenWriter], Mapping[str, Any]]
