@@ -39,6 +39,7 @@ import numpy.typing as npt
 import xxhash
 
 from isthmus.ops.data.corpus import KEY_TOKENS, READING, Corpus, CorpusFile, DataError, TokenIds, key_by, split_of_one
+from isthmus.ops.island.heap import give_back
 from isthmus.programs.reading.found import described
 from isthmus.runtime.system.files import cache_path
 from isthmus.runtime.system.locks import FileLock, alone, holder_of, share
@@ -221,7 +222,11 @@ def token_file(name: str, files: Sequence[CorpusFile], vocabulary: int, make: Ma
 
     DataError where a disk has no room, or a file has changed while it was read; what `make` raises.
     """
-    file = _held.pop(name, None) or _found_or_made(name, _checked(make, files), vocabulary)
+    file = _held.pop(name, None)
+    if file is None:
+        file = _found_or_made(name, _checked(make, files), vocabulary)
+        if file.origin != FOUND:
+            give_back()  # Hosts may be forked from here: what a tokenizer has freed would be in each of them.
     _held[name] = file
     while len(_held) > _HELD_MAX:
         del _held[next(iter(_held))]

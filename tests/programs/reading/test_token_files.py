@@ -117,6 +117,16 @@ def test_a_file_is_made_once(folder: Path) -> None:
     assert (folder / f"{NAME}.tokens").stat().st_mode & 0o077 == 0
 
 
+def test_a_process_that_has_made_tokens_gives_back_what_that_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts are forked from it: in each of them the heap of the tokenizer was as large as a host."""
+    given: list[int] = []
+    monkeypatch.setattr(token_files, "give_back", lambda: given.append(1))
+    make = writing(drawn([50], 100))
+    for expected in (1, 1):
+        again(make)
+        assert len(given) == expected
+
+
 def test_names_follow_from_all_that_ids_follow_from(tmp_path: Path) -> None:
     data = tmp_path / "a.txt"
     data.write_text("text")
