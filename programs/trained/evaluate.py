@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +94,8 @@ def _ids(model: TextModel, data: Path, column: str | None, doing: str) -> tuple[
         if isinstance(model.tokens, ByteTokens):
             ids = whole(check_bytes(sources))
             return ids, len(ids) - 1
-        assert isinstance(model.tokens, FolderTokens)
-        return _encoded(model.tokens, model.vocabulary, sources, _fields(model, column, doing), doing)
+        tokens = cast(FolderTokens, model.tokens)  # What is not of bytes is of a folder.
+        return _encoded(tokens, model.vocabulary, sources, _fields(model, column, doing), doing)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     except OSError as error:
