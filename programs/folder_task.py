@@ -4,8 +4,8 @@ In jax, by our own transformer, where that computes it, and in PyTorch, by trans
 framework is given; a list of frameworks is by slot. Leaves have the folder's names, with / for its dots, and its
 shapes, so that a model comes back as it was brought, and islands in both frameworks train one; our transformer, which
 multiplies from the other side, sees them transposed, and reads first values leaf by leaf from the mapped files. Text
-becomes tokens by the folder's tokenizer, in every process that needs batches. Importing this module imports neither
-framework.
+becomes tokens by the folder's tokenizer, once on a machine (`model_folders.folder_data`). Importing this module imports
+neither framework.
 
 With `lora_rank` adapters of low rank are trained in its stead, in PyTorch, by peft: the folder's own weights are
 frozen, so that adapters alone are merged, sent and kept.
@@ -15,17 +15,15 @@ frozen, so that adapters alone are merged, sent and kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
-from isthmus.ops.data.corpus import Corpus, DataError, load, read, split_of
+from isthmus.ops.data.corpus import DataError
 from isthmus.ops.island.schedule import share_of_peak
 from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
@@ -42,11 +40,10 @@ from isthmus.programs.language_model import (
 )
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters, alpha_of
-from isthmus.programs.model_folders.texts import ids_of
-from isthmus.programs.model_folders.tokens import FolderTokens, Marked
+from isthmus.programs.model_folders.folder_data import FolderData, TextMarks, marks_of
+from isthmus.programs.model_folders.tokens import Marked
 from isthmus.programs.reading.forms import ROWS
-from isthmus.programs.reading.found import FoundFiles, find
-from isthmus.programs.reading.table import DataTable, DataTally, SpecialIds, lost_share
+from isthmus.programs.reading.table import DataTable
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -175,9 +172,8 @@ def task(
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
     marks = TextMarks(bos, eos, special_in_text)
-    windows = _windows(
-        Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows, marks
-    )
+    texts = FolderData(Path(folder), facts.vocabulary, data, column, prompt, token_dtype, marks)
+    windows = _windows(texts, sequences, length, evaluation_windows)
     terms = {
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
@@ -201,28 +197,16 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
     """
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), _doing(str(folder)))
-    keys = ("data", "batch", "context", "column", "prompt", "token_dtype", "evaluation_windows")
-    values = [*(settings.get(key) for key in keys), marks_of(settings)]
-    windows = _windows(folder, facts, *values)  # type: ignore[arg-type]
+    sizes = (settings[key] for key in ("batch", "context", "evaluation_windows"))
+    windows = _windows(_data(folder, facts, settings), *sizes)
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
-def _windows(
-    folder: Path,
-    facts: _Facts,
-    data: Sequence[str],
-    sequences: int | tuple[int, ...],
-    length: int,
-    column: str,
-    prompt: str | None,
-    token_dtype: str,
-    held_out: int | None,
-    marks: TextMarks,
-) -> Windows:
+def _windows(data: FolderData, sequences: int | tuple[int, ...], length: int, held_out: int | None) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, marks).corpus
-        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
+        is_marked = data.prompt is not None
+        return Windows(data.corpus(), sequences, length=length + 1, is_marked=is_marked, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -323,43 +307,6 @@ class _Facts(NamedTuple):
     context: int | None
 
 
-class TextMarks(NamedTuple):
-    """How a document becomes tokens, by the settings of these names."""
-
-    bos: Marked | None
-    eos: Marked | None
-    special_in_text: bool | None
-
-    def tokens(self, folder: Path, vocabulary: int, doing: str) -> FolderTokens:
-        """The tokenizer of a folder; ConfigError where there is none, or it has no such token."""
-        is_former = self.special_in_text is None
-        bos = self.bos or ("off" if is_former else "folder")
-        special = is_former or bool(self.special_in_text)
-        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=special, is_former=is_former)
-
-    def end(self, folder: Path, vocabulary: int, doing: str) -> int | None:
-        """The token that ends a document; the first, where there are several. ConfigError for one that the model does
-        not have."""
-        document = folders.document_in(folder, doing)
-        former = next(iter(folders.ends_in(document)), None)
-        end = former if self.special_in_text is None else folders.document_end_in(folder, document, doing)
-        where = f"{folders.GENERATION} or {folders.CONFIG}"
-        if self.eos == "off" or (end is None and self.eos != "on"):
-            return None
-        if end is None:
-            do = "Set task.eos to folder, or leave it out."
-            raise ConfigError(doing, f"an eos_token_id in {where}", "none", do)
-        if not 0 <= end < vocabulary:
-            do = f"Correct eos_token_id in {where}; null is for a model without."
-            raise ConfigError(doing, f"an eos_token_id below {vocabulary}, the size of the vocabulary", str(end), do)
-        return end
-
-
-def marks_of(settings: Mapping[str, Any]) -> TextMarks:
-    """How documents become tokens, by the settings of a task."""
-    return TextMarks(settings.get("bos"), settings.get("eos"), settings.get("special_in_text"))
-
-
 def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _Facts:
     """Of the home's framework, where each slot has one."""
     document = folders.document_in(path, doing)
@@ -398,70 +345,19 @@ def _rate(width: int, sequences: Any, rank: int | None) -> float:
     return float(f"{RATE_SHARE * rate_default(OPTIMIZER, width, sequences):.3g}")
 
 
-class _Read(NamedTuple):
-    """Data that were read, and what was counted meanwhile; `tokens`, of texts: what made them tokens."""
-
-    corpus: Corpus
-    tally: DataTally
-    tokens: FolderTokens | None = None
-
-
 def data_table(settings: Mapping[str, Any]) -> DataTable:
     """What the data of a task with these settings, all of them, are; ConfigError for data that cannot be read."""
     folder, doing = Path(settings["folder"]), _doing(settings["folder"])
     facts = _facts(folder, _framework(settings["framework"], settings["lora_rank"]), doing)
-    options = (settings[key] for key in ("column", "prompt", "token_dtype"))
     try:
-        found = _found(settings["data"])
-        read_data = _read_data(found, str(folder), *options, facts.vocabulary, marks_of(settings))
+        return _data(folder, facts, settings).table()
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-    if read_data.tokens is None:
-        return read_data.tally.table(found)
-    return read_data.tally.table(found, lost_share(map(read_data.tokens.there_and_back, read_data.tally.samples)))
 
 
-def _found(data: Sequence[str]) -> FoundFiles:
-    return find(data, are_texts=True, are_rows=True)
-
-
-@lru_cache(maxsize=2)
-def _read_data(
-    found: FoundFiles,
-    folder: str,
-    column: str,
-    prompt: str | None,
-    token_dtype: str,
-    vocabulary: int,
-    marks: TextMarks,
-) -> _Read:
-    """The tokens of all files, made once in a process."""
-    doing, path = "Reading the training data", Path(folder)
-    if held := [file for file in found.files if file.holds_tokens]:
-        if prompt is not None:
-            do = "Leave task.prompt out."
-            raise ConfigError(doing, f"prompts in rows of {ROWS}", f"{held[0].path}, token ids", do)
-        corpus = load(found.files, vocabulary=vocabulary, token_dtype=token_dtype)
-        tally = DataTally()
-        if (path / folders.TOKENIZER).is_file():
-            tokens = marks.tokens(path, vocabulary, doing)
-            tally = DataTally(_special(tokens, marks.end(path, vocabulary, _doing(folder))), tokens.decode)
-        for file in held:
-            tally.add_file(file.path, read(file, vocabulary, np.dtype(token_dtype).newbyteorder("<")))
-        return _Read(corpus, tally)
-    tokens, end = marks.tokens(path, vocabulary, doing), marks.end(path, vocabulary, _doing(folder))
-    begins_with, ends_with = (tuple(map(tokens.piece, ids)) for ids in (tokens.begin, () if end is None else (end,)))
-    tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with)
-    fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
-    ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
-    return _Read(split_of(ids, vocabulary), tally, tokens)
-
-
-def _special(tokens: FolderTokens, end: int | None) -> SpecialIds:
-    """The ids of pads and of unknown letters, where these do not begin or end documents, too: no count tells these
-    apart."""
-    marks = {*tokens.begin, end}
-    return SpecialIds(*(None if id in marks else id for id in (tokens.pad, tokens.unknown)))
+def _data(folder: Path, facts: _Facts, settings: Mapping[str, Any]) -> FolderData:
+    data, column, prompt, token_dtype = (settings[key] for key in ("data", "column", "prompt", "token_dtype"))
+    return FolderData(folder, facts.vocabulary, tuple(data), column, prompt, token_dtype, marks_of(settings))
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:

@@ -32,6 +32,8 @@ class CorpusFile:
     path: str
     size_bytes: int
     changed_ns: int
+    renewed_ns: int = 0
+    """The time of change of its entry (ctime), which no program sets back; 0 where it does not matter."""
 
     @property
     def holds_tokens(self) -> bool:
@@ -52,16 +54,20 @@ CHECKED_TOKENS_MAX = 1 << 26
 ZEROS_OF_MIN = 16
 """Of fewer ids half may be zero by chance."""
 _BLOCK_TOKENS = 1 << 22
-_KEY_TOKENS = 1 << 16
+KEY_TOKENS = 1 << 16
+"""Of a file, from its beginning, that tell it from others."""
 _WIDTH_TOKENS = 1 << 20
 
 
 @final
 class TokenIds:
-    """A sequence of token ids in several segments (integer arrays of one axis), of which large ones are mapped."""
+    """A sequence of token ids in several segments (integer arrays of one axis), of which large ones are mapped.
 
-    def __init__(self, segments: Iterable[Segment]) -> None:
-        self.segments = _join(segments)
+    `are_mapped`: all of them are, also small ones, and stay as they are.
+    """
+
+    def __init__(self, segments: Iterable[Segment], *, are_mapped: bool = False) -> None:
+        self.segments = tuple(segment for segment in segments if len(segment)) if are_mapped else _join(segments)
         self._ends = np.cumsum([len(segment) for segment in self.segments], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -83,11 +89,15 @@ class TokenIds:
 @final
 @dataclass(frozen=True)
 class Corpus:
-    """The two sides of the split, and the number of different ids: every id is in [0, vocabulary)."""
+    """The two sides of the split, and the number of different ids: every id is in [0, vocabulary).
+
+    `hashed_as`: the dtype of the ids that the digest is of, where they are stored in another.
+    """
 
     train: TokenIds
     evaluation: TokenIds
     vocabulary: int
+    hashed_as: np.dtype[Any] | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -95,7 +105,7 @@ class Corpus:
         digest = xxhash.xxh3_128(f"{self.vocabulary}/{len(self.train)}/{len(self.evaluation)}".encode())
         for segment in (*self.train.segments, *self.evaluation.segments):
             for start in range(0, len(segment), _BLOCK_TOKENS):
-                digest.update(np.ascontiguousarray(segment[start : start + _BLOCK_TOKENS]).data)
+                digest.update(np.ascontiguousarray(segment[start : start + _BLOCK_TOKENS], self.hashed_as).data)
         return digest.hexdigest()
 
 
@@ -124,6 +134,34 @@ def split_of(files: Sequence[Segment], vocabulary: int) -> Corpus:
     """The corpus of files that are token ids already, each one integer array; the split is that of `load`."""
     train, evaluation = _split(files)
     return Corpus(TokenIds(train), TokenIds(evaluation), vocabulary)
+
+
+def split_of_one(
+    ids: Segment, sizes: Sequence[int], keys: Sequence[str], vocabulary: int, hashed_as: np.dtype[Any]
+) -> Corpus:
+    """The corpus of files whose ids lie one after the other in one mapped array; nothing of it is copied or read.
+
+    `sizes` and `keys`: the tokens of each file, and its `key_of` in the dtype `hashed_as`.
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    begins = ends - np.asarray(sizes, np.int64)
+    cuts = begins + np.asarray(cuts_of(keys, sizes), np.int64)
+    train, evaluation = (
+        TokenIds((ids[begin:end] for begin, end in _runs(places)), are_mapped=True)
+        for places in (zip(begins.tolist(), cuts.tolist(), strict=True), zip(cuts.tolist(), ends.tolist(), strict=True))
+    )
+    return Corpus(train, evaluation, vocabulary, hashed_as)
+
+
+def _runs(places: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """The same places, with neighbours joined, and without empty ones."""
+    runs: list[list[int]] = []
+    for begin, end in places:
+        if runs and runs[-1][1] == begin:
+            runs[-1][1] = end
+        elif begin < end:
+            runs.append([begin, end])
+    return runs
 
 
 def whole(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> TokenIds:
@@ -204,22 +242,32 @@ def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
 def key_of(ids: Segment) -> str:
     """16 hex digits that tell the contents of files apart: of its beginning and its length, which identify a file well
     enough, so that a mapped one is not read to its end."""
-    key = xxhash.xxh3_64(np.ascontiguousarray(ids[:_KEY_TOKENS]).data)
-    key.update(str(len(ids)).encode())
+    return key_by(ids[:KEY_TOKENS], len(ids))
+
+
+def key_by(beginning: Segment, tokens: int) -> str:
+    """The `key_of` of so many tokens, of which the first KEY_TOKENS are given."""
+    key = xxhash.xxh3_64(np.ascontiguousarray(beginning).data)
+    key.update(str(tokens).encode())
     return key.hexdigest()
 
 
 def held_out_from(files: Sequence[Segment]) -> list[int]:
     """Where the held-out part of each file begins: 0 for a file that is held out, its length for one that is not."""
+    return cuts_of([key_of(ids) for ids in files], [len(ids) for ids in files])
+
+
+def cuts_of(keys: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    """`held_out_from`, of files of these keys and sizes."""
     groups: dict[str, list[int]] = {}
-    for index, ids in enumerate(files):
-        groups.setdefault(key_of(ids), []).append(index)
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     if len(groups) < WHOLE_FILES_MIN:
-        return [len(ids) - len(ids) // HELD_OUT_DIVISOR for ids in files]
-    size_max = sum(map(len, files)) // HELD_OUT_DIVISOR
-    small = [group for _, group in sorted(groups.items()) if sum(len(files[index]) for index in group) <= size_max]
+        return [size - size // HELD_OUT_DIVISOR for size in sizes]
+    size_max = sum(sizes) // HELD_OUT_DIVISOR
+    small = [group for _, group in sorted(groups.items()) if sum(sizes[index] for index in group) <= size_max]
     held_out = {index for group in small[: len(groups) // HELD_OUT_DIVISOR] for index in group}
-    return [0 if index in held_out else len(ids) for index, ids in enumerate(files)]
+    return [0 if index in held_out else size for index, size in enumerate(sizes)]
 
 
 def _join(segments: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -66,6 +66,10 @@ def data(
     token_dtype: Annotated[
         str, typer.Option("--token-dtype", metavar="uint16|uint32", help="The dtype of .bin files.")
     ] = "uint16",
+    clear: Annotated[
+        bool,
+        typer.Option("--clear", help="Instead: remove the tokens of texts that are kept in the cache."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what training data are, and start nothing.
@@ -77,6 +81,12 @@ def data(
     from isthmus.programs.settings import Schema
 
     doing = "Reading the command"
+    if clear:
+        given_beside = {"PATH": paths, "--model": model, "--tokens": tokens, "--vocabulary": vocabulary}
+        if beside := [name for name, value in given_beside.items() if value]:
+            raise ConfigError(doing, "--clear alone, or with --json", ", ".join(beside), "Leave one of them out.")
+        _clear(as_json)
+        return
     for option, value in {"--column": column, "--prompt": prompt}.items():
         if value is not None and model is None:
             do = "Name the model folder, or leave it out."
@@ -109,6 +119,26 @@ def data(
         typer.echo(f"isthmus: warning: {printable(str(warning))}", err=True)
     if faults := list(table.faults()):
         raise ConfigError.of(faults)
+
+
+def _clear(as_json: bool) -> None:
+    """Empty the cache of token files, and say what was freed."""
+    from isthmus.programs.reading.token_files import CACHE, clear
+    from isthmus.runtime.system.files import cache_path
+    from isthmus.runtime.system.refusals import reason, remedy
+
+    where = cache_path(CACHE)
+    try:
+        cleared = clear()
+    except OSError as error:
+        do = remedy(error, "Remove them by hand.")
+        raise ConfigError(f"Emptying {where}", "files that can be removed", reason(error), do) from None
+    if as_json:
+        typer.echo(json.dumps({"folder": None if where is None else str(where), **cleared._asdict()}))
+        return
+    typer.echo(printable(f"{where}: {cleared.files:,} token files removed, {cleared.bytes:,} bytes freed"))
+    if cleared.in_use:
+        typer.echo(f"{cleared.in_use:,} of {cleared.in_use_bytes:,} bytes are in use, and stay")
 
 
 @commands.command(rich_help_panel=PANEL)

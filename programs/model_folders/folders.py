@@ -247,6 +247,13 @@ def template_names_in(path: Path, doing: str) -> dict[str, str]:
     return {**others, **named_tokens_in(path, doing).named}
 
 
+def tokenizer_documents_in(path: Path) -> dict[str, bytes]:
+    """The contents of all files of a folder that say how a text becomes token ids, by name. OSError of the disk."""
+    templates = sorted(file.name for file in path.glob("chat_template*"))
+    names = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, "added_tokens.json", *templates)
+    return {name: read_bytes(path / name) for name in names if (path / name).is_file()}
+
+
 def text_in(path: Path, doing: str) -> str:
     """The text of a file of a folder; ConfigError for one that is too large, or no text."""
     do = "Take the folder again from where it is whole."

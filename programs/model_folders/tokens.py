@@ -21,12 +21,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.programs.model_folders.cuts import may_be_cut
 from isthmus.programs.model_folders.folders import (
     DOCUMENT_BYTES_MAX,
     TOKENIZER,
@@ -59,6 +61,10 @@ class TextTokens(Protocol):
 
     begin: tuple[int, ...]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the tokens of a long text are those of its pieces (`cuts`)."""
+
     def encode(self, text: bytes) -> Ids:
         """The tokens of a text in UTF-8, without those that it begins with; ConfigError where it is no such text."""
 
@@ -80,6 +86,7 @@ class ByteTokens:
     """A byte is a token."""
 
     begin: tuple[int, ...] = ()
+    is_cut = True
 
     def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, np.uint8).astype(np.int32)
@@ -103,7 +110,8 @@ class FolderTokens:
 
     `begin`: what transformers puts before a text, where `bos` is "folder"; the folder's bos token at least, where it is
     "on". `special_in_text`: texts have the special tokens that they spell. `is_former`: the file is read with all that
-    it says, and nothing beside it, as before there were such settings.
+    it says, and nothing beside it, as before there were such settings. `options`: from these and the folder follows all
+    that it gives.
     """
 
     def __init__(
@@ -117,6 +125,7 @@ class FolderTokens:
         is_former: bool = False,
     ) -> None:
         self._doing, self.folder, path = doing, folder, folder / TOKENIZER
+        self.options, self._is_former = (vocabulary, bos, special_in_text, is_former), is_former
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)
@@ -158,6 +167,12 @@ class FolderTokens:
         for token in [*special, *sorted(named - there.keys() - added.keys())]:
             if self._id_of(token) is not None or self._tokenizer.get_vocab_size() < vocabulary:
                 self._tokenizer.add_special_tokens([self._library.AddedToken(token, special=True, normalized=False)])
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether the tokens of a long text are those of its pieces."""
+        with self._asked():
+            return not self._is_former and may_be_cut(self._tokenizer)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)

@@ -16,6 +16,8 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +80,20 @@ class FoundFiles:
     left_out: tuple[LeftOut, ...] = ()
 
 
+_remembered: ContextVar[dict[tuple[object, ...], FoundFiles] | None] = ContextVar("found", default=None)
+
+
+@contextmanager
+def finding_once() -> Iterator[None]:
+    """Within it what `find` has found under some paths is what it finds there again: a task and the table of its data
+    are of one look at them."""
+    token = _remembered.set({})
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
+
 def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool = False) -> FoundFiles:
     """The files under `paths`; without paths, those of the standard library.
 
@@ -89,11 +105,21 @@ def find(paths: Sequence[str] = (), *, are_texts: bool = False, are_rows: bool =
 
     Python's own library is on every machine that can run this, so that a first run needs no download.
     """
+    remembered = _remembered.get()
+    if remembered is None:
+        return _find(paths, are_texts, are_rows)
+    asked = (*paths, are_texts, are_rows)
+    if asked not in remembered:
+        remembered[asked] = _find(paths, are_texts, are_rows)
+    return remembered[asked]
+
+
+def _find(paths: Sequence[str], are_texts: bool, are_rows: bool) -> FoundFiles:
     search = _Search(are_texts, are_rows)
     try:
         for path in paths:
             search.add(Path(path))
-        found = search.found() if paths else FoundFiles(tuple(_described(file) for file in _standard_library()))
+        found = search.found() if paths else FoundFiles(tuple(described(file) for file in _standard_library()))
     except OSError as error:
         raise DataError(
             READING, "files that can be listed", str(error), "Correct --data, or the permissions."
@@ -113,9 +139,10 @@ def contents(path: Path) -> Iterator[Path]:
     return (file for file in files if file.stat().st_size)
 
 
-def _described(file: Path) -> CorpusFile:
+def described(file: Path) -> CorpusFile:
+    """A file as it is now."""
     status = file.stat()
-    return CorpusFile(str(file), status.st_size, status.st_mtime_ns)
+    return CorpusFile(str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _standard_library() -> Iterator[Path]:
@@ -182,7 +209,7 @@ class _Search:
         if self._about and any(form_of(path).has_rows for path in files.values() if path not in self._about):
             self._left_out += [LeftOut(str(path), self._about[path]) for path in files.values() if path in self._about]
             files = {real: path for real, path in files.items() if path not in self._about}
-        return FoundFiles(tuple(map(_described, files.values())), tuple(self._left_out))
+        return FoundFiles(tuple(map(described, files.values())), tuple(self._left_out))
 
     def _linked(self, entries: Sequence[Path | _FolderLink]) -> Iterator[Path]:
         """The files of all entries, with those of a link to a folder in its place."""

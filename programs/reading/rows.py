@@ -69,6 +69,19 @@ def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[
             raise ConfigError(doing, f"{form.kind} in {path}", str(error)[:200], do) from None
 
 
+def blocks_of_text(path: Path, doing: str) -> Iterator[bytes]:
+    """The bytes of a file of plain text, some at a time; ConfigError for one that cannot be read."""
+    form = form_of(path)
+    try:
+        with _unpacked(path, form.packed, doing) as file:
+            while block := file.read(_CHARACTERS):
+                yield block
+    except (EOFError, zlib.error) as error:
+        raise ConfigError(doing, f"whole {form.packed} data in {path}", str(error)[:200], _CORRECT) from None
+    except OSError as error:
+        raise ConfigError(doing, f"{form.kind} in {path}", str(error)[:200], remedy(error, _CORRECT)) from None
+
+
 def is_one_object(path: Path) -> bool:
     """Whether a file of JSON is one object and nothing else, which is no list of rows."""
     try:

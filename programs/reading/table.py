@@ -60,7 +60,9 @@ class DataTable:
     `tokens_by_kind`: by suffix. `epochs`: the tokens to train on, in passes over the data. `lost_share`: the
     characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole, files
     of one object included; `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a
-    document, as texts. `beginnings`: of some documents, read back from their ids.
+    document, as texts. `beginnings`: of some documents, read back from their ids. `cache`: whether the
+    tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT (`token_files`); None where none are made;
+    `cache_reason`: why they are not kept, or one that was there was not taken.
     """
 
     files: int
@@ -81,6 +83,15 @@ class DataTable:
     ends_with: tuple[str, ...] = ()
     beginnings: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    cache: str | None = None
+    cache_reason: str | None = None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> DataTable:
+        """What `as_dict` gave, without what was left out."""
+        texts = {name: tuple(document[name]) for name in ("begins_with", "ends_with", "beginnings")}
+        longest = None if document["longest"] is None else LongestDocument(**document["longest"])
+        return cls(**{**document, **texts, "longest": longest, "left_out": ()})
 
     def figures(self) -> dict[str, int]:
         """How much there is."""
@@ -163,6 +174,8 @@ class DataTable:
             yield f"before a document: {begin}; behind it: {end}"
         for text in self.beginnings:
             yield f"  {text!r}"
+        if self.cache is not None:
+            yield f"tokens in the cache: {self.cache}" + (f" ({self.cache_reason})" if self.cache_reason else "")
         for reason, paths in self.reasons().items():
             more = f", and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
             yield f"left out, {reason}: {', '.join(paths[:SHOWN])}{more}"
@@ -188,6 +201,8 @@ class DataTally:
     _tokens: Counter[str] = field(default_factory=Counter)
     _looked: int = 0
     """Ids of which it was counted how many are special."""
+    _looked_in: Counter[str] = field(default_factory=Counter)
+    """The same, by path."""
     _special: Counter[str] = field(default_factory=Counter)
     _documents: Counter[str] = field(default_factory=Counter)
     """By path."""
@@ -217,17 +232,28 @@ class DataTally:
                     self._json_bytes += len(text)
                     self._json_path = self._json_path or path
 
+    def add_long_document(self, path: str, beginning: bytes, ids: Ids, size_bytes: int, tokens: int) -> None:
+        """Count a file of plain text, no JSON, that is one document: how it begins, the ids of that, and what it has in
+        all."""
+        self.add_documents(path, [beginning], [ids], [tokens])
+        self._plain_bytes += size_bytes - len(beginning)
+
     def _show(self, documents: Sequence[Ids]) -> None:
         for ids in documents[: SHOWN - len(self._beginnings)]:
             if self.decode is not None:
                 self._beginnings.append(self.decode(ids[:SHOWN_TOKENS])[:SHOWN_CHARACTERS])
 
     def add_file(self, path: str, ids: Ids) -> None:
-        """Count the ids of a whole file. Those of prompts are complements."""
+        """Count the ids of a whole file, whose documents are not known. Those of prompts are complements."""
+        self.add_block(path, ids)
+        self._show([ids])
+
+    def add_block(self, path: str, ids: Ids) -> None:
+        """Count the next ids of a file."""
         self.add_size(path, len(ids))
-        self.add_ids(ids)
-        if not self._documents[path]:
-            self._show([ids])
+        looked = ids[: CHECKED_TOKENS_MAX - self._looked_in[path]]
+        self._looked_in[path] += len(looked)
+        self.add_ids(looked)
 
     def add_size(self, path: str, tokens: int, *, beginning: Ids | None = None) -> None:
         """Count a file that has so many tokens; it is one document, if its `beginning` is given."""

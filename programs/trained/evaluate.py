@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
 from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, whole
-from isthmus.programs.model_folders.texts import TOGETHER
-from isthmus.programs.model_folders.tokens import ByteTokens, Ids, TextTokens
+from isthmus.programs.model_folders.folders import tokenizer_documents_in
+from isthmus.programs.model_folders.texts import together
+from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids
 from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find
 from isthmus.programs.reading.rows import documents_of
+from isthmus.programs.reading.token_files import TokenWriter, name_of, token_file
 from isthmus.programs.trained.text_model import TextModel, settings_of
 from isthmus.runtime.errors import ConfigError
 
@@ -93,7 +94,8 @@ def _ids(model: TextModel, data: Path, column: str | None, doing: str) -> tuple[
         if isinstance(model.tokens, ByteTokens):
             ids = whole(check_bytes(sources))
             return ids, len(ids) - 1
-        return _encoded(model.tokens, sources, _fields(model, column, doing), doing)
+        tokens = cast(FolderTokens, model.tokens)  # What is not of bytes is of a folder.
+        return _encoded(tokens, model.vocabulary, sources, _fields(model, column, doing), doing)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     except OSError as error:
@@ -111,25 +113,38 @@ def _fields(model: TextModel, column: str | None, doing: str) -> dict[str, str]:
 
 
 def _encoded(
-    tokens: TextTokens, sources: tuple[CorpusFile, ...], fields: Mapping[str, str], doing: str
+    tokens: FolderTokens, vocabulary: int, sources: tuple[CorpusFile, ...], fields: Mapping[str, str], doing: str
 ) -> tuple[TokenIds, int]:
     """The tokens of documents, one after the other, and the bytes of what is predicted.
 
     Tokens of prompts, and those that begin a document, are read, and not predicted: their ids are complements. Without
     any before it, nothing predicts the first token of all.
     """
+    options = {"evaluation": [*tokens.options, *fields.values()]}
+    name = name_of(sources, tokenizer_documents_in(tokens.folder), options)
+    file = token_file(name, sources, vocabulary, lambda writer: _written(writer, tokens, sources, fields, doing))
+    return file.whole(), file.facts["text_bytes"]
+
+
+def _written(
+    writer: TokenWriter, tokens: FolderTokens, sources: tuple[CorpusFile, ...], fields: Mapping[str, str], doing: str
+) -> dict[str, int]:
+    """Write the tokens of files, and count the bytes of what is predicted."""
     begins = ~np.asarray(tokens.begin, np.int32)
-    parts: list[Ids] = []
-    text_bytes = 0
-    documents = (document for source in sources for document in documents_of(Path(source.path), fields, doing))
-    while some := list(islice(documents, TOGETHER)):
-        encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
-        for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
-            text_bytes += len(document[-1])
-            if not parts and not len(begins) and not any(map(len, ids[:-1])):
-                text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
-            parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1]]
-    return TokenIds(parts), text_bytes
+    text_bytes, is_first = 0, True
+    for source in sources:
+        for some in together(documents_of(Path(source.path), fields, doing)):
+            encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
+            parts: list[Ids] = []
+            for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
+                text_bytes += len(document[-1])
+                if is_first and not len(begins) and not any(map(len, ids[:-1])):
+                    text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
+                is_first = False
+                parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1]]
+            writer.add(np.concatenate(parts))
+        writer.end_file()
+    return {"text_bytes": text_bytes}
 
 
 def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:

@@ -25,6 +25,7 @@ from isthmus.programs.engine.request.request import shipped_task
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.adapters import Adapters
+from isthmus.programs.model_folders.folder_data import marks_of
 from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids, TextTokens
 from isthmus.programs.settings import Schema
 from isthmus.programs.task import Task
@@ -150,7 +151,7 @@ def _tokens(folder: Path, vocabulary: int, run: Path | None, doing: str) -> Fold
     """The tokenizer of a folder, which reads as the run of its model does; of a run that was begun before there were
     such settings as the folder exported from it."""
     settings = None if run is None else settings_of(run, doing)
-    if settings is None or (marks := folder_task.marks_of(settings)).special_in_text is None:
+    if settings is None or (marks := marks_of(settings)).special_in_text is None:
         return FolderTokens(folder, vocabulary, doing)
     return marks.tokens(folder, vocabulary, doing)
 

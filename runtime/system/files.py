@@ -41,6 +41,25 @@ def user_folder(variable: str, below: str) -> Path | None:
     return None if home == "~" else Path(home) / below
 
 
+def cache_path(name: str) -> Path | None:
+    """Where the folder `name` of isthmus in the user's cache is, or would be; None where the user has no home."""
+    base = user_folder("XDG_CACHE_HOME", ".cache")
+    return None if base is None or not is_text(base) else base / "isthmus" / name
+
+
+def cache_folder(name: str) -> Path | None:
+    """The folder `name` of isthmus in the user's cache, which need not exist yet; None if it cannot be written to."""
+    folder = cache_path(name)
+    return folder if folder is not None and _is_writable(folder) else None
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder, or the one to make it in, can be written to: jax would warn at each compilation."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 WAITING_BYTES_MAX: Final = 1 << 20
 """Bytes that may wait for a disk, for each file: some thousands of lines, or some seconds of a tape."""
 

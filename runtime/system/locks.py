@@ -119,6 +119,25 @@ class FileLock:
         self._is_noted = False
 
 
+def alone(file: int) -> bool | None:
+    """Whether this process has an open file that no other shares, from now on; None where the disk has no locks."""
+    return _flocked(file, waits=False)
+
+
+def share(file: int) -> bool | None:
+    """Whether this process has an open file together with others that share it, a lock of its own alone being let go;
+    None where the disk has no locks. It lasts until the last descriptor of this opening is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in LOCKED:
+            return False
+        if error.errno in LOCKLESS:
+            return None
+        raise
+    return True
+
+
 def is_locked(file: int, path: Path) -> bool:
     """Whether another process has the lock on an open file; OSError where that cannot be found out. It changes
     nothing, but has the lock for some microseconds."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.corpus import DataError
-from isthmus.programs.model_folders.texts import ids_of
+from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.programs.reading.found import find
 from isthmus.runtime.errors import ConfigError
@@ -43,7 +43,7 @@ def read(path: Path, **fields: str) -> list[int]:
     """The ids of all that is found at a path, as a model folder is trained on it."""
     columns = {f"task.{name}": column for name, column in (fields or {"column": "text"}).items()}
     files = find([str(path)], are_texts=True, are_rows=True).files
-    parts = [ids_of(Path(file.path), columns, ByteTokens(), END, "Reading it") for file in files]
+    parts = [ids for file in files for ids in blocks_of(Path(file.path), columns, ByteTokens(), END, "Reading it")]
     return np.concatenate(parts).tolist() if parts else []
 
 

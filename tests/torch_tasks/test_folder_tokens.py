@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from isthmus import At
-from isthmus.programs import folder_task
 from isthmus.programs.engine.request.request import as_begun, find_task, prepare
+from isthmus.programs.model_folders.folder_data import FolderData, marks_of
 from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.trained.sample import Writer
 from isthmus.programs.trained.text_model import text_model
@@ -176,10 +176,8 @@ def ids_of(folder: Path, rows: list[dict[str, str]], **settings: Any) -> list[in
     """The ids of rows of which all but the held-out are one after the other, in order."""
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder_task._read_data.cache_clear()
-    marks = folder_task.marks_of(settings)
-    options = ("text", settings.get("prompt"), "uint16", VOCABULARY, marks)
-    corpus = folder_task._read_data(folder_task._found([str(data)]), str(folder), *options).corpus
+    prompt, marks = settings.get("prompt"), marks_of(settings)
+    corpus = FolderData(folder, VOCABULARY, (str(data),), "text", prompt, "uint16", marks).corpus()
     return [int(each) for part in (corpus.train, corpus.evaluation) for one in part.segments for each in one]
 
 
@@ -229,11 +227,11 @@ def test_the_end_of_a_document_is_that_of_generation(
     tmp_path: Path, eos: Any, generation: Any, now: int | None, before: int | None
 ) -> None:
     folder = folder_of(tmp_path / "it", eos=eos, generation=generation)
-    assert folder_task.marks_of(NOW).end(folder, VOCABULARY, DOING) == now
-    assert folder_task.marks_of({}).end(folder, VOCABULARY, DOING) == before
+    assert marks_of(NOW).end(folder, VOCABULARY, DOING) == now
+    assert marks_of({}).end(folder, VOCABULARY, DOING) == before
     if now is None:
         with pytest.raises(ConfigError) as caught:
-            folder_task.marks_of({**NOW, "eos": "on"}).end(folder, VOCABULARY, DOING)
+            marks_of({**NOW, "eos": "on"}).end(folder, VOCABULARY, DOING)
         assert "eos_token_id" in caught.value.faults[0].expected
 
 
@@ -276,9 +274,9 @@ def test_the_tokenizer_of_a_former_run_reads_all_that_its_file_says(tmp_path: Pa
     made.enable_padding(pad_id=3, pad_token="<pad>", length=12)
     folder = write(tmp_path / "it", made, {"tokenizer_class": "Qwen2Tokenizer"})
     before = [made.encode(text, add_special_tokens=False).ids for text in TEXTS]
-    tokens = folder_task.marks_of({}).tokens(folder, VOCABULARY, DOING)
+    tokens = marks_of({}).tokens(folder, VOCABULARY, DOING)
     assert [each.tolist() for each in tokens.encode_all([text.encode() for text in TEXTS])] == before
-    now = folder_task.marks_of(NOW).tokens(folder, VOCABULARY, DOING)
+    now = marks_of(NOW).tokens(folder, VOCABULARY, DOING)
     assert [each.tolist() for each in now.encode_all([text.encode() for text in TEXTS])] != before
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, final
 
-from isthmus.runtime.system.files import is_text, user_folder
+from isthmus.runtime.system.files import cache_folder
 from isthmus.runtime.system.processes import ONE_THREAD
 
 
@@ -111,22 +110,6 @@ def has_backend() -> bool:
     """Whether jax has started a backend in this process: it has the devices then, and threads."""
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bool(bridge.backends_are_initialized())
-
-
-def cache_folder(name: str) -> Path | None:
-    """The folder `name` of isthmus in the user's cache, which need not exist yet; None if it cannot be written to."""
-    base = user_folder("XDG_CACHE_HOME", ".cache")
-    folder = None if base is None else base / "isthmus" / name
-    return folder if folder is not None and _is_writable(folder) else None
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether the folder, or the one to make it in, can be written to: jax would warn at each compilation."""
-    if not is_text(folder):
-        return False
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _set_jax(**options: Any) -> None:

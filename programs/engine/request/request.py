@@ -52,6 +52,7 @@ from isthmus.programs.job import Job, RunSlots, TensorSpec
 from isthmus.programs.loop_script import OPEN_NAME
 from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.program_graph import training_of
+from isthmus.programs.reading.found import finding_once
 from isthmus.programs.reading.table import DataTable
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
@@ -460,10 +461,11 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         home = next(_by_slot(section))
-        made = shipped.task(**home)
         # Shards of a router are of documents, and of several passes each.
         is_routed = home.get("router") is not None
-        data = None if run is None or is_routed else shipped.data_table(home).for_budget(run.tokens)
+        with finding_once():
+            made = shipped.task(**home)
+            data = None if run is None or is_routed else shipped.data_table(home).for_budget(run.tokens)
         if data is not None and (faults := list(data.faults())):
             raise ConfigError.of(faults)
         return Subject(Reference(reference.called(text, home)), made, section, named, data=data)

@@ -31,7 +31,6 @@ from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
-from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import scaled, seconds, size, whole
 from isthmus.programs.wings.compile.figures import (
@@ -45,7 +44,7 @@ from isthmus.programs.wings.compile.figures import (
 )
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.system.children import Child
-from isthmus.runtime.system.files import read_bytes, write_bytes
+from isthmus.runtime.system.files import cache_folder, read_bytes, write_bytes
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.waiting import readable
 

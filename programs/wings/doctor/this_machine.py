@@ -20,11 +20,11 @@ from typing import Final, final
 
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.machine.names import machines_folder
-from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.wings.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.children import Child
+from isthmus.runtime.system.files import cache_folder
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import status_name
 

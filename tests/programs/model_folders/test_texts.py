@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.model_folders.texts import ids_of
+from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.runtime.errors import ConfigError
 
@@ -16,7 +16,7 @@ COLUMN = {"task.column": "text"}
 
 def text_of(path: Path) -> bytes:
     """What a file has, with END behind each document."""
-    return bytes(ids_of(path, COLUMN, ByteTokens(), END, "Reading it").astype("uint8"))
+    return b"".join(bytes(ids.astype("uint8")) for ids in blocks_of(path, COLUMN, ByteTokens(), END, "Reading it"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isthmus.programs import language_model
-from isthmus.programs.model_folders.texts import ids_of
+from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.programs.reading.found import HIDDEN, FoundFiles, LeftOut, find
 from isthmus.programs.reading.table import DataTable, DataTally, LongestDocument, SpecialIds, is_json, lost_share
@@ -27,7 +27,8 @@ def table_of(path: Path, special: SpecialIds | None = None) -> DataTable:
     found = find([str(path)], are_texts=True, are_rows=True)
     tally = DataTally(special or SpecialIds(), ByteTokens().decode, ends_with=("<7>",))
     for file in found.files:
-        ids_of(Path(file.path), {"task.column": "text"}, ByteTokens(), END, "Reading it", tally)
+        for _ in blocks_of(Path(file.path), {"task.column": "text"}, ByteTokens(), END, "Reading it", tally):
+            pass
     return tally.table(found)
 
 

@@ -110,13 +110,15 @@ class ByteDocuments:
     """A tokenizer that is not known to be of bytes, so that rows are documents."""
 
     begin: tuple[int, ...] = ()
+    folder, options = Path("of bytes"), ("bytes",)
     encode = staticmethod(BYTES.encode)
     encode_all = staticmethod(BYTES.encode_all)
     bytes_after_first = staticmethod(BYTES.bytes_after_first)
 
 
 @pytest.mark.slow
-def test_rows_are_measured_as_they_are_trained_on(tmp_path: Path) -> None:
+def test_rows_are_measured_as_they_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     texts = ["one text", "", "and\nanother", "x"]
     rows = [{"n": number, "text": text, "words": "no"} for number, text in enumerate(texts)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -19,12 +19,12 @@ import pytest
 from isthmus import Task
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.run.room_for_hosts import check_loopback
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import cache_folder
 
 SOURCE = """
 import os
