@@ -15,7 +15,7 @@ frozen, so that adapters alone are merged, sent and kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
-from isthmus.ops.data.corpus import Corpus, DataError, load, read, split_of
+from isthmus.ops.data.corpus import Corpus, DataError, TokenIds, load, read, split_of
+from isthmus.ops.data.held_out_sets import text_sets
 from isthmus.ops.island.schedule import share_of_peak
-from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -44,11 +45,11 @@ from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokens import FolderTokens, Marked
 from isthmus.programs.reading.forms import ROWS
-from isthmus.programs.reading.found import FoundFiles, find
+from isthmus.programs.reading.found import FoundFiles, find, find_set
 from isthmus.programs.reading.table import DataTable, DataTally, SpecialIds, lost_share
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
-from isthmus.programs.task import AnyTask, Task
+from isthmus.programs.task import SETS_MAX, AnyTask, Task, set_name_faults
 from isthmus.runtime.errors import ConfigError, Fault
 
 CONTEXT_MAX: Final = 1024
@@ -74,6 +75,7 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
         do = f"Name files or folders with --data: text, rows ({ROWS}), or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
+    yield from set_name_faults(values["sets"] or (), "Setting task.sets")
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
             if values[key]:
@@ -140,6 +142,7 @@ def task(
         ),
     ] = (),
     evaluation_windows: WindowsSetting = None,
+    sets: SetsSetting = None,
     bos: Annotated[
         Marked | None,
         Setting(
@@ -179,6 +182,9 @@ def task(
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
         "extract": windows.extract,
+        "sets": text_sets(
+            sets or {}, partial(_set_reader, folder, column, prompt, token_dtype, facts.vocabulary, marks), windows
+        ),
     }
     peak = _rate(facts.width, sequences, lora_rank) if lr is None else lr
     steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
@@ -298,7 +304,8 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
     batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
-    windows = windows_default(folders.parameters_in(path, doing), context, run)
+    texts = 1 + len(settings["sets"] or ())
+    windows = windows_default(folders.parameters_in(path, doing), context, run, texts)
     values = {
         "framework": facts.framework,
         "context": context,
@@ -454,6 +461,26 @@ def _read_data(
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
     ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
     return _Read(split_of(ids, vocabulary), tally, tokens)
+
+
+def _set_reader(
+    folder: str,
+    column: str,
+    prompt: str | None,
+    token_dtype: str,
+    vocabulary: int,
+    marks: TextMarks,
+    path: str,
+) -> Callable[[], TokenIds]:
+    """Reads the held-out set at a path as the data are read."""
+    return lambda: _read_set(find_set(path, has_documents=True), folder, column, prompt, token_dtype, vocabulary, marks)
+
+
+@lru_cache(maxsize=SETS_MAX)
+def _read_set(found: FoundFiles, *how: Any) -> TokenIds:
+    """All tokens of a set, made once in a process; what a file has beyond its split follows all others."""
+    corpus = _read_data.__wrapped__(found, *how).corpus  # What is remembered of the data stays.
+    return TokenIds([*corpus.train.segments, *corpus.evaluation.segments])
 
 
 def _special(tokens: FolderTokens, end: int | None) -> SpecialIds:

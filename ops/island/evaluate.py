@@ -35,8 +35,8 @@ from isthmus.ops.island.contract import (
     path_evaluations,
     prepare_evaluation,
 )
-from isthmus.ops.island.evaluation_time import EvaluationTime, Parts
-from isthmus.ops.island.scores import ERROR, extract_of
+from isthmus.ops.island.evaluation_time import EvaluationTime
+from isthmus.ops.island.scores import ERROR, Parts, extract_of
 
 Emitted: TypeAlias = dict[str, Any] | Generator[dict[str, Any], None, dict[str, Any] | None] | None
 """What a call of an evaluation node returns: items by port, all at once, or some of them before its end."""
