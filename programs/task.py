@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
 from isthmus.ops.data.held_out import Extract
@@ -41,6 +41,9 @@ EVALUATION_BATCHES = 16
 SETS_MAX: Final = 16
 """Held-out sets: each has figures of its own, and an evaluation of its own batches."""
 SET_NAME_MAX: Final = 64
+FINAL_SECONDS_MAX: Final = 7 * 24 * 3600
+"""A week: whoever needs more evaluates the folder that is exported."""
+Better: TypeAlias = Literal["higher", "lower"]
 HeldOutSet: TypeAlias = Callable[[], Iterable[Any]]
 """The batches of a held-out set, each time that it is called."""
 KINDS: Final = (*RULES, LOCAL, FROZEN)
@@ -74,6 +77,10 @@ class TaskTerms(ABC):
     - `sets`: named held-out sets, each evaluated whenever the evaluation split is: a function without arguments, which
       returns its batches, of the form of the others. What is found on set "code" is told by the names "loss/code", and
       so on. It is called by whoever evaluates.
+    - `evaluate_final(model)`: figures of the final model by name, numbers, such as an accuracy; the model is as `load`
+      returns it. The evaluator calls it once, behind the last evaluation, for `evaluate_final_seconds` at most; what it
+      raises is told, and costs the run nothing. `better`: whether "higher" or "lower" is better, by name, so that
+      `compare` has verdicts; of other names it tells the difference.
     - `extract`: of a task that evaluates on windows of a text which do not overlap, how many (`ops.data.held_out`).
     - `paths`: how many modules each level of the model has, for programs that train models made of modules (`dipaco`);
       `levels`: path patterns of parameters, and the number of their level. Those of none are shared by all paths. Slot
@@ -94,6 +101,9 @@ class TaskTerms(ABC):
     evaluation: int | tuple[int, ...] | None = None
     extract: Extract | None = None
     sets: Mapping[str, HeldOutSet] | tuple[tuple[str, HeldOutSet], ...] = ()
+    evaluate_final: Callable[[Any], Mapping[str, float]] | None = None
+    evaluate_final_seconds: float = 600.0
+    better: Mapping[str, Better] | tuple[tuple[str, Better], ...] = ()
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     stream: Callable[[int, int, int], Stream] | None = None
     stacked: tuple[str, ...] = ()
@@ -120,7 +130,7 @@ class TaskTerms(ABC):
 
     def _rule_fields(self) -> tuple[str, ...]:
         """The fields that may be a Mapping, and become pairs."""
-        return ("merge", "levels", "sets")
+        return ("merge", "levels", "sets", "better")
 
     @property
     def functions(self) -> tuple[Any, ...]:
@@ -190,7 +200,7 @@ class TaskLayout(TaskTerms):
     shard: Mapping[str, Shard] | Rules[Shard] = ()
 
     def _rule_fields(self) -> tuple[str, ...]:
-        return ("merge", "levels", "sets", "mesh", "shard")
+        return ("merge", "levels", "sets", "better", "mesh", "shard")
 
     def _more_faults(self) -> Iterator[Fault]:
         if self.load is not None:
@@ -411,6 +421,7 @@ def _terms_faults(task: TaskTerms) -> Iterator[Fault]:
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
     yield from _set_faults(task.sets, task.paths)
+    yield from _final_faults(task)
     yield from _path_faults(task.paths, task.levels)
     if not isinstance(task.routed_by, str) or (task.routed_by and not task.paths):
         do = "Write the fingerprint of a router, of a task with paths, or leave it out."
@@ -470,6 +481,24 @@ def _set_faults(sets: Any, paths: Any) -> Iterator[Fault]:
     if pairs and paths:
         do = "Leave out sets=, or paths=."
         yield Fault(_MAKING, "no sets= beside paths=: which path a document of a set has is not known", "both", do)
+
+
+def _final_faults(task: TaskTerms) -> Iterator[Fault]:
+    """Faults of what is computed of the final model."""
+    seconds, better = task.evaluate_final_seconds, task.better
+    pairs = better if isinstance(better, tuple) else None
+    if pairs is None or not all(isinstance(each, tuple) and each[1:] in (("higher",), ("lower",)) for each in pairs):
+        do = 'Write for example better={"accuracy": "higher"}.'
+        yield Fault(_MAKING, 'better= a dict of names and "higher" or "lower"', repr(better), do)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= FINAL_SECONDS_MAX:
+        do = "Say for how long the run may await evaluate_final, such as evaluate_final_seconds=600."
+        yield Fault(_MAKING, f"a number above 0, of at most {FINAL_SECONDS_MAX:,}", repr(seconds), do)
+    if task.evaluate_final is None:
+        return
+    yield from call_faults(task, evaluate_final="evaluate_final(model)")
+    if task.paths:
+        do = "Leave it out: isthmus.load(RUN, path=N) returns the model of a path."
+        yield Fault(_MAKING, "no evaluate_final= beside paths=, where there is no one model", "both", do)
 
 
 def _path_faults(paths: Any, levels: Any) -> Iterator[Fault]:

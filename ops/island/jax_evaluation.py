@@ -76,6 +76,11 @@ class JaxEvaluation:
         with CORES:
             return {name: float(value) for name, value in self._evaluate(merged, self._others, batch).items()}
 
+    def model(self, tensors: Tensors) -> Any:
+        """The model of these merged leaves, as the task's functions take it."""
+        merged = [jax.device_put(tensors[name]) for name in self._functions.names]
+        return self._functions.model(merged, self._others)
+
     def frozen(self) -> Digests:
         """The digests of the frozen leaves, as they were made."""
         return self._digests

@@ -119,6 +119,11 @@ class TorchEvaluation:
         self._model.write(tensors)
         return (yield from parts_by_set(self._batches, self._metrics_of))
 
+    def model(self, tensors: Tensors) -> Any:
+        """The module with these merged leaves, for evaluation."""
+        self._model.write(tensors)
+        return self._model.module
+
     def _metrics_of(self, batch: Any) -> dict[str, float]:
         with drawing(self._seed), torch.no_grad():
             _, scalars = with_scalars(self._task.loss, self._model.module, on_device(batch, self._model.device))

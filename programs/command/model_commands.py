@@ -14,7 +14,7 @@ import typer
 
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import AsJson
-from isthmus.programs.engine.results.words import UNKNOWN, decimal
+from isthmus.programs.engine.results.words import UNKNOWN, decimal, without_figures
 from isthmus.runtime.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -222,14 +222,19 @@ def _evaluate_later(folder: Path, doing: str, *, as_json: bool) -> bool:
     perplexity = math.exp(found.loss) if is_known and found.loss is not None else None
     if as_json:
         shown = {"loss": found.loss, "perplexity": perplexity, "bits_per_byte": None, "tokens": found.tokens}
-        typer.echo(json.dumps({**shown, "windows": found.windows, "metrics": found.metrics, "written": True}))
+        own = {"metrics": found.metrics, "figures": found.figures, "figures_fault": found.fault}
+        typer.echo(json.dumps({**shown, "windows": found.windows, **own, "written": True}))
         return True
     unit = "" if perplexity is None else f" nats a token, perplexity {perplexity:.4g}"
     others = "".join(f", {name} {decimal(value)}" for name, value in found.metrics.items())
     typer.echo(f"loss {decimal(found.loss, 4)}{unit}{others}")
     if found.tokens is not None:
         typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
-    typer.echo("The run had no evaluation of its final model: this one is in its summary now.")
+    for name, value in found.figures.items():
+        typer.echo(f"{printable(name)} {decimal(value)}")
+    if why := without_figures({"final_figures_fault": found.fault}):
+        typer.echo(f"figures: {printable(why)}")
+    typer.echo("The run had no evaluation of its final model, or lacked its figures: this one is in its summary now.")
     return True
 
 

@@ -78,7 +78,7 @@ def evaluate(model: TextModel, data: Path | Sequence[Path] | None, doing: str, c
     texts = [_text(model, path, column, doing) for path in ([data] if isinstance(data, Path) else data)]
     _check_once(texts, doing)
     sums = [_sum(model, _windows(model, text.ids), len(text.paths), text.ends) for text in texts]
-    total = Sum(*(sum(parts) for parts in zip(*(each[:3] for each in sums), strict=True)))
+    total = Sum(sum(each.loss for each in sums), sum(each.tokens for each in sums), sum(each.windows for each in sums))
     files = [file for text, each in zip(texts, sums, strict=True) for file in _file_losses(text, each)]
     return _loss(total, [size for text in texts for size in text.sizes])._replace(files=tuple(files))
 
