@@ -243,8 +243,8 @@ class Side(msgspec.Struct, frozen=True):
     """A variant with the results of its runs.
 
     `finals` are by metric, `differences` from the reference by metric, None for the reference, and `verdicts` on these;
-    `gain` is the control's loss minus this one's; `at_equal` is the difference of the loss from the reference at the end
-    of the one that progressed less along an axis.
+    `gain` is the control's loss minus this one's; `at_equal` is the difference of the loss from the reference at the
+    end of the one that progressed less along an axis.
     """
 
     name: str
