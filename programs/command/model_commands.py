@@ -170,7 +170,7 @@ def evaluate(
     path: PathNumber = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a language model predicts texts, by file and in all.
+    """Measure how well a language model predicts texts, also by file.
 
     Of a run, also while it goes on, or of a model folder; computed in float32.
 
