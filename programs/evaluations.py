@@ -25,6 +25,14 @@ FORWARD: Final = 3
 """A token costs so many times the operations of its forward pass where it is trained on (arXiv 2001.08361)."""
 When: TypeAlias = Literal["all", "ends", "none"]
 FIXED: Final[Mapping[When, int]] = {"ends": 2, "none": 0}
+SetsSetting: TypeAlias = Annotated[
+    Mapping[str, str] | None,
+    Setting(
+        "Named held-out sets, evaluated during the run, too: a file or folder each, read as the data are, such as "
+        '{code = "PATH", law = "PATH"}. Default: none.',
+        resumes=True,
+    ),
+]
 WindowsSetting: TypeAlias = Annotated[
     int | None,
     Setting(
@@ -52,11 +60,12 @@ def forwards(tokens: int, share: float) -> float:
     return share * FORWARD * tokens
 
 
-def windows_default(parameters: int, context: int, run: RunSize) -> int | None:
-    """The windows of an evaluation, of `context` tokens each; None for a small model, which has what all have."""
+def windows_default(parameters: int, context: int, run: RunSize, texts: int = 1) -> int | None:
+    """The windows of an evaluation, of `context` tokens each, of each of so many held-out texts; None for a small
+    model, which has what all have."""
     if parameters < SMALL:
         return None
-    windows = int(forwards(run.tokens, run.share) / (FIXED.get(run.when, TIMES) or TIMES) / context)
+    windows = int(forwards(run.tokens, run.share) / (FIXED.get(run.when, TIMES) or TIMES) / context / texts)
     return max(WINDOWS_MIN, min(windows, WINDOWS) if run.share == SHARE else windows)
 
 

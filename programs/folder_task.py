@@ -15,7 +15,7 @@ frozen, so that adapters alone are merged, sent and kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,9 +23,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
-from isthmus.ops.data.corpus import DataError
+from isthmus.ops.data.corpus import DataError, TokenIds
+from isthmus.ops.data.held_out_sets import text_sets
 from isthmus.ops.island.schedule import share_of_peak
-from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -43,10 +44,11 @@ from isthmus.programs.model_folders.adapters import Adapters, alpha_of
 from isthmus.programs.model_folders.folder_data import FolderData, TextMarks, marks_of
 from isthmus.programs.model_folders.tokens import Marked
 from isthmus.programs.reading.forms import ROWS
+from isthmus.programs.reading.found import FoundFiles, find_set
 from isthmus.programs.reading.table import DataTable
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
-from isthmus.programs.task import AnyTask, Task
+from isthmus.programs.task import SETS_MAX, AnyTask, Task, set_name_faults
 from isthmus.runtime.errors import ConfigError, Fault
 
 CONTEXT_MAX: Final = 1024
@@ -74,6 +76,7 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
         do = f"Name files or folders with --data: text, rows ({ROWS}), or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
+    yield from set_name_faults(values["sets"] or (), "Setting task.sets")
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
             if values[key]:
@@ -140,6 +143,7 @@ def task(
         ),
     ] = (),
     evaluation_windows: WindowsSetting = None,
+    sets: SetsSetting = None,
     bos: Annotated[
         Marked | None,
         Setting(
@@ -178,6 +182,7 @@ def task(
         "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
         "extract": windows.extract,
+        "sets": text_sets(sets or {}, partial(_set_reader, texts), windows),
     }
     peak = _rate(facts.width, sequences, lora_rank) if lr is None else lr
     steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
@@ -285,7 +290,8 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
     batch = settings["batch"] or batch_default(run.tokens, run.learners, context)
-    windows = windows_default(folders.parameters_in(path, doing), context, run)
+    texts = 1 + len(settings["sets"] or ())
+    windows = windows_default(folders.parameters_in(path, doing), context, run, texts)
     values = {
         "framework": facts.framework,
         "context": context,
@@ -358,6 +364,18 @@ def data_table(settings: Mapping[str, Any]) -> DataTable:
 def _data(folder: Path, facts: _Facts, settings: Mapping[str, Any]) -> FolderData:
     data, column, prompt, token_dtype = (settings[key] for key in ("data", "column", "prompt", "token_dtype"))
     return FolderData(folder, facts.vocabulary, tuple(data), column, prompt, token_dtype, marks_of(settings))
+
+
+def _set_reader(data: FolderData, path: str) -> Callable[[], TokenIds]:
+    """Reads the held-out set at a path as the data are read."""
+    of_set = replace(data, data=(path,))
+    return lambda: _read_set(of_set, find_set(path, has_documents=True))
+
+
+@lru_cache(maxsize=SETS_MAX)
+def _read_set(data: FolderData, found: FoundFiles) -> TokenIds:
+    """All tokens of a set, mapped once in a process."""
+    return data.whole(found)
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:

@@ -8,7 +8,7 @@ module imports no jax, so that a wrong setting is found in no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -16,18 +16,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, load, read, vocabulary_of
+from isthmus.ops.data.corpus import (
+    BYTE_VOCABULARY,
+    Corpus,
+    CorpusFile,
+    DataError,
+    TokenIds,
+    load,
+    read,
+    vocabulary_of,
+    whole,
+)
+from isthmus.ops.data.held_out_sets import text_sets
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
-from isthmus.programs.evaluations import RunSize, WindowsSetting, windows_default
+from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.reading.forms import check_bytes
-from isthmus.programs.reading.found import find
+from isthmus.programs.reading.found import find, find_set
 from isthmus.programs.reading.table import SHOWN_TOKENS, DataTable, DataTally
 from isthmus.programs.routers import sharded_corpus
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
-from isthmus.programs.task import Task
+from isthmus.programs.task import SETS_MAX, Task, set_name_faults
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -52,6 +63,10 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if paths and values["stacked"]:
         do = "Leave out task.stacked: layers that are rows of one tensor are in one level."
         yield Fault("Setting task.paths", "layers with tensors of their own", "task.stacked = true", do)
+    yield from set_name_faults(values["sets"] or (), "Setting task.sets")
+    if paths and values["sets"]:
+        do = "Leave out task.sets, or task.paths."
+        yield Fault("Setting task.sets", "a model without paths: which of them a text has is not known", "paths", do)
     if values["router"] is not None and not paths:
         do = "Set task.paths to the modules of each level, or leave out task.router."
         yield Fault("Setting task.router", "paths, a shard for each", "none", do)
@@ -211,6 +226,7 @@ def task(
         Setting("The file of `isthmus route` that says which documents each path trains on. Default: all of them."),
     ] = None,
     evaluation_windows: WindowsSetting = None,
+    sets: SetsSetting = None,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
@@ -221,13 +237,16 @@ def task(
     windows: Windows | PathWindows
     routed_by = ""
     try:
+        found = find(data).files
         if router is None:
-            corpus = _load(check_bytes(find(data).files), vocabulary, token_dtype)
+            corpus = _load(check_bytes(found), vocabulary, token_dtype)
             windows = Windows(corpus, sequences, length=context + 1, held_out=evaluation_windows)
         else:
             shards = sharded_corpus(data, router, math.prod(paths), vocabulary=vocabulary, token_dtype=token_dtype)
             sharded = ShardedWindows(shards, sequences, length=context + 1, held_out=evaluation_windows)
             windows, routed_by = PathWindows(sharded), shards.fingerprint
+        read_set = partial(_set_reader, vocabulary, token_dtype, found)
+        held_out = text_sets(sets or {}, read_set, windows) if isinstance(windows, Windows) else {}
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -256,6 +275,7 @@ def task(
         optimizer=_optimizer(optimizer, rate, warmup, weight_decay, clip),
         evaluation=windows.evaluation_batches,
         extract=windows.extract,
+        sets=held_out,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
         mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
@@ -340,7 +360,7 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
     values = {
         "batch": batch,
         "lr": rate_default(settings["optimizer"], settings["width"], batch),
-        "evaluation_windows": windows_default(_parameters(settings), context, run),
+        "evaluation_windows": windows_default(_parameters(settings), context, run, 1 + len(settings["sets"] or ())),
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
 
@@ -373,3 +393,25 @@ def rate_default(optimizer: str, width: int, batch: int | Sequence[int]) -> floa
 def _load(sources: tuple[CorpusFile, ...], vocabulary: int | None, token_dtype: str) -> Corpus:
     """The corpus, read once for all learners of a process; a file that has changed is another Source."""
     return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
+
+
+def _set_reader(
+    vocabulary: int | None, token_dtype: str, data: Sequence[CorpusFile], path: str
+) -> Callable[[], TokenIds]:
+    """Reads the held-out set at a path as what `data` are: bytes, or token ids."""
+    return partial(_read_set, path, vocabulary, token_dtype, holds_tokens=data[0].holds_tokens)
+
+
+def _read_set(path: str, vocabulary: int | None, token_dtype: str, *, holds_tokens: bool) -> TokenIds:
+    sources = check_bytes(find_set(path).files)
+    if other := [source.path for source in sources if source.holds_tokens is not holds_tokens]:
+        expected, there = ("token ids", "a text") if holds_tokens else ("text", "token ids")
+        do = "Give the set in the form of the data, or leave it out."
+        raise DataError("Reading a held-out set", f"{expected}, as the data are", f"{there}, {other[0]}", do)
+    return _whole(sources, vocabulary, token_dtype)
+
+
+@lru_cache(maxsize=SETS_MAX)
+def _whole(sources: tuple[CorpusFile, ...], vocabulary: int | None, token_dtype: str) -> TokenIds:
+    """All of a set, read once in a process; a file that has changed is another."""
+    return whole(sources, vocabulary=vocabulary, token_dtype=token_dtype)

@@ -447,4 +447,6 @@ def describe(annotation: Any) -> str:
     if origin in (list, tuple):
         elements = {describe(item) for item in arguments if item is not Ellipsis}
         return f"a list, each of it {elements.pop()}" if len(elements) == 1 else "a list"
+    if origin is Mapping and arguments:
+        return f"a table, each value of it {describe(arguments[1])}"
     return _NAMES.get(origin) or str(getattr(annotation, "__name__", annotation))

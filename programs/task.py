@@ -11,9 +11,9 @@ runs the task on shapes and finds the rest. Importing this module imports no jax
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
 from isthmus.ops.data.held_out import Extract
@@ -38,6 +38,14 @@ __all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "
 
 EVALUATION_BATCHES = 16
 """Default number of batches of the evaluation."""
+SETS_MAX: Final = 16
+"""Held-out sets: each has figures of its own, and an evaluation of its own batches."""
+SET_NAME_MAX: Final = 64
+FINAL_SECONDS_MAX: Final = 7 * 24 * 3600
+"""A week: whoever needs more evaluates the folder that is exported."""
+Better: TypeAlias = Literal["higher", "lower"]
+HeldOutSet: TypeAlias = Callable[[], Iterable[Any]]
+"""The batches of a held-out set, each time that it is called."""
 KINDS: Final = (*RULES, LOCAL, FROZEN)
 """What may happen to a leaf between islands."""
 METRICS_MAX: Final = 32
@@ -66,6 +74,13 @@ class TaskTerms(ABC):
       at_most=N)` counts them in each batch.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16. A tuple has
       that of each path, of a model made of modules.
+    - `sets`: named held-out sets, each evaluated whenever the evaluation split is: a function without arguments, which
+      returns its batches, of the form of the others. What is found on set "code" is told by the names "loss/code", and
+      so on. It is called by whoever evaluates.
+    - `evaluate_final(model)`: figures of the final model by name, numbers, such as an accuracy; the model is as `load`
+      returns it. The evaluator calls it once, behind the last evaluation, for `evaluate_final_seconds` at most; what it
+      raises is told, and costs the run nothing. `better`: whether "higher" or "lower" is better, by name, so that
+      `compare` has verdicts; of other names it tells the difference.
     - `extract`: of a task that evaluates on windows of a text which do not overlap, how many (`ops.data.held_out`).
     - `paths`: how many modules each level of the model has, for programs that train models made of modules (`dipaco`);
       `levels`: path patterns of parameters, and the number of their level. Those of none are shared by all paths. Slot
@@ -85,6 +100,10 @@ class TaskTerms(ABC):
     tokens_per_batch: TokensPerBatch
     evaluation: int | tuple[int, ...] | None = None
     extract: Extract | None = None
+    sets: Mapping[str, HeldOutSet] | tuple[tuple[str, HeldOutSet], ...] = ()
+    evaluate_final: Callable[[Any], Mapping[str, float]] | None = None
+    evaluate_final_seconds: float = 600.0
+    better: Mapping[str, Better] | tuple[tuple[str, Better], ...] = ()
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     stream: Callable[[int, int, int], Stream] | None = None
     stacked: tuple[str, ...] = ()
@@ -111,7 +130,7 @@ class TaskTerms(ABC):
 
     def _rule_fields(self) -> tuple[str, ...]:
         """The fields that may be a Mapping, and become pairs."""
-        return ("merge", "levels")
+        return ("merge", "levels", "sets", "better")
 
     @property
     def functions(self) -> tuple[Any, ...]:
@@ -123,6 +142,11 @@ class TaskTerms(ABC):
     def rules(self) -> Rules[Any]:
         """`merge`, as pairs of a pattern and a kind."""
         return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
+
+    @property
+    def held_out_sets(self) -> tuple[tuple[str, HeldOutSet], ...]:
+        """`sets`, as pairs of a name and a function that makes the batches."""
+        return tuple(self.sets)  # type: ignore[arg-type]
 
     @property
     def level_rules(self) -> Rules[int]:
@@ -141,11 +165,16 @@ class TaskTerms(ABC):
 
     @property
     def evaluated_tokens(self) -> int:
-        """The tokens that an evaluation predicts, of all paths; where they are counted, the most."""
+        """The tokens that an evaluation predicts, of all paths and sets; where they are counted, the most."""
+        of_sets = sum(self._tokens_of(make) for _, make in self.held_out_sets)
         if self.extract is not None:
-            return self.extract.windows * self.extract.tokens
+            return self.extract.windows * self.extract.tokens + of_sets
         counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
-        return (counts if isinstance(counts, int) else sum(counts)) * of_slot(self.tokens_most, 0)
+        return (counts if isinstance(counts, int) else sum(counts)) * of_slot(self.tokens_most, 0) + of_sets
+
+    def _tokens_of(self, make: HeldOutSet) -> int:
+        own: int | None = getattr(make, "tokens", None)
+        return len(list(make())) * of_slot(self.tokens_most, 0) if own is None else own
 
     def _evaluation(self, batch: Callable[[At], Any], seed: int, path: int = 0) -> Iterator[Any]:
         counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
@@ -171,7 +200,7 @@ class TaskLayout(TaskTerms):
     shard: Mapping[str, Shard] | Rules[Shard] = ()
 
     def _rule_fields(self) -> tuple[str, ...]:
-        return ("merge", "levels", "mesh", "shard")
+        return ("merge", "levels", "sets", "better", "mesh", "shard")
 
     def _more_faults(self) -> Iterator[Fault]:
         if self.load is not None:
@@ -301,8 +330,11 @@ class StepTask(TaskLayout):
 class OwnTask(TaskTerms):
     """A task that brings its learner, and with it all that depends on the framework of its model.
 
-    Beside this it has `batch(at)`, as every task. What it raises for a fault of the user's is a ConfigError.
+    Beside this it has `batch(at)`, as every task. What it raises for a fault of the user's is a ConfigError. One whose
+    evaluator evaluates `sets`, too, and names what is found on a set as `of_set` does, says so: `evaluates_sets`.
     """
+
+    evaluates_sets: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # A field here would come before those of the subclass in its `__init__`.
 
@@ -316,6 +348,11 @@ class OwnTask(TaskTerms):
     def _function_faults(self) -> Iterator[Fault]:
         """Faults of arguments that only this kind of task has; none unless overridden."""
         yield from ()
+
+    def _more_faults(self) -> Iterator[Fault]:
+        if self.sets and not self.evaluates_sets:
+            do = "Leave sets= out, or have its evaluator evaluate them, and let evaluates_sets be true."
+            yield Fault(_MAKING, "no sets= of a task whose evaluator does not evaluate them", repr(self.sets), do)
 
     def evaluation_batches(self, seed: int, path: int = 0) -> Iterator[Any]:
         """The batches of the evaluation (of a path), in order and made one at a time: positions from 0."""
@@ -383,6 +420,8 @@ def _terms_faults(task: TaskTerms) -> Iterator[Fault]:
     if not (evaluation is None or all(map(_is_count, evaluation if isinstance(evaluation, tuple) else (evaluation,)))):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
+    yield from _set_faults(task.sets, task.paths)
+    yield from _final_faults(task)
     yield from _path_faults(task.paths, task.levels)
     if not isinstance(task.routed_by, str) or (task.routed_by and not task.paths):
         do = "Write the fingerprint of a router, of a task with paths, or leave it out."
@@ -417,6 +456,49 @@ def _merge_faults(merge: Any) -> Iterator[Fault]:
             yield Fault(_MAKING, "a path pattern in merge=, such as 'params/**'", repr(pattern), do)
         if kind not in KINDS:
             yield Fault(_MAKING, f"one of {kinds} in merge=, for {pattern!r}", repr(kind), do)
+
+
+def set_name_faults(names: Iterable[Any], doing: str) -> Iterator[Fault]:
+    """Faults of the names of held-out sets, which tables, charts and metrics show."""
+    names = list(names)
+    if len(names) > SETS_MAX:
+        yield Fault(doing, f"at most {SETS_MAX} held-out sets", str(len(names)), "Evaluate on the others later.")
+    for name in names:
+        is_short = isinstance(name, str) and name.strip() and len(name) <= SET_NAME_MAX
+        if not is_short or not name.isprintable():
+            expected = f"names of held-out sets, of 1 to {SET_NAME_MAX} letters that can be shown"
+            yield Fault(doing, expected, repr(name)[:100], 'Name it for example "code".')
+
+
+def _set_faults(sets: Any, paths: Any) -> Iterator[Fault]:
+    """Faults of the held-out sets."""
+    pairs = sets if isinstance(sets, tuple) else None
+    if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 and callable(pair[1]) for pair in pairs):
+        do = 'Write for example sets={"code": code_batches}, which returns a list of batches.'
+        yield Fault(_MAKING, "sets= a dict of names and functions without arguments", repr(sets), do)
+        return
+    yield from set_name_faults((name for name, _ in pairs), _MAKING)
+    if pairs and paths:
+        do = "Leave out sets=, or paths=."
+        yield Fault(_MAKING, "no sets= beside paths=: which path a document of a set has is not known", "both", do)
+
+
+def _final_faults(task: TaskTerms) -> Iterator[Fault]:
+    """Faults of what is computed of the final model."""
+    seconds, better = task.evaluate_final_seconds, task.better
+    pairs = better if isinstance(better, tuple) else None
+    if pairs is None or not all(isinstance(each, tuple) and each[1:] in (("higher",), ("lower",)) for each in pairs):
+        do = 'Write for example better={"accuracy": "higher"}.'
+        yield Fault(_MAKING, 'better= a dict of names and "higher" or "lower"', repr(better), do)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= FINAL_SECONDS_MAX:
+        do = "Say for how long the run may await evaluate_final, such as evaluate_final_seconds=600."
+        yield Fault(_MAKING, f"a number above 0, of at most {FINAL_SECONDS_MAX:,}", repr(seconds), do)
+    if task.evaluate_final is None:
+        return
+    yield from call_faults(task, evaluate_final="evaluate_final(model)")
+    if task.paths:
+        do = "Leave it out: isthmus.load(RUN, path=N) returns the model of a path."
+        yield Fault(_MAKING, "no evaluate_final= beside paths=, where there is no one model", "both", do)
 
 
 def _path_faults(paths: Any, levels: Any) -> Iterator[Fault]:

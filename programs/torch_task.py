@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ class TorchTask(OwnTask):
     (`TaskTerms`).
     """
 
+    evaluates_sets: ClassVar[bool] = True
     build: Callable[[], Any]
     loss: Callable[[Any, Any], Any]
     batch: Callable[[At], Any]

@@ -537,6 +537,14 @@ class Progress(TypedDict):
 EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
 
 
+class FiguresFault(TypedDict):
+    """Why the figures of a final evaluation lack: the task's function raised, returned no figures, or some that are not
+    finite; it did not return in time, its host ended, or the run was stopped. `detail`: what was found."""
+
+    kind: Literal["raised", "no figures", "not finite", "late", "ended", "stopped"]
+    detail: str
+
+
 class Evaluated(TypedDict):
     """evaluator -> recorder, or inner-step, in its report: the loss of the global model."""
 
@@ -555,6 +563,13 @@ class Evaluated(TypedDict):
     """The nanoseconds that it lasted."""
     queued: NotRequired[Count]
     """Those of them for which it waited for a core."""
+    figures_within: NotRequired[Count]
+    """Of the final model, whose figures are being computed: they follow within so many nanoseconds."""
+    figures: NotRequired[Metrics]
+    """Those of the final model, by name; nan for one that is not finite."""
+    better: NotRequired[list[Annotated[list[Any], tuple[str, str]]]]
+    """[name, "higher" or "lower"]: which way is better."""
+    figures_fault: NotRequired[FiguresFault]
     left_out: NotRequired[bool]
     """Of the final model, which was not evaluated because the run was stopped; its loss is then nan, which any node may
     compare."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast, final, runtime_checkable
 from isthmus.ops.data.batches import first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.island.evaluation_time import Parts
 from isthmus.ops.island.life import LeafPart, LearnerLife, Tensors
+from isthmus.ops.island.scores import Parts
 
 
 class Learning(Protocol):

@@ -15,7 +15,6 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import (
     Control,
-    Evaluated,
     EvaluatedModel,
     EvaluationKind,
     Update,
@@ -35,8 +34,10 @@ from isthmus.ops.island.contract import (
     path_evaluations,
     prepare_evaluation,
 )
-from isthmus.ops.island.evaluation_time import EvaluationTime, Parts
-from isthmus.ops.island.scores import ERROR, extract_of
+from isthmus.ops.island.evaluation_time import EvaluationTime
+from isthmus.ops.island.final_figures import FigureSender
+from isthmus.ops.island.life import Tensors
+from isthmus.ops.island.scores import ERROR, Parts, extract_of
 
 Emitted: TypeAlias = dict[str, Any] | Generator[dict[str, Any], None, dict[str, Any] | None] | None
 """What a call of an evaluation node returns: items by port, all at once, or some of them before its end."""
@@ -107,7 +108,7 @@ class Evaluate:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
-        self._time = _time(self._task, context)
+        self._time, self._figures = _time(self._task, context), FigureSender(self._task, context)
         self._of_paths: list[PathEvaluating] = []
         if self._paths is not None and self._times:
             self._of_paths = path_evaluations(self._task, context.seed, self._paths.count)
@@ -115,7 +116,7 @@ class Evaluate:
         if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
             frozen_leaves.check(self._frozen, self._evaluation)
 
-    def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> Emitted:
         """Store the published updates; evaluate if that is due."""
         for item in (update or {}).values():
             self._values[item["fragment"]] = item["values"]
@@ -131,12 +132,16 @@ class Evaluate:
         self.is_finished = kind == "final"
         count = sum(each.count for each in self._of_paths) or count_of(self._evaluation)
         made = self._time.made(kind, self._parts(), count, trained)
+        if kind == "final":
+            return self._figures.follow(made, self._evaluation, self._tensors)
         return None if made is None else {"evaluation": made}
+
+    def _tensors(self) -> Tensors:
+        return self._evaluation.assemble(self._fragments, self._values)
 
     def _parts(self) -> Parts:
         if self._paths is None or not self._of_paths:
-            tensors = self._evaluation.assemble(self._fragments, self._values)
-            return (yield from parts_of(self._evaluation, tensors))
+            return (yield from parts_of(self._evaluation, self._tensors()))
         scalars = []
         for path, evaluation in enumerate(self._of_paths):
             values = {p: self._values[number] for p, number in enumerate(self._paths.numbers(path))}
@@ -192,7 +197,7 @@ class EvaluateMean:
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
         self._seed, self._members, self._now = context.seed, context.members, context.now
-        self._time = _time(self._task, context)
+        self._time, self._figures = _time(self._task, context), FigureSender(self._task, context)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(
@@ -226,7 +231,7 @@ class EvaluateMean:
         if not is_final:
             return _evaluated(self._time, kind, self._evaluation, tensors, trained)
         self.is_finished = True
-        return _of_final(self._time, self._evaluation, tensors, trained)
+        return _of_final(self._time, self._figures, self._evaluation, tensors, trained)
 
     def _are_final(self, live: set[int]) -> bool:
         final = {slot for slot, report in self._reports.items() if report.get("phase") == "final"}
@@ -261,7 +266,7 @@ class EvaluateModel:
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
-        self._time = _time(self._task, context)
+        self._time, self._figures = _time(self._task, context), FigureSender(self._task, context)
         self._evaluation = _evaluation(self._task, context.seed, self._times)
 
     def __call__(self, model: Mapping[Any, Mapping[str, Any]]) -> Emitted:
@@ -274,7 +279,7 @@ class EvaluateModel:
         if kind != "final":
             return _evaluated(self._time, kind, self._evaluation, tensors, newest["tokens"])
         self.is_finished = True
-        return _of_final(self._time, self._evaluation, tensors, newest["tokens"])
+        return _of_final(self._time, self._figures, self._evaluation, tensors, newest["tokens"])
 
 
 def _evaluated(
@@ -290,8 +295,9 @@ def _evaluated(
 
 
 def _of_final(
-    time: EvaluationTime, evaluation: Evaluating, tensors: Mapping[str, Any], tokens: int
+    time: EvaluationTime, figures: FigureSender, evaluation: Evaluating, tensors: Mapping[str, Any], tokens: int
 ) -> Generator[dict[str, Any], None, dict[str, Any] | None]:
-    """Yields the final model, so that nothing waits for its evaluation to be whole, and returns that."""
+    """Yields the final model, so that nothing waits for its evaluation to be whole, and then that."""
     yield {"final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
-    return _evaluated(time, "final", evaluation, tensors, tokens)
+    made = time.made("final", parts_of(evaluation, tensors), count_of(evaluation), tokens)
+    return (yield from figures.follow(made, evaluation, lambda: tensors))

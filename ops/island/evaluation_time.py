@@ -10,19 +10,16 @@ lasts longer is left out by the recorder, which waits a little longer than this 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from typing import Final, TypeAlias, final
+from collections.abc import Callable
+from typing import Final, final
 
 from isthmus.ops.data.held_out import Extract
 from isthmus.ops.exchange.messages import Evaluated, EvaluationKind
-from isthmus.ops.island.scores import evaluated
+from isthmus.ops.island.scores import Parts, evaluated
 
 STOPPED_NS: Final = 3_000_000_000
 """For the evaluation of the final model of a run that was stopped: of the ten seconds until a stopped command is over
 the merges before it and the files after it take the rest."""
-
-Parts: TypeAlias = Generator[None, None, dict[str, float]]
-"""An evaluation that yields before each of its batches, and returns its mean scalars."""
 
 
 def whole(parts: Parts) -> dict[str, float]:

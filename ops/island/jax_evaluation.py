@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,12 +12,12 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
-from isthmus.ops.island.evaluation_time import Parts, whole
+from isthmus.ops.island.evaluation_time import whole
 from isthmus.ops.island.functions import Functions, compute_in_the_calling_thread, functions_of
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.ops.island.life import CORES, Tensors
 from isthmus.ops.island.recipe import abstract_key
-from isthmus.ops.island.scores import means_of
+from isthmus.ops.island.scores import Parts, batches_by_set, parts_by_set
 
 
 @lru_cache(maxsize=8)
@@ -38,12 +38,15 @@ def trace_evaluation(task: Any) -> None:
 
 
 class JaxEvaluation:
-    """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`, and
-    its frozen ones those that it loads, or of `init`, too. `path`: of a model made of modules, whose batches."""
+    """The mean scalars of a task over its evaluation batches, and over those of each held-out set.
+
+    A model's local leaves are those of `init`, and its frozen ones those that it loads, or of `init`, too. `path`: of a
+    model made of modules, whose batches.
+    """
 
     def __init__(self, task: Any, seed: int, path: int = 0) -> None:
         compute_in_the_calling_thread()
-        self._batches = list(task.evaluation_batches(seed, path))
+        self._batches = batches_by_set(task, task.evaluation_batches(seed, path))
         self._functions = functions_of(task, (), 0.0)
         keep_no_large_blocks(sum(4 * each.size for each in self._functions.shapes))
         self._evaluate = _evaluate_of(self._functions)
@@ -58,7 +61,7 @@ class JaxEvaluation:
     @property
     def count(self) -> int:
         """The number of batches."""
-        return len(self._batches)
+        return sum(map(len, self._batches.values()))
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
@@ -67,15 +70,16 @@ class JaxEvaluation:
     def parts(self, tensors: Tensors) -> Parts:
         """The same, a batch after the other."""
         merged = [jax.device_put(tensors[name]) for name in self._functions.names]  # Once for all batches.
-        scalars = []
-        for batch in self._batches:
-            yield
-            scalars.append(self._metrics_of(merged, batch))
-        return means_of(scalars)
+        return (yield from parts_by_set(self._batches, partial(self._metrics_of, merged)))
 
     def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
         with CORES:
             return {name: float(value) for name, value in self._evaluate(merged, self._others, batch).items()}
+
+    def model(self, tensors: Tensors) -> Any:
+        """The model of these merged leaves, as the task's functions take it."""
+        merged = [jax.device_put(tensors[name]) for name in self._functions.names]
+        return self._functions.model(merged, self._others)
 
     def frozen(self) -> Digests:
         """The digests of the frozen leaves, as they were made."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -15,11 +15,38 @@ ERROR: Final = "loss_error"
 """The standard error of the loss, where an evaluation has several batches."""
 
 
+Parts: TypeAlias = Generator[None, None, dict[str, float]]
+"""An evaluation that yields before each of its batches, and returns its mean scalars."""
+
+
 def means_of(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The means of scalars over the batches of an evaluation, and the standard error of the loss."""
     means = {name: float(np.mean([each[name] for each in batches])) for name in batches[0]}
     if len(batches) > 1 and LOSS in means and ERROR not in means:
         means[ERROR] = float(np.std([each[LOSS] for each in batches], ddof=1) / len(batches) ** 0.5)
+    return means
+
+
+def of_set(scalar: str, name: str) -> str:
+    """The name of a scalar that is of a held-out set."""
+    return f"{scalar}/{name}"
+
+
+def batches_by_set(task: Any, own: Iterable[Any]) -> dict[str, list[Any]]:
+    """The batches of an evaluation of a task: its `own`, by the name "", then those of each of its held-out sets."""
+    return {"": list(own)} | {name: list(make()) for name, make in getattr(task, "sets", ())}
+
+
+def parts_by_set(batches: Mapping[str, Sequence[Any]], scalars_of: Callable[[Any], Mapping[str, float]]) -> Parts:
+    """An evaluation on `batches_by_set`, a batch after the other: the means of each set, named by `of_set`."""
+    means: dict[str, float] = {}
+    for name, each in batches.items():
+        scalars = []
+        for batch in each:
+            yield
+            scalars.append(scalars_of(batch))
+        own = means_of(scalars)
+        means |= {of_set(scalar, name): mean for scalar, mean in own.items() if scalar != ERROR} if name else own
     return means
 
 

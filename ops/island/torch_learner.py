@@ -19,9 +19,9 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
-from isthmus.ops.island.evaluation_time import Parts, whole
+from isthmus.ops.island.evaluation_time import whole
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
-from isthmus.ops.island.scores import means_of
+from isthmus.ops.island.scores import Parts, batches_by_set, parts_by_set
 from isthmus.ops.island.torch_model import (
     GroupRates,
     Model,
@@ -103,7 +103,7 @@ class TorchEvaluation:
         self._task, self._seed = task, seed
         self._model = Model.built(task, seed, torch.device("cpu"))
         self._model.module.eval()
-        self._batches = list(task.evaluation_batches(seed))
+        self._batches = batches_by_set(task, task.evaluation_batches(seed))
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
@@ -112,16 +112,17 @@ class TorchEvaluation:
     @property
     def count(self) -> int:
         """The number of batches."""
-        return len(self._batches)
+        return sum(map(len, self._batches.values()))
 
     def parts(self, tensors: Tensors) -> Parts:
         """The same, a batch after the other."""
         self._model.write(tensors)
-        scalars = []
-        for batch in self._batches:
-            yield
-            scalars.append(self._metrics_of(batch))
-        return means_of(scalars)
+        return (yield from parts_by_set(self._batches, self._metrics_of))
+
+    def model(self, tensors: Tensors) -> Any:
+        """The module with these merged leaves, for evaluation."""
+        self._model.write(tensors)
+        return self._model.module
 
     def _metrics_of(self, batch: Any) -> dict[str, float]:
         with drawing(self._seed), torch.no_grad():

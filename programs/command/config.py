@@ -164,7 +164,7 @@ def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, s
 
 
 def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
-    """The same with paths made absolute from `folder`: of the data, its router and files that are references."""
+    """The same with paths made absolute from `folder`: of data and sets, of the router and of files in references."""
     result = dict(values)
     for where in (("run", "program"), ("run", "task")):
         named = result.get(where)
@@ -183,6 +183,11 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / os.path.expanduser(path)) for path in data]
+    sets = result.get(("task", "sets"))
+    if isinstance(sets, Mapping) and all(isinstance(path, str) for path in sets.values()):
+        result["task", "sets"] = {
+            name: os.path.abspath(folder / os.path.expanduser(path)) for name, path in sets.items()
+        }
     return result
 
 

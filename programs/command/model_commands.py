@@ -6,15 +6,19 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.options import AsJson
-from isthmus.programs.engine.results.words import decimal
+from isthmus.programs.engine.results.words import UNKNOWN, decimal, without_figures
 from isthmus.runtime.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from isthmus.programs.trained.evaluate import FileLoss
 
 PANEL: Final = "Models"
 Run: TypeAlias = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/latest.")]
@@ -38,6 +42,8 @@ PathNumber: TypeAlias = Annotated[
 
 PERPLEXITY_OF_MAX: Final = 700.0
 """A loss of more has a perplexity beyond all numbers."""
+FILES_SHOWN: Final = 40
+"""Of a folder with more, a screen has no place for all."""
 
 commands = typer.Typer(cls=Commands)
 
@@ -142,11 +148,12 @@ def _prompt(given: str | None, doing: str) -> bytes:
 def evaluate(
     model: Model,
     data: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--data",
             metavar="PATH",
-            help="A file or folder, all of it. Default: the run's held-out text.",
+            help="A file or folder, all of it; may be repeated, each is measured by itself. Default: the run's "
+            "held-out text.",
             show_default=False,
         ),
     ] = None,
@@ -163,7 +170,7 @@ def evaluate(
     path: PathNumber = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a language model predicts a text.
+    """Measure how well a language model predicts texts, also by file.
 
     Of a run, also while it goes on, or of a model folder; computed in float32.
 
@@ -175,16 +182,29 @@ def evaluate(
 
     folder = _expanded(model)
     doing = f"Evaluating {folder}"
-    if data is None and snapshot is None and path is None and _evaluate_later(folder, doing, as_json=as_json):
+    if not data and snapshot is None and path is None and _evaluate_later(folder, doing, as_json=as_json):
         return
-    where = None if data is None else _expanded(data)
+    where = None if not data else list(dict.fromkeys(_expanded(each) for each in data))
     found = evaluate(text_model(folder, doing, snapshot, path), where, doing, column)
     if as_json:
-        typer.echo(json.dumps({**found._asdict(), "written": False}))
+        typer.echo(json.dumps({**found.as_dict(), "written": False}))
         return
     bits = "" if found.bits_per_byte is None else f", {found.bits_per_byte:.4f} bits a byte"
     typer.echo(f"loss {found.loss:.4f} nats a token, perplexity {found.perplexity:.4g}{bits}")
     typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
+    for line in _by_file(found.files) if len(found.files) > 1 else ():
+        typer.echo(line)
+
+
+def _by_file(files: Sequence[FileLoss]) -> Iterator[str]:
+    """The lines of the first files, and how many there are besides."""
+    yield f"{'loss':>8}  {'bits a byte':>11}  {'tokens':>11}  file"
+    for file in files[:FILES_SHOWN]:
+        bits = UNKNOWN if file.bits_per_byte is None else f"{file.bits_per_byte:.4f}"
+        loss = UNKNOWN if file.loss is None else f"{file.loss:.4f}"
+        yield f"{loss:>8}  {bits:>11}  {file.tokens:>11,}  {printable(file.path)}"
+    if len(files) > FILES_SHOWN:
+        yield f"and {len(files) - FILES_SHOWN} more: --json has all of them"
 
 
 def _evaluate_later(folder: Path, doing: str, *, as_json: bool) -> bool:
@@ -202,14 +222,19 @@ def _evaluate_later(folder: Path, doing: str, *, as_json: bool) -> bool:
     perplexity = math.exp(found.loss) if is_known and found.loss is not None else None
     if as_json:
         shown = {"loss": found.loss, "perplexity": perplexity, "bits_per_byte": None, "tokens": found.tokens}
-        typer.echo(json.dumps({**shown, "windows": found.windows, "metrics": found.metrics, "written": True}))
+        own = {"metrics": found.metrics, "figures": found.figures, "figures_fault": found.fault}
+        typer.echo(json.dumps({**shown, "windows": found.windows, **own, "written": True}))
         return True
     unit = "" if perplexity is None else f" nats a token, perplexity {perplexity:.4g}"
     others = "".join(f", {name} {decimal(value)}" for name, value in found.metrics.items())
     typer.echo(f"loss {decimal(found.loss, 4)}{unit}{others}")
     if found.tokens is not None:
         typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
-    typer.echo("The run had no evaluation of its final model: this one is in its summary now.")
+    for name, value in found.figures.items():
+        typer.echo(f"{printable(name)} {decimal(value)}")
+    if why := without_figures({"final_figures_fault": found.fault}):
+        typer.echo(f"figures: {printable(why)}")
+    typer.echo("The run had no evaluation of its final model, or lacked its figures: this one is in its summary now.")
     return True
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
-from isthmus.ops.data.corpus import Corpus, CorpusFile, load, read
+from isthmus.ops.data.corpus import Corpus, CorpusFile, TokenIds, load, read, whole
 from isthmus.programs.model_folders import folders
 from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import FolderTokens, Marked
@@ -87,6 +87,12 @@ class FolderData:
         if self._held(found) is not None:
             return _loaded(found.files, self.vocabulary, self.token_dtype)
         return self._file(found).corpus(self.vocabulary)
+
+    def whole(self, found: FoundFiles) -> TokenIds:
+        """All ids of files that were found, nothing held out."""
+        if self._held(found) is not None:
+            return whole(found.files, vocabulary=self.vocabulary, token_dtype=self.token_dtype)
+        return self._file(found).whole()
 
     def table(self) -> DataTable:
         """What the data are."""

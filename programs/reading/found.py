@@ -133,6 +133,15 @@ def _find(paths: Sequence[str], are_texts: bool, are_rows: bool) -> FoundFiles:
     return found
 
 
+def find_set(path: str, *, has_documents: bool = False) -> FoundFiles:
+    """The files of a held-out set. DataError as `find`, with what to do about the setting that names it."""
+    try:
+        return find([path], are_texts=has_documents, are_rows=has_documents)
+    except DataError as error:
+        do = "Correct its path, or leave it out."
+        raise DataError(error.action, error.expected, error.found, do) from error
+
+
 def contents(path: Path) -> Iterator[Path]:
     """Every file of a folder, or the file itself, that is neither hidden nor empty, in a fixed order."""
     files = (path,) if path.is_file() else _walk(path, lambda name: not name.startswith("."))

@@ -3,7 +3,7 @@
 Decides whether a run lacks it: it is over, has its final model, and none of its files has the last evaluation. It is
 made as the run's evaluator would have made it, by the task, on the batches of the run's seed, and written where that
 would have been: a line of evaluations.jsonl, then the summary, then the report. A call that ended between the two goes
-on with the line that is there.
+on with the line that is there. Figures that the task computes of the final model are made last, where they lack.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 
 from isthmus.ops.exchange.paths import modules_among, of_path
+from isthmus.ops.island.final_figures import NOT_FINITE, better_of, figures_of, has_figures
 from isthmus.ops.island.scores import evaluated, extract_of
 from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder.books import Books, read_into
@@ -47,12 +48,15 @@ LACKING: Final = ("left_out", "missing", "not_asked")
 @final
 class LaterEvaluation(NamedTuple):
     """The scalars that were written: the loss, None where it is not finite, and others; `tokens` that were predicted
-    and their `windows`, None but of a language model."""
+    and their `windows`, None but of a language model. `figures` are those of the task, and `fault` says why some lack.
+    """
 
     loss: float | None
     metrics: dict[str, float | None]
     tokens: int | None
     windows: int | None
+    figures: dict[str, float | None]
+    fault: dict[str, str] | None
 
 
 def is_lacking(folder: Path, doing: str) -> bool:
@@ -61,9 +65,17 @@ def is_lacking(folder: Path, doing: str) -> bool:
     is_over = summary is not None and summary["outcome"] in ("done", "stopped")
     if not is_over or summary is None or not (folder / FINAL).is_dir():
         return False
+    if _lacks_figures(summary):
+        return True
     if summary.get("eval_loss_final") is not None:
         return False
     return summary.get("final_evaluation") in LACKING or _last_line(_books(folder, doing)) is None
+
+
+def _lacks_figures(summary: Mapping[str, Any]) -> bool:
+    """Whether a task was to say more of the final model than it has."""
+    fault = summary.get("final_figures_fault")
+    return fault is not None and fault["kind"] != NOT_FINITE
 
 
 def make_later(folder: Path, doing: str) -> LaterEvaluation | None:
@@ -87,17 +99,34 @@ def _make(folder: Path, doing: str) -> LaterEvaluation | None:
         do = "Ask again: another process has evaluated it meanwhile."
         raise ConfigError(doing, "a run without an evaluation of its final model", "one that has it", do)
     job, task, books = job_of(folder, doing), task_of(folder, doing), _books(folder, doing)
-    line = _last_line(books)
-    if line is None:  # Else the summary alone lacks it.
-        summary = summary_of(folder, doing) or {}
+    line, summary = _last_line(books), summary_of(folder, doing) or {}
+    if line is None:  # Else the summary alone lacks it, or its figures do.
         scalars = _scalars(folder, job, task, doing, is_lacking=summary.get("final_evaluation") in LACKING)
         if not scalars:
             return None
         line = EvaluationLine.made_of(evaluated("final", scalars, books.counted, extract_of(task)))
         line = msgspec.structs.replace(line, time=float(summary["wall_seconds"]))
         _append(folder, line, doing)
+    if has_figures(task) and (not line.figures or _lacks_figures(summary)):
+        line = msgspec.structs.replace(line, time=float(summary["wall_seconds"]))
+        line = _with_figures(folder, line, job, task, doing)
     _complete(folder, line, doing)
-    return LaterEvaluation(line.eval_loss, line.metrics, *_counts(job, task, _paths(tensors_in(folder / FINAL, doing))))
+    counts = _counts(job, task, _paths(tensors_in(folder / FINAL, doing)))
+    return LaterEvaluation(line.eval_loss, line.metrics, *counts, line.figures, line.figures_fault)
+
+
+def _with_figures(folder: Path, line: EvaluationLine, job: Job, task: AnyTask, doing: str) -> EvaluationLine:
+    """The line of the last evaluation with the figures of the final model, written as another line where there are."""
+    from isthmus.ops.island.contract import evaluation_of
+
+    sys.stderr.write("isthmus: running evaluate_final of the task.\n")
+    leaves = _leaves_of(job, tensors_in(folder / FINAL, doing), doing)
+    found = figures_of(task, evaluation_of(task, job.seed), leaves, job.seed)
+    fault = None if found.fault is None else {"kind": found.fault["kind"], "detail": found.fault["detail"]}
+    line = msgspec.structs.replace(line, figures=found.figures, better=dict(better_of(task)), figures_fault=fault)
+    if found.figures:
+        _append(folder, line, doing)
+    return line
 
 
 def _paths(tensors: Mapping[str, Any]) -> int:
@@ -118,20 +147,21 @@ def _scalars(folder: Path, job: Job, task: AnyTask, doing: str, *, is_lacking: b
         raise ConfigError(doing, "a task that evaluates", "a loop, whose evaluation is its script's own", do)
     tensors = tensors_in(folder / FINAL, doing)
     paths = _paths(tensors)
-
-    def leaves(own: Mapping[str, Any]) -> dict[str, Any]:
-        missing = [leaf.name for leaf in job.layout if leaf.name not in own]
-        if missing:
-            do = "Take the model from another copy of the run."
-            raise ConfigError(doing, f"the final model whole, with {missing[0]}", f"{len(own)} tensors in {FINAL}", do)
-        return {leaf.name: own[leaf.name].reshape(leaf.shape).astype(leaf.dtype, copy=False) for leaf in job.layout}
-
     if paths == 1:
         evaluation = evaluation_of(task, job.seed)
-        return {} if isinstance(evaluation, Unevaluated) else evaluation.metrics(leaves(tensors))
+        return {} if isinstance(evaluation, Unevaluated) else evaluation.metrics(_leaves_of(job, tensors, doing))
     evaluations = path_evaluations(task, job.seed, paths)
-    found = [each.metrics(leaves(of_path(tensors, path))) for path, each in enumerate(evaluations)]
+    found = [each.metrics(_leaves_of(job, of_path(tensors, path), doing)) for path, each in enumerate(evaluations)]
     return mean_over_paths(found, [each.count for each in evaluations])
+
+
+def _leaves_of(job: Job, own: Mapping[str, Any], doing: str) -> dict[str, Any]:
+    """The merged leaves as the task has them; ConfigError where some lack."""
+    missing = [leaf.name for leaf in job.layout if leaf.name not in own]
+    if missing:
+        do = "Take the model from another copy of the run."
+        raise ConfigError(doing, f"the final model whole, with {missing[0]}", f"{len(own)} tensors in {FINAL}", do)
+    return {leaf.name: own[leaf.name].reshape(leaf.shape).astype(leaf.dtype, copy=False) for leaf in job.layout}
 
 
 def _counts(job: Job, task: AnyTask, paths: int) -> tuple[int | None, int | None]:
@@ -186,6 +216,9 @@ def _complete(folder: Path, line: EvaluationLine, doing: str) -> None:
         "eval_windows": line.windows,
         "eval_windows_there": line.windows_there,
         "eval_metrics": line.metrics,
+        "final_figures": line.figures,
+        "final_figures_better": line.better,
+        "final_figures_fault": line.figures_fault,
         "final_evaluation": LATER,
     }
     try:

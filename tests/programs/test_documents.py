@@ -43,6 +43,7 @@ APART = {
     "docs/how-to/join-with-a-loop.md": "a second machine: tests/torch_tasks/test_joining_loops.py",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
     "docs/how-to/tune-a-model.md": "an extra: tests/torch_tasks/test_tune_a_model.py",
+    "docs/how-to/lm-evaluation-harness.md": "a package of others, in an environment of its own: by hand",
     "docs/how-to/through-a-bucket.md": "a store: tests/programs/engine/machine/test_bucket*.py",
     "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",
     "docs/how-to/ports-and-firewalls.md": "addresses: tests/programs/engine/machine/test_cluster_namespaces.py",

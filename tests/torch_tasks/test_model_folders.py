@@ -20,6 +20,8 @@ from pyarrow import parquet
 
 from isthmus import At, Program
 from isthmus.ops import transformer
+from isthmus.ops.data.corpus import DataError
+from isthmus.ops.island.contract import evaluation_of, first_tensors_of
 from isthmus.programs.engine.request.request import find_task, prepare
 from isthmus.programs.model_folders import folders, llama
 from isthmus.programs.trained.export import write_folder
@@ -169,6 +171,20 @@ def test_windows_of_an_evaluation_do_not_overlap_where_their_number_is_given(tmp
     every = task_of(source, text, framework=framework, evaluation_windows=10_000)
     predicted = np.concatenate([each["tokens"][:, 1:].ravel() for each in every.evaluation_batches(0)])
     assert len(predicted) == every.extract.windows * 16 <= every.extract.there * 16
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_held_out_sets_are_read_by_the_folders_tokenizer_and_evaluated_by_name(tmp_path: Path, framework: str) -> None:
+    source, text = folder_of("qwen3", tmp_path / "it", "float32"), data_in(tmp_path)["txt"]
+    task = task_of(source, text, framework=framework, evaluation_windows=20, sets={"same": str(text)})
+    alone = task_of(source, text, framework=framework, evaluation_windows=20)
+    assert task.evaluated_tokens == 2 * alone.evaluated_tokens
+    tensors = first_tensors_of(task, 0)
+    found, without = (evaluation_of(each, 0).metrics(tensors) for each in (task, alone))
+    assert {**without, "loss/same": found["loss/same"]} == found
+    assert found["loss/same"] > 0
+    with pytest.raises(DataError, match="'law'"):
+        task_of(source, text, framework=framework, sets={"law": str(tmp_path / "nowhere")}).held_out_sets[0][1]()
 
 
 def test_the_loss_of_a_folder_is_that_of_transformers(tmp_path: Path) -> None:

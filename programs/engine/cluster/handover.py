@@ -68,7 +68,7 @@ def digest(program: str, task: str) -> str:
         if target is not None and reference.without_keywords(text) in SHIPPED_TASKS:
             keywords = target.keywords or {}
             try:
-                for source in find(keywords.get("data", ())).files:
+                for source in find([*keywords.get("data", ()), *(keywords.get("sets") or {}).values()]).files:
                     _add(hasher, Path(source.path))
                 for path in contents(Path(keywords[FOLDER])) if FOLDER in keywords else ():
                     _add(hasher, path)

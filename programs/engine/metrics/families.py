@@ -1,9 +1,9 @@
 """A process's statuses as families of metrics.
 
-Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot` and `machine`, and nothing
-that grows with steps is one. A status is that of a run's home, with the figures of its recorder, or of a machine that
-takes part, with those of its own hosts alone: both have a learner's series, so sums over processes take the maximum by
-run and slot first. Nothing is counted here: every value is one of a status.
+Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot`, `machine` and `scalar`,
+and nothing that grows with steps is one. A status is that of a run's home, with the figures of its recorder, or of a
+machine that takes part, with those of its own hosts alone: both have a learner's series, so sums over processes take
+the maximum by run and slot first. Nothing is counted here: every value is one of a status.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from isthmus.programs.engine.metrics.run_status import RunStatus
 RUN: Final = ("run",)
 LEARNER: Final = ("run", "slot", "machine")
 MACHINE: Final = ("machine",)
+SCALAR: Final = ("run", "scalar")
 Labels: TypeAlias = tuple[str, ...]
 
 
@@ -46,6 +47,9 @@ _RUN: Final[Mapping[str, Family]] = {
     "eval_loss": Family("run_evaluation_loss", "The last loss on held-out data, in the task's unit.", RUN),
 }
 """Figures of a recorder's status, by their keys there."""
+_SCALARS: Final = Family(
+    "run_evaluation_scalar", "The last other scalars of the evaluation; loss/NAME of a held-out set.", SCALAR
+)
 _LEARNERS_LIVE: Final = Family("run_learners", "Learners whose hosts are alive.", RUN)
 _LINES_LOST: Final = Family("run_lost_lines", "Lines that the disk did not take.", RUN, is_counter=True)
 _SNAPSHOTS_FAIL: Final = Family(
@@ -134,6 +138,8 @@ class _Samples:
         for key, family in _RUN.items():
             if merges or key not in ("outer_steps", "contributors_mean", "merged_share"):
                 self.add(family, run, training.get(key))
+        for name, value in training.get("eval_metrics", {}).items():
+            self.add(_SCALARS, (*run, str(name)), value)
         files = training.get("files", {}).values()
         self.add(_LINES_LOST, run, sum(count["lost"] for count in files))
         snapshots = training.get("snapshots") or {}
@@ -158,6 +164,6 @@ class _Samples:
 def every() -> Iterator[Family]:
     """All families, in the order of the documentation."""
     yield from _RUN.values()
-    yield from (_LEARNERS_LIVE, _LINES_LOST, _SNAPSHOTS_FAIL, _STORED)
+    yield from (_SCALARS, _LEARNERS_LIVE, _LINES_LOST, _SNAPSHOTS_FAIL, _STORED)
     yield from (family for family, _ in _REPORT.values())
     yield from (*_HOST.values(), _UP, _GIVEN_UP, _TIME, _RUNS)

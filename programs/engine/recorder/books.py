@@ -209,7 +209,9 @@ class ShardBooks(msgspec.Struct):
 
 def _point_of(point: EvaluationLine) -> tuple[Any, ...]:
     """What tells an evaluation from others. A run that has undone tokens may have another model after as many."""
-    return point.tokens, point.kind, point.eval_loss if point.kind == "final" else None
+    if point.kind != "final":
+        return point.tokens, point.kind
+    return point.tokens, point.kind, point.eval_loss, tuple(point.figures.items())
 
 
 def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
@@ -529,6 +531,9 @@ class Books(BooksMemory, kw_only=True):
             "tokens_final": None if last is None else last.tokens,
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": self.evaluations[-1].metrics if self.evaluations else {},
+            "figures": {} if last is None else last.figures,
+            "figures_better": {} if last is None else last.better,
+            "figures_fault": None if last is None else last.figures_fault,
             "epochs": self._epochs(),
             "changes": self.changes.figures(),
         }

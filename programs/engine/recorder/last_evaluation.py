@@ -4,12 +4,17 @@ Decides since when it alone is awaited, and that it is left out of a run that a 
 so where it has no time for it (`ops.island.evaluation_time`). That looks between two batches only, and a batch, or a
 function of the user's, may last for long: so the recorder waits a little longer than the evaluator's own limit, and
 then no more. While nobody has stopped the run it is awaited as everything else is (`node.Ending`).
+
+An evaluation whose figures are still being computed (`ops.island.final_figures`) is held back until they come, for as
+long as it says that they may take, and no longer where the run is stopped, or the evaluator's host has ended: then it
+is taken as it is, with the reason.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, final
 
+from isthmus.ops.exchange.messages import Evaluated
 from isthmus.ops.island.evaluation_time import STOPPED_NS
 
 SPARE_NS: Final = 1_500_000_000
@@ -27,6 +32,33 @@ class LastEvaluation:
         """Since when nothing else was missing, while that lasts."""
         self._stopped_at: int | None = None
         self._waited: int | None = None
+        self._held: tuple[Evaluated, int] | None = None
+        """The evaluation whose figures are awaited, and since when."""
+
+    def hold(self, evaluated: Evaluated, now: int) -> None:
+        """Await its figures; of an evaluator that begins anew, for no longer than of the one before."""
+        self._held = evaluated, now if self._held is None else self._held[1]
+
+    def come(self) -> None:
+        """What was held has come with its figures."""
+        self._held = None
+
+    @property
+    def figures_awaited(self) -> tuple[int, int] | None:
+        """Since when figures are awaited, and for how long at most; None where none are."""
+        return None if self._held is None else (self._held[1], self._held[0]["figures_within"])
+
+    def released(self, now: int, *, is_given_up: bool) -> Evaluated | None:
+        """The evaluation without its figures, once these are awaited no more."""
+        if self._held is None:
+            return None
+        evaluated, since = self._held
+        is_late = now - since >= evaluated["figures_within"]
+        if not (self.is_left_out or is_late or is_given_up):
+            return None
+        self._held = None
+        kind: Any = "stopped" if self.is_left_out else "late" if is_late else "ended"
+        return {**evaluated, "figures_fault": {"kind": kind, "detail": ""}}
 
     def leave_out(self) -> None:
         """Its evaluator has left it out."""

@@ -406,6 +406,8 @@ class Recorder:
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
             if each.get("left_out"):
                 self._last_evaluation.leave_out()
+            elif "figures_within" in each:
+                self._last_evaluation.hold(each, now)
             elif each["loss"] is None and each["kind"] == "final":
                 self._unevaluated = each
             else:
@@ -423,6 +425,8 @@ class Recorder:
         """Note an evaluation, unless there is a last one with a loss, and this has none."""
         if each["loss"] is None and self._books.is_evaluated():
             return
+        if each["kind"] == "final":
+            self._last_evaluation.come()
         line = EvaluationLine.made_of(each)
         self._books.note_last(line)
         if self._note(line, now, now):
@@ -516,9 +520,14 @@ class Recorder:
             has_come=self._books.is_evaluated(),
             is_stopped=self._context.stop_requested(),
         )
+        is_given_up = self._is_unevaluated(now, self._books.final_at or now)
+        if (released := self._last_evaluation.released(now, is_given_up=is_given_up)) is not None:
+            self._note_evaluation(released, now)
 
     def _is_late(self, now: int) -> bool:
         """Whether the wait for missing items is over; a slow disk has its own limit."""
+        if self._last_evaluation.figures_awaited is not None:
+            return False  # They have their own limit.
         is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
         return not self._unsaved and self._ending.is_late(is_evaluating=is_evaluating)
 
@@ -623,6 +632,9 @@ class Recorder:
         """What a run that comes to its end awaits, and for how long so far; of an evaluation, how long the last one
         took, but for its waits for a core: learners do not compute any more."""
         is_stopped = self._context.stop_requested()
+        if (awaited := self._last_evaluation.figures_awaited) is not None:
+            waited, most = (now - awaited[0]) / 1e9, awaited[1] / 1e9
+            return {"awaits": "figures", "seconds": waited, "usual_seconds": most, "is_stopped": is_stopped}
         if (since := self._last_evaluation.awaited_since) is not None:
             last = self._books.evaluations[-1] if self._books.evaluations else EvaluationLine()
             took = None if last.seconds is None else last.seconds - (last.queued_seconds or 0.0)

@@ -169,6 +169,9 @@ class Summary(TypedDict):
     eval_windows_there: int | None
     metrics: dict[str, float]
     eval_metrics: dict[str, float]
+    final_figures: dict[str, float | None]
+    final_figures_better: dict[str, str]
+    final_figures_fault: dict[str, str] | None
     losses_not_finite: int | None
     start_seconds: float
     wall_seconds: float
@@ -294,6 +297,9 @@ def summarise(
         **{name: status.get(name) for name in ("eval_loss_error", "eval_windows", "eval_windows_there")},
         "metrics": status.get("metrics", {}),
         "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
+        "final_figures": status.get("figures") or {},
+        "final_figures_better": status.get("figures_better") or {},
+        "final_figures_fault": status.get("figures_fault"),
         "losses_not_finite": _sum(row["losses_not_finite"] for row in rows) if rows else None,
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),

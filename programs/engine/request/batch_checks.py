@@ -17,7 +17,8 @@ from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, next_batch, nothing_
 from isthmus.ops.data.corpus import DataError
 from isthmus.ops.exchange.parameter_trees import named_leaves, structure_of
 from isthmus.programs.engine.request.leaf_checks import form
-from isthmus.programs.task import AnyTask
+from isthmus.programs.settings import collecting
+from isthmus.programs.task import AnyTask, HeldOutSet
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -52,7 +53,47 @@ def _counted_mean(task: AnyTask, tokens: Tokens, seed: int) -> int:
 
 def check_data(task: AnyTask, seed: int) -> Any:
     """The batch at the beginning; ConfigError, with every fault, for a task whose batches a learner cannot use."""
-    return _check_batches(task, seed) if task.stream is None else _check_stream(task, seed)
+    batch = _check_batches(task, seed) if task.stream is None else _check_stream(task, seed)
+    check_sets(task, seed)
+    return batch
+
+
+def check_sets(task: AnyTask, seed: int) -> None:
+    """ConfigError, with every fault, for held-out sets on whose batches the task cannot be evaluated."""
+    faults: list[Fault] = []
+    for name, make in task.held_out_sets:
+        doing = f"Running task.sets[{name!r}]()"
+        with collecting(faults):
+            try:
+                first = call(doing, make, partial(_first_of, make), DataError)
+            except DataError as error:
+                raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+            if first is None:
+                do = "Return a list of batches, made as task.batch makes them."
+                raise ConfigError(doing, "a batch at least", "none", do)
+            found = list(_array_faults(first, doing))
+            faults += found or _set_faults(task.batch(At(seed, 0, 0, "evaluation")), first, doing)
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _first_of(make: HeldOutSet) -> Any:
+    """The first batch of a held-out set; None without any."""
+    return next(iter(make()), None)
+
+
+def _set_faults(held_out: Any, batch: Any, doing: str) -> Iterator[Fault]:
+    """Faults of a batch of a set that is not like one of the evaluation; it may have another length."""
+    do = "Make its batches as task.batch makes those of the evaluation."
+    expected, found = (_forms(each) for each in (held_out, batch))
+    for name in sorted({*expected, *found}):
+        if expected.get(name) != found.get(name):
+            yield Fault(doing, f"{name!r} as in the evaluation, {expected.get(name)}", str(found.get(name)), do)
+
+
+def _forms(batch: Any) -> dict[str, str]:
+    """The dtype and the number of axes of each array of a batch."""
+    return {name: f"{leaf.dtype} of {leaf.ndim} axes" for name, leaf in named_leaves(batch, "batch")}
 
 
 def _check_batches(task: AnyTask, seed: int) -> Any:

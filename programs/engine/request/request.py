@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 from isthmus.programs import DEFAULT, FOLDER, FOLDER_TASK, SHIPPED_TASK
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
-from isthmus.programs.engine.request.batch_checks import tokens_mean
+from isthmus.programs.engine.request.batch_checks import check_sets, tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.faults import (
     frozen_faults,
@@ -452,6 +452,8 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         schema = Schema.of("task", shipped.task)
         section = schema.read(settings)
         section["data"] = tuple(os.path.abspath(path) for path in section["data"])
+        sets = (section["sets"] or {}).items()
+        section["sets"] = {name: os.path.abspath(os.path.expanduser(path)) for name, path in sets} or None
         for path in (FOLDER, "router"):
             if section.get(path) is not None:
                 section[path] = os.path.abspath(section[path])
@@ -468,6 +470,8 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
             data = None if run is None or is_routed else shipped.data_table(home).for_budget(run.tokens)
         if data is not None and (faults := list(data.faults())):
             raise ConfigError.of(faults)
+        if run is not None:
+            check_sets(made, run.seed)
         return Subject(Reference(reference.called(text, home)), made, section, named, data=data)
     if settings:
         keys_text = ", ".join(f"task.{name}" for name in settings)

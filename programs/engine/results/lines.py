@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOSS: Final = "loss"
 Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
-_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "asked")
+_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "asked", "figures", "better", "figures_fault")
 """Fields that a line has only if they have something to say."""
 
 
@@ -55,7 +55,8 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     """The global model on held-out data: one line of evaluations.jsonl.
 
     `windows` of `windows_there` were evaluated, where the task has such; the loss has a standard error of
-    `eval_loss_error`. It took `seconds`, for `queued_seconds` of which its thread waited for a core.
+    `eval_loss_error`. It took `seconds`, for `queued_seconds` of which its thread waited for a core. `figures` are
+    those of the final model by name, `better` says which way is better, and `figures_fault` why some lack.
     """
 
     time: float = 0.0
@@ -68,11 +69,15 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
     metrics: dict[str, float | None] = {}
     seconds: float | None = None
     queued_seconds: float | None = None
+    figures: dict[str, float | None] = {}
+    better: dict[str, str] = {}
+    figures_fault: dict[str, str] | None = None
 
     @classmethod
     def made_of(cls, evaluated: Evaluated) -> EvaluationLine:
         """The line of an evaluation, without its time."""
         loss, metrics = finite(evaluated["loss"]), metrics_of(evaluated.get("metrics", ()))
+        fault = evaluated.get("figures_fault")
         error, (windows, there, *_) = evaluated.get("error"), evaluated.get("extract") or (None, None)
         return cls(
             tokens=evaluated["tokens"],
@@ -84,6 +89,9 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations
             metrics=metrics,
             seconds=round(evaluated["took"] / 1e9, 6) if "took" in evaluated else None,
             queued_seconds=round(evaluated["queued"] / 1e9, 6) if "queued" in evaluated else None,
+            figures=metrics_of(evaluated.get("figures", ())),
+            better=dict(evaluated.get("better", ())),
+            figures_fault=None if fault is None else {"kind": fault["kind"], "detail": fault["detail"]},
         )
 
     def of(self, metric: str) -> float | None:

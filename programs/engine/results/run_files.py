@@ -176,6 +176,9 @@ class _SummaryForm(msgspec.Struct):
     books: dict[str, Any] = {}
     eval_metrics: dict[str, float | None] = {}
     metrics: dict[str, float | None] = {}
+    final_figures: dict[str, float | None] = {}
+    final_figures_better: dict[str, str] = {}
+    final_figures_fault: dict[str, str] | None = None
     eval_loss_initial: float | None = None
     eval_loss_final: float | None = None
     eval_loss_last: float | None = None

@@ -182,6 +182,24 @@ def not_evaluated(summary: Mapping[str, Any]) -> str:
     return "the last loss was not finite" if last is None else "the final model was not evaluated"
 
 
+_FIGURES_FAULTS: Final = {
+    "raised": "evaluate_final raised {detail}",
+    "no figures": "evaluate_final is to return numbers by name, and returned {detail}",
+    "not finite": "not finite: {detail}",
+    "late": "evaluate_final did not return in time",
+    "ended": "the host that ran evaluate_final ended",
+    "stopped": "evaluate_final was left out, because the run was stopped",
+}
+
+
+def without_figures(summary: Mapping[str, Any]) -> str:
+    """Why the final model of a run has no figures, or not all; '' where nothing lacks."""
+    if (fault := summary.get("final_figures_fault")) is None:
+        return ""
+    do = "" if fault["kind"] == "not finite" else ": `isthmus evaluate RUN` computes them"
+    return _FIGURES_FAULTS[fault["kind"]].format(detail=fault["detail"]) + do
+
+
 TIMES: Final = {
     "trained_seconds": "training",
     "evaluated_seconds": "waiting for the evaluation of the final model",
@@ -208,6 +226,9 @@ def awaited_at_end(ending: Mapping[str, Any], asking: str = "Ctrl-C") -> str:
     """What a run that comes to its end awaits, and how long that takes where it is known; `asking` leaves out what can
     be left out."""
     waited, usual = ending["seconds"], ending["usual_seconds"]
+    if ending["awaits"] == "figures":
+        how = "for a few seconds at most" if ending["is_stopped"] else f"{asking} leaves it out"
+        return f"running evaluate_final, {seconds(waited)} of at most {seconds(usual)}; {how}"
     if ending["awaits"] != "evaluation":
         what = {"model": "merging the last fragments", "reports": "awaiting the last reports"}[ending["awaits"]]
         return what + (f", {seconds(waited)} so far" if waited >= SOON else "")

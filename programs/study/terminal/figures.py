@@ -197,7 +197,7 @@ class FigureWords:
 
 def _is_evaluating(status: Mapping[str, Any]) -> bool:
     """Whether a run awaits nothing but the evaluation of its final model."""
-    return bool((status.get("ending") or {}).get("awaits") == "evaluation")
+    return (status.get("ending") or {}).get("awaits") in ("evaluation", "figures")
 
 
 def awaiting(status: Mapping[str, Any]) -> str:
@@ -281,6 +281,12 @@ def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
         yield f"eval {name}", words.decimal(value)
+
+
+def final_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures of the final model: name and number."""
+    for name, value in summary.get("final_figures", {}).items():
+        yield name, words.decimal(value)
 
 
 def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
@@ -417,6 +423,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("trained", words.untrained(summary)),
         ("batches", words.not_finite(summary)),
         *eval_metrics(summary),
+        *final_figures(summary),
+        ("figures", words.without_figures(summary)),
         ("merged", text_of(_MERGED, summary["outer_steps"], by="regions" if summary.get("regions") else "learners")),
     ]
     if summary["goodput"] is None:

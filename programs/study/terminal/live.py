@@ -50,13 +50,14 @@ from isthmus.programs.engine.results.absences import (
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
-from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line
+from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line, without_figures
 from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
     FullDisk,
     Screen,
     evaluated,
+    final_figures,
     full_disks,
     in_lines,
     is_starting,
@@ -576,7 +577,14 @@ class LastLine(View):
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = evaluated(summary)
-        found = [f"eval loss {losses}" if losses else "", not_finite(summary), self._figures.folder]
+        figures = [f"{printable(name)} {value}" for name, value in final_figures(summary)]
+        found = [
+            f"eval loss {losses}" if losses else "",
+            *figures,
+            printable(without_figures(summary)),
+            not_finite(summary),
+            self._figures.folder,
+        ]
         _write(self._console, ", ".join([f"{self._figures.program} {summary['outcome']}", *filter(None, found)]))
 
 

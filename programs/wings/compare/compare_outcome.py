@@ -44,7 +44,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     seed: int
     folder: str
     finals: dict[str, float]
-    """The last values by metric."""
+    """The last values by metric, and the figures of the final model."""
     seconds: float | None
     """The wall or virtual time from the first inner step."""
     goodput: float | None
@@ -60,6 +60,8 @@ class ComparedRun(msgspec.Struct, frozen=True):
     """The standard error of the last loss."""
     windows: tuple[int, int] | None = None
     """Of how many windows of held-out text that loss is, and how many there are, where that is known."""
+    better: dict[str, str] = {}
+    """Which way a figure of the final model is better, by name."""
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""
@@ -86,6 +88,9 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
     record = load(path)
     loss, others = record.number("eval_loss_final"), record.summary.get("eval_metrics")
     scalars: Mapping[str, Any] = others if isinstance(others, dict) else {}
+    figures, better = (record.summary.get(f"final_figures{key}") for key in ("", "_better"))
+    if isinstance(figures, dict):
+        scalars = {**scalars, **figures}
     finals = {LOSS: loss, **{name: as_number(value) for name, value in scalars.items()}}
     return ComparedRun(
         seed=seed,
@@ -101,6 +106,7 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
         devices=_devices(record),
         error=record.number("eval_loss_error"),
         windows=_windows(record),
+        better={str(name): str(way) for name, way in better.items()} if isinstance(better, dict) else {},
     )
 
 
@@ -132,6 +138,8 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
 
 
 CONFIDENCE: Final = 0.95
+OF_SETS: Final = f"{LOSS}/"
+"""How the names of losses of held-out sets begin."""
 Verdict = Literal["better", "worse", "as good", "no worse", "no better", "undecided"]
 
 
@@ -199,6 +207,31 @@ def verdict(gap: FigureDifference | None, margin: float | None) -> Verdict | Non
     return "no better" if gap.low >= -margin else "undecided"
 
 
+def reversed_difference(gap: FigureDifference) -> FigureDifference:
+    """The difference of the negated figures, of which less is better."""
+    low, high = (None if end is None else -end for end in (gap.high, gap.low))
+    return FigureDifference(gap.seeds, -gap.mean, gap.deviation, low, high)
+
+
+def is_loss(metric: str) -> bool:
+    """Whether a metric is the loss, or that of a held-out set."""
+    return metric == LOSS or metric.startswith(OF_SETS)
+
+
+def verdicts(
+    differences: Mapping[str, FigureDifference], better: Mapping[str, str], margin: float | None
+) -> dict[str, Verdict]:
+    """The verdicts on losses, of held-out sets, too, by the margin; and on figures of which it is known which way is
+    better, by whether their interval is all on one side of 0."""
+    found: dict[str, Verdict | None] = {}
+    for name, gap in differences.items():
+        if is_loss(name):
+            found[name] = verdict(gap, margin)
+        elif name in better:
+            found[name] = verdict(gap if better[name] == "lower" else reversed_difference(gap), 0.0)
+    return {name: each for name, each in found.items() if each is not None}
+
+
 class Figure(msgspec.Struct, frozen=True):
     """A figure over the seeds: its mean and its standard deviation, None with too few values."""
 
@@ -209,9 +242,9 @@ class Figure(msgspec.Struct, frozen=True):
 class Side(msgspec.Struct, frozen=True):
     """A variant with the results of its runs.
 
-    `finals` are by metric, `differences` from the reference by metric, None for the reference; `gain` is the control's
-    loss minus this one's; `at_equal` is the difference of the loss from the reference at the end of the one that
-    progressed less along an axis.
+    `finals` are by metric, `differences` from the reference by metric, None for the reference, and `verdicts` on these;
+    `gain` is the control's loss minus this one's; `at_equal` is the difference of the loss from the reference at the
+    end of the one that progressed less along an axis.
     """
 
     name: str
@@ -225,6 +258,7 @@ class Side(msgspec.Struct, frozen=True):
     verdict: Verdict | None
     gain: FigureDifference | None
     at_equal: dict[str, FigureDifference]
+    verdicts: dict[str, Verdict]
     seconds: Figure
     goodput: Figure
     merged_share: Figure
@@ -298,6 +332,7 @@ def _side(
         verdict=verdict(differences.get(LOSS), plan.margin),
         gain=difference(_finals(control, LOSS), _finals(runs, LOSS)) if variant.control else None,
         at_equal={} if is_reference or not variant.control else _at_equal(runs, reference),
+        verdicts=verdicts(differences, {name: way for run in runs for name, way in run.better.items()}, plan.margin),
         seconds=_figure(runs, lambda run: run.seconds),
         goodput=_figure(runs, lambda run: run.goodput),
         merged_share=_figure(runs, lambda run: run.merged_share),

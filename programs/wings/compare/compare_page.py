@@ -24,6 +24,7 @@ from isthmus.programs.wings.compare.compare_outcome import (
     Figure,
     FigureDifference,
     Side,
+    is_loss,
 )
 from isthmus.programs.wings.report.charts_drawing import (
     Scale,
@@ -65,7 +66,7 @@ def sheet(comparison: Comparison) -> Sheet:
         (
             side.name,
             str(len(side.runs)),
-            *(_figure(side.finals.get(name)) for name in comparison.metrics),
+            _figure(side.finals.get(loss)),
             "reference" if side.name == comparison.reference else _mean_words(side.differences.get(loss)),
             _ends(side.differences.get(loss)),
             *(side.verdict or "" for _ in verdicts),
@@ -85,7 +86,7 @@ def sheet(comparison: Comparison) -> Sheet:
         )
         for side in sides
     ]
-    differences = "side", "runs", *comparison.metrics, "- reference", "interval", *verdicts
+    differences = "side", "runs", loss, "- reference", "interval", *verdicts
     tables = [
         table(differences, of_sides, _DISPENSABLE),
         table(
@@ -94,6 +95,8 @@ def sheet(comparison: Comparison) -> Sheet:
             _DISPENSABLE,
         ),
     ]
+    if others := _by_figure(comparison):
+        tables.insert(1, table(("side", "figure", "mean", "- reference", "interval", "verdict"), others, ("interval",)))
     parts = [PageSection("What came of it", tables, list(notes(comparison)))]
     drawn = list(charts(comparison))
     if (drawing := intervals(comparison)) is not None:
@@ -124,6 +127,24 @@ def sheet(comparison: Comparison) -> Sheet:
         comparison,
         missing if comparison.missing else "",
     )
+
+
+def _by_figure(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A row for each side and each scalar of its final model beside the loss."""
+    return [
+        (
+            side.name,
+            name,
+            _figure(side.finals.get(name)),
+            "reference" if side.name == comparison.reference else _mean_words(side.differences.get(name)),
+            _ends(side.differences.get(name)),
+            side.verdicts.get(name, ""),
+        )
+        for name in comparison.metrics
+        if name != LOSS
+        for side in comparison.sides
+        if name in side.finals
+    ]
 
 
 def charts(comparison: Comparison) -> Iterator[Chart]:
@@ -237,6 +258,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"Computed on {', '.join(comparison.devices)}."
     if comparison.margin is not None:
         yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
+    if any(not is_loss(name) for side in comparison.sides for name in side.verdicts):
+        yield (
+            "Figures that a task has of its final models are better or worse where the whole interval is, by what the "
+            "task says is better; no margin is taken."
+        )
     for side in comparison.sides:
         for run in side.runs:
             if run.remark:

@@ -274,7 +274,10 @@ class WatchedRun:
                 self._files.reports.add(ReportLine(time=time, learner=int(slot), loss=finite(report["loss"]), **fields))
         if (count := training.get("evaluations", 0)) > self._seen_evaluations:
             self._seen_evaluations = count
-            line = EvaluationLine(time=time, tokens=training["eval_tokens"], eval_loss=training["eval_loss"])
+            scalars = training.get("eval_metrics", {})
+            line = EvaluationLine(
+                time=time, tokens=training["eval_tokens"], eval_loss=training["eval_loss"], metrics=dict(scalars)
+            )
             self._files.add_evaluation(line)
 
 

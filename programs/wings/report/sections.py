@@ -45,6 +45,7 @@ from isthmus.programs.engine.results.words import (
     times,
     untrained,
     whole,
+    without_figures,
 )
 from isthmus.programs.reading.table import EPOCHS_MAX
 from isthmus.programs.wings.report.charts_absence import draw_absence
@@ -105,6 +106,7 @@ def header(record: RunRecord) -> Header:
     outcome = record.text("outcome")
     problems = list(record.problems)
     problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
+    problems += [f"Figures of the final model: {why}." for why in [without_figures({**record.summary})] if why]
     problems += [f"{losses}." for losses in [_not_finite(record)] if losses]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
@@ -133,6 +135,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
     yield Tile("Evaluation loss", losses, [_evaluated(record)])
+    for name, value, better in final_figures(record):
+        yield Tile(name, [decimal(value)], [f"of the final model; {better} is better" if better else "final model"])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
@@ -156,6 +160,14 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time", *lasted, *stood))
     home = (". For evaluation and records: ", figure("bytes_home_total", size))
     yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
+
+
+def final_figures(record: RunRecord) -> Iterator[tuple[str, float | None, str]]:
+    """What the task says of the final model: name, figure, and which way is better, '' where it does not say."""
+    figures, better = (record.summary.get(f"final_figures{key}") for key in ("", "_better"))
+    ways = better if isinstance(better, Mapping) else {}
+    for name, value in figures.items() if isinstance(figures, Mapping) else ():
+        yield str(name), as_number(value), str(ways.get(name, ""))
 
 
 def _evaluated(record: RunRecord) -> str:

@@ -63,6 +63,8 @@ def test_it_is_the_one_that_the_run_would_have_made(run: Path, typed: Callable[.
         "loss": before["eval_loss_final"],
         "metrics": {},
         "written": True,
+        "figures": {},
+        "figures_fault": None,
         **dict.fromkeys(("perplexity", "bits_per_byte", "tokens", "windows")),
     }
     after = summary_of(run)

@@ -14,7 +14,7 @@ import pytest
 from isthmus.ops import transformer
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders.tokens import ByteTokens
-from isthmus.programs.trained.evaluate import evaluate
+from isthmus.programs.trained.evaluate import TextLoss, evaluate
 from isthmus.programs.trained.jax_predictor import JaxPredictor
 from isthmus.programs.trained.sample import Writer
 from isthmus.programs.trained.text_model import TextModel, text_model
@@ -62,6 +62,51 @@ def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
     found = evaluate(it, tmp_path, DOING)
     assert (found.tokens, found.windows) == (33, 4)
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def in_all(found: TextLoss) -> TextLoss:
+    return found._replace(files=())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [BYTES, None])
+def test_losses_of_files_add_up_and_each_text_is_measured_by_itself(tmp_path: Path, tokens: Any) -> None:
+    (tmp_path / "folder").mkdir()
+    suffix = "" if tokens else ".npy"
+    for number, name in enumerate(("folder/a", "folder/b", "c")):
+        text = np.random.default_rng(number).integers(0, 256, 17 + 9 * number).astype(np.uint8)
+        if tokens:
+            (tmp_path / name).write_bytes(text.tobytes())
+        else:
+            np.save(tmp_path / f"{name}.npy", text)
+    it, folder, other = model(tokens), tmp_path / "folder", tmp_path / f"c{suffix}"
+    first, second, both = (evaluate(it, data, DOING) for data in (folder, other, [folder, other]))
+    assert [(Path(each.path).stem, each.data, each.tokens) for each in both.files] == [
+        ("a", str(folder), 16),  # Nothing predicts its first token.
+        ("b", str(folder), 26),
+        ("c", str(other), 34),
+    ]
+    assert both.files == first.files + second.files
+    assert (both.tokens, both.windows) == (first.tokens + second.tokens, first.windows + second.windows)
+    losses = [each.loss * each.tokens for each in both.files if each.loss is not None]
+    assert sum(losses) == pytest.approx(both.loss * both.tokens, rel=1e-9)
+    assert both.loss * both.tokens == pytest.approx(first.loss * 42 + second.loss * 34, rel=1e-9)
+    for each in both.files:
+        assert each.loss is not None
+        assert each.bits_per_byte == (pytest.approx(each.loss / math.log(2)) if tokens else None)
+    with pytest.raises(ConfigError, match="each file once"):
+        evaluate(it, [folder, folder / f"a{suffix}"], DOING)
+
+
+@pytest.mark.slow
+def test_a_file_of_which_nothing_is_predicted_has_no_loss(tmp_path: Path) -> None:
+    for name, text in (("a", b"x"), ("b", b"yz")):
+        (tmp_path / name).write_bytes(text)
+    found = evaluate(model(), tmp_path, DOING)
+    assert [(each.loss is None, each.bits_per_byte is None, each.tokens) for each in found.files] == [
+        (True, True, 0),
+        (False, False, 2),
+    ]
 
 
 def written(it: TextModel, prompt: bytes, count: int, **more: Any) -> str:
@@ -128,9 +173,9 @@ def test_rows_are_measured_as_they_are_trained_on(tmp_path: Path, monkeypatch: p
     it = model(tokens=ByteDocuments())
     expected = evaluate(it, tmp_path / "plain", DOING)
     assert expected.tokens == sum(map(len, texts)) - 1
-    assert evaluate(it, tmp_path / "rows.jsonl", DOING) == expected
-    assert evaluate(it, tmp_path / "list.json", DOING) == expected
-    assert evaluate(it, tmp_path / "body.json", DOING, "body") == expected
+    assert in_all(evaluate(it, tmp_path / "rows.jsonl", DOING)) == in_all(expected)
+    assert in_all(evaluate(it, tmp_path / "list.json", DOING)) == in_all(expected)
+    assert in_all(evaluate(it, tmp_path / "body.json", DOING, "body")) == in_all(expected)
     with pytest.raises(ConfigError) as caught:
         evaluate(it, tmp_path / "body.json", DOING)
     assert "--column" in caught.value.faults[0].remedy

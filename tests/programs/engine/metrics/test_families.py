@@ -47,7 +47,7 @@ def samples(*runs: RunStatus) -> dict[tuple[str, ...], float]:
     registry.register(Collector())
     text = generate_latest(registry).decode()
     read = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    order = ("run", "slot", "machine")
+    order = ("run", "slot", "machine", "scalar")
     return {(each.name, *(each.labels[name] for name in order if name in each.labels)): each.value for each in read}
 
 
@@ -55,7 +55,7 @@ def test_names_have_units_and_labels_do_not_grow() -> None:
     names = [family.name for family in every()]
     assert len(set(names)) == len(names)
     for family in every():
-        assert set(family.labels) <= {"run", "slot", "machine"}
+        assert set(family.labels) <= {"run", "slot", "machine", "scalar"}
         assert re.fullmatch(r"(run|learner|machine)_[a-z_]+", family.name)
         assert family.says.endswith(".")
 
@@ -81,6 +81,13 @@ def test_a_home_has_the_run_and_its_learners() -> None:
     assert [got["isthmus_learner_up", "r", slot, "alpha"] for slot in "012"] == [1, 0, 0]
     assert not any(name in ("isthmus_run_goodput_ratio", "isthmus_run_evaluation_loss") for name, *_ in got)
     assert got["isthmus_machine_runs", "alpha"] == 1
+
+
+def test_a_held_out_set_has_its_loss_by_name() -> None:
+    scalars = {"loss/code": 1.5, 'loss/a "b" \u00fc': 2.5, "accuracy": None}
+    got = samples(RunStatus("r", [], {**TRAINING, "eval_metrics": scalars}))
+    found = {labels[1]: value for (name, *labels), value in got.items() if name == "isthmus_run_evaluation_scalar"}
+    assert found == {"loss/code": 1.5, 'loss/a "b" \u00fc': 2.5}
 
 
 def test_another_machine_has_its_own_hosts_alone() -> None:

@@ -142,3 +142,64 @@ def test_an_evaluator_that_leaves_it_out_is_not_awaited(tmp_path: Path) -> None:
     assert story.summary()["final_evaluation"] == "left_out"
     written = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["seconds"]) for line in written] == [("initial", 40.0)]
+
+
+def due(within: int, **more: Any) -> Any:
+    """A final evaluation whose figures follow within so many seconds."""
+    return {**evaluated("final", {"loss": 4.0}, 64), "figures_within": within * SECOND, **more}
+
+
+def final_lines(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "final"]
+
+
+def test_figures_that_come_are_in_the_one_line_of_the_final_model_and_the_summary(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.tick(evaluation={(EVALUATOR, "1"): due(900)})
+    assert story.until_finished(700) == 700, "longer than an evaluation is awaited, if the task says so"
+    ending = story.context.status["ending"]
+    assert (ending["awaits"], ending["usual_seconds"]) == ("figures", 900.0)
+    came = evaluated("final", {"loss": 4.0}, 64)
+    came |= {"figures": [["right", 0.5], ["odd", float("nan")]], "better": [["right", "higher"]]}
+    came["figures_fault"] = {"kind": "not finite", "detail": "odd"}
+    story.tick(evaluation={(EVALUATOR, "2"): came})
+    assert story.until_finished(10) < 10
+    (line,) = final_lines(tmp_path)
+    assert (line["figures"], line["better"]) == ({"right": 0.5, "odd": None}, {"right": "higher"})
+    summary = story.summary()
+    assert (summary["final_evaluation"], summary["eval_loss_final"]) == ("made", 4.0)
+    assert summary["final_figures"] == {"right": 0.5, "odd": None}
+    assert summary["final_figures_better"] == {"right": "higher"}
+    assert summary["final_figures_fault"] == {"kind": "not finite", "detail": "odd"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "within", "is_stopped", "is_gone", "most"),
+    [("late", 20, False, False, 23), ("stopped", 900, True, False, 8), ("ended", 900, False, True, 35)],
+)
+def test_figures_that_do_not_come_cost_the_run_nothing_but_them(
+    tmp_path: Path, kind: str, within: int, is_stopped: bool, is_gone: bool, most: int
+) -> None:
+    story = Story(tmp_path)
+    story.tick(evaluation={(EVALUATOR, "1"): due(within)})
+    story.context.is_stopping = is_stopped
+    if is_gone:
+        story.context.live = {Member(LEARNER, 1)}
+    assert story.until_finished(1000) <= most
+    summary = story.summary()
+    assert (summary["final_evaluation"], summary["eval_loss_final"]) == ("made", 4.0)
+    assert (summary["final_figures"], summary["final_figures_fault"]["kind"]) == ({}, kind)
+    assert story.context.status["error"] is None
+    assert [line["figures_fault"]["kind"] for line in final_lines(tmp_path)] == [kind]
+
+
+def test_an_evaluator_that_begins_anew_has_no_more_time_for_its_figures(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    begun = story.context.at
+    for number in range(6):
+        story.tick(evaluation={(EVALUATOR, str(number)): due(30)})
+        story.until_finished(6)
+    assert story.body.is_finished
+    assert (story.context.at - begun) / SECOND <= 33
+    assert story.summary()["final_figures_fault"]["kind"] == "late"

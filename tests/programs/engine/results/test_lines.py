@@ -36,7 +36,7 @@ LINES: tuple[Line, ...] = (
 def test_what_is_written_is_what_is_read(line: Line) -> None:
     kind, written = type(line), fields_of(line)
     assert [*records(json.dumps(written, allow_nan=False).encode(), kind)] == [line]
-    optional = {"began", "metrics", "asked"}
+    optional = {"began", "metrics", "asked", "figures", "better", "figures_fault"}
     assert {*kind.__struct_fields__} - optional <= written.keys(), "what is not known is null"
     assert all(written[name] for name in optional & written.keys())
 

@@ -134,7 +134,7 @@ def test_nothing_is_there_yet(tmp_path: Path) -> None:
     assert "6 runs are missing" in (tmp_path / PAGE).read_text()
 
 
-@pytest.mark.parametrize(("width", "names"), [(160, {"runs", "interval", "verdict"}), (70, {"verdict"})])
+@pytest.mark.parametrize(("width", "names"), [(160, {"runs", "interval", "verdict"}), (60, {"verdict"})])
 def test_terminal_page_and_json_follow_from_one_sheet(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, names: set[str]
 ) -> None:
@@ -148,3 +148,26 @@ def test_terminal_page_and_json_follow_from_one_sheet(
     assert told.endswith("1 of 9 runs are missing; the same command goes on.\nthe end\n")
     figures.show(sheet(found), as_json=True)
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(found))
+
+
+def test_figures_of_final_models_and_losses_of_sets_have_verdicts(folder: Path) -> None:
+    for path in folder.glob("*/*/summary.json"):
+        summary = json.loads(path.read_text())
+        loss = summary["eval_loss_final"]
+        summary["eval_metrics"] = {"loss/code": loss + 1}
+        summary["final_figures"] = {"accuracy": 1 - loss / 10, "errors": 10 * loss, "size": loss}
+        summary["final_figures_better"] = {"accuracy": "higher", "errors": "lower"}
+        path.write_text(json.dumps(summary))
+    made = comparison(folder, _plan(), 3)
+    plain, fancy, _ = made.sides
+    assert plain.verdicts == {}
+    assert fancy.verdicts == {"loss": "better", "loss/code": "better", "accuracy": "better", "errors": "better"}
+    assert fancy.verdict == fancy.verdicts["loss"]
+    assert fancy.differences["accuracy"].mean > 0 > fancy.differences["errors"].mean
+    rows = [row for each in sheet(made).parts[0].tables for row in each.rows if row[0] == "<fancy>" and "size" in row]
+    assert [row[-1] for row in rows] == [""], "nobody said which way is better"
+    swapped = {"accuracy": "lower", "errors": "higher"}
+    for path in folder.glob("*/*/summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"final_figures_better": swapped}))
+    again = comparison(folder, _plan(None), 3).sides[1]
+    assert again.verdicts == {"accuracy": "worse", "errors": "worse"}, "without a margin losses have no verdict"
