@@ -176,7 +176,7 @@ def task(
         Path(folder), facts, data, sequences, length, column, prompt, token_dtype, evaluation_windows, marks
     )
     terms = {
-        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
+        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=windows.is_marked),
         "evaluation": windows.evaluation_batches,
         "extract": windows.extract,
     }
@@ -187,7 +187,7 @@ def task(
 
 
 def _tokens_per_batch(sequences: int | tuple[int, ...], length: int, *, is_counted: bool) -> TokensPerBatch:
-    """What a batch counts for: all that it predicts, which differs where some tokens are of prompts."""
+    """What a batch counts for: all that it predicts, which differs where some tokens are not to be predicted."""
     sizes = sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences)
     return Tokens(predicted, sizes if isinstance(sizes, int) else max(sizes)) if is_counted else sizes
 
@@ -218,8 +218,9 @@ def _windows(
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, marks).corpus
-        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None, held_out=held_out)
+        data_read = _read_data(_found(data), str(folder), column, prompt, token_dtype, facts.vocabulary, marks)
+        is_marked = data_read.tally.is_marked
+        return Windows(data_read.corpus, sequences, length=length + 1, is_marked=is_marked, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
 from isthmus.programs.reading.forms import PACKED, TEXT, form_of
 from isthmus.programs.reading.found import FoundFiles, LeftOut
+from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS
 from isthmus.runtime.errors import Fault
 
 PAD_SHARE_MAX: Final = 1 / 5
@@ -28,6 +29,9 @@ LOST_SHARE_MAX: Final = 1 / 100
 JSON_SHARE_MAX: Final = 1 / 2
 EPOCHS_MAX: Final = 100
 """More epochs are warned of."""
+
+MARKS: Final = "marks"
+PREFIXES: Final = "prefixes"
 
 SHOWN: Final = 3
 """Documents that are read back from their ids, and names of what is left out."""
@@ -55,8 +59,10 @@ class LongestDocument(NamedTuple):
 class DataTable:
     """What was found. `tokens` are those of all of it, what is held out included.
 
-    `documents`: None for token ids, whose documents are not known; likewise `without_text` and `longest`.
-    `tokens_by_kind`: by suffix. `epochs`: the tokens to train on, in passes over the data. `lost_share`: the
+    `predicted`: the tokens that are to be predicted; prompts, and what users say in chats, are not. `documents`: None
+    for token ids, whose documents are not known; likewise `without_text` and `longest`. `documents_by_form`: texts,
+    completions, chats; `answers_by`: how it is known which tokens of chats are the assistant's. `tokens_by_kind`: by
+    suffix. `epochs`: the tokens to train on, in passes over those that are predicted. `lost_share`: the
     characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole;
     `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a document, as texts.
     `beginnings`: of some documents, read back from their ids.
@@ -67,6 +73,9 @@ class DataTable:
     documents: int | None
     tokens: int
     tokens_by_kind: Mapping[str, int]
+    predicted: int
+    documents_by_form: Mapping[str, int] = field(default_factory=dict)
+    answers_by: tuple[str, ...] = ()
     epochs: float | None = None
     pad_share: float | None = None
     unknown_share: float | None = None
@@ -83,7 +92,7 @@ class DataTable:
 
     def for_budget(self, tokens: int) -> DataTable:
         """The same data, on which so many tokens are to be trained."""
-        return replace(self, epochs=tokens / self.tokens if self.tokens else None)
+        return replace(self, epochs=tokens / self.predicted if self.predicted else None)
 
     def reasons(self) -> dict[str, list[str]]:
         """What is left out, by reason."""
@@ -120,7 +129,7 @@ class DataTable:
         """What is odd, and wrong only if not intended."""
         if self.epochs is not None and self.epochs > EPOCHS_MAX:
             do = "Give more data, or set fewer tokens."
-            found = f"{self.epochs:,.0f}, of {self.tokens:,} tokens"
+            found = f"{self.epochs:,.0f}, of {self.predicted:,} tokens"
             yield Fault(READING, f"at most {EPOCHS_MAX} passes over the data", found, do)
 
     def brief(self) -> Iterator[str]:
@@ -128,14 +137,25 @@ class DataTable:
         documents = "" if self.documents is None else f", {self.documents:,} documents"
         epochs = "" if self.epochs is None else f"; the budget is {self.epochs:.3g} passes over them"
         yield f"data: {self.files:,} files{documents}, {self.tokens:,} tokens{epochs}"
+        yield from self._what_is_learned()
         if self.left_out:
             counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
             yield f"left out of the data: {counts}"
+
+    def _what_is_learned(self) -> Iterator[str]:
+        """If it is not all: of what, and how that is known."""
+        if self.predicted == self.tokens:
+            return
+        forms = ", ".join(f"{count:,} {form}" for form, count in self.documents_by_form.items())
+        marks = {MARKS: "what the chat template marks", PREFIXES: "what an answer adds to the chat before it"}
+        by = "; of chats " + ", or ".join(marks[each] for each in self.answers_by) if self.answers_by else ""
+        yield f"with loss: {self.predicted:,} of {self.tokens:,} tokens, of {forms}{by}"
 
     def lines(self) -> Iterator[str]:
         """As text for a reader."""
         documents = "" if self.documents is None else f", {self.documents:,} documents"
         yield f"{self.files:,} files, {self.bytes:,} bytes{documents}, {self.tokens:,} tokens"
+        yield from self._what_is_learned()
         if self.epochs is not None:
             yield f"the budget is {self.epochs:.3g} passes over them"
         yield "tokens by kind: " + ", ".join(f"{kind} {tokens:,}" for kind, tokens in self.tokens_by_kind.items())
@@ -150,9 +170,9 @@ class DataTable:
         if self.longest is not None:
             path, document, tokens = self.longest
             yield f"the longest: {tokens:,} tokens, document {document:,} of {path}"
-        if self.documents is not None:
+        if self.documents is not None and not set(self.documents_by_form) <= {CHATS, CHAT_COMPLETIONS}:
             begin, end = ("".join(marks) or "nothing" for marks in (self.begins_with, self.ends_with))
-            yield f"before a document: {begin}; behind it: {end}"
+            yield f"before a text: {begin}; behind it: {end}"
         for text in self.beginnings:
             yield f"  {text!r}"
         for reason, paths in self.reasons().items():
@@ -178,6 +198,9 @@ class DataTally:
     begins_with: tuple[str, ...] = ()
     ends_with: tuple[str, ...] = ()
     _tokens: Counter[str] = field(default_factory=Counter)
+    _unpredicted: int = 0
+    _forms: Counter[str] = field(default_factory=Counter)
+    _answers_by: set[str] = field(default_factory=set)
     _looked: int = 0
     """Ids of which it was counted how many are special."""
     _special: Counter[str] = field(default_factory=Counter)
@@ -208,6 +231,19 @@ class DataTally:
                 if is_json(text):
                     self._json_bytes += len(text)
                     self._json_path = self._json_path or path
+
+    def add_form(self, form: str, unpredicted: int, answers_by: str | None = None) -> None:
+        """Count a document, of a form of `row_forms`, of which so many tokens are not to be predicted; `answers_by`:
+        how its answers are known, if it is a chat."""
+        self._forms[form] += 1
+        self._unpredicted += unpredicted
+        if answers_by is not None:
+            self._answers_by.add(answers_by)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether some of the tokens that were counted are not to be predicted: their ids are complements."""
+        return self._unpredicted > 0
 
     def _show(self, documents: Sequence[Ids]) -> None:
         for ids in documents[: SHOWN - len(self._beginnings)]:
@@ -250,6 +286,9 @@ class DataTally:
             documents=sum(self._documents.values()) if is_known else None,
             tokens=sum(self._tokens.values()),
             tokens_by_kind=dict(self._tokens),
+            predicted=sum(self._tokens.values()) - self._unpredicted,
+            documents_by_form=dict(self._forms),
+            answers_by=tuple(sorted(self._answers_by)),
             pad_share=self._share("pad") if has_pad else None,
             unknown_share=self._share("unknown") if has_unknown else None,
             zero_share=self._share("zero"),

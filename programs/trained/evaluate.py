@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -13,11 +12,10 @@ import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
 from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, whole
-from isthmus.programs.model_folders.texts import TOGETHER
+from isthmus.programs.model_folders.texts import documents_in
 from isthmus.programs.model_folders.tokens import ByteTokens, Ids, TextTokens
 from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find
-from isthmus.programs.reading.rows import documents_of
 from isthmus.programs.trained.text_model import TextModel, settings_of
 from isthmus.runtime.errors import ConfigError
 
@@ -45,7 +43,7 @@ def evaluate(model: TextModel, data: Path | None, doing: str, column: str | None
     """The loss of a model on all of the text in a file or folder; without one on the held-out text of its run.
 
     Files are read as for the training of a model folder, or of bytes. `column` of rows has their text: by default that
-    of the model's run, else "text". Where the run has prompts, these are read, and not predicted.
+    of the model's run, else "text". Prompts are read, and not predicted, and of chats the assistant's tokens are.
 
     The text is cut into windows of the model's context (of 1024 tokens at most), so that every token but the first is
     predicted once, from what its window has before it. ConfigError where there is no text.
@@ -58,7 +56,10 @@ def evaluate(model: TextModel, data: Path | None, doing: str, column: str | None
     ids, text_bytes = _ids(model, data, column, doing)
     if len(ids) < 2:
         raise ConfigError(doing, "a text of at least two tokens", f"{len(ids)} in {data}", "Name another with --data.")
-    return _sum(model, _windows(model, ids)).evaluation(text_bytes)
+    total = _sum(model, _windows(model, ids))
+    if not total.tokens:
+        raise ConfigError(doing, "tokens to predict", f"none in {data}", "Name another with --data.")
+    return total.evaluation(text_bytes)
 
 
 def _counts(batch: Batch) -> npt.NDArray[np.bool_] | None:
@@ -115,20 +116,21 @@ def _encoded(
 ) -> tuple[TokenIds, int]:
     """The tokens of documents, one after the other, and the bytes of what is predicted.
 
-    Tokens of prompts, and those that begin a document, are read, and not predicted: their ids are complements. Without
-    any before it, nothing predicts the first token of all.
+    Tokens of prompts, those of chats that are not the assistant's, and those that begin a text, are read, and not
+    predicted: their ids are complements. Without any before it, nothing predicts the first token of all.
     """
     begins = ~np.asarray(tokens.begin, np.int32)
     parts: list[Ids] = []
     text_bytes = 0
-    documents = (document for source in sources for document in documents_of(Path(source.path), fields, doing))
-    while some := list(islice(documents, TOGETHER)):
-        encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
-        for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
-            text_bytes += len(document[-1])
-            if not parts and not len(begins) and not any(map(len, ids[:-1])):
-                text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
-            parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1]]
+    paths = (Path(source.path) for source in sources)
+    for document in (each for path in paths for each in documents_in(path, fields, tokens, None, doing)):
+        is_chat = document.by is not None
+        ids = document.ids if is_chat else np.concatenate([begins, document.ids[len(begins) :]])
+        text_bytes += document.predicted_bytes
+        if not parts and len(ids) and ids[0] >= 0:
+            after = 0 if is_chat else tokens.bytes_after_first(document.text)
+            text_bytes -= len(tokens.decode(ids[:1]).encode()) if is_chat else document.predicted_bytes - after
+        parts += [ids] if len(ids) else []
     return TokenIds(parts), text_bytes
 
 
