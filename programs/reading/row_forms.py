@@ -111,7 +111,8 @@ class RowForms:
             self._refuse_hidden_messages(found, columns[-1], where)
         elif found.form != self._form:
             do = "Keep rows of one form in a file; files of several forms may be read together."
-            raise ConfigError(self._doing, f"{self._form} in {self._path}, as in {self._first}", found.form, do)
+            expected = f"{self._form} in {self._path}, as in {self._first}"
+            raise ConfigError(self._doing, expected, f"{found.form} in {where}", do)
         return found
 
     def _columns_of_texts(self, names: Iterable[str], where: str) -> tuple[str, ...]:
