@@ -95,7 +95,13 @@ def task(
             "also as .gz or .zst; or .npy and .bin files of token ids."
         ),
     ] = (),
-    column: Annotated[str, Setting("The field or column of rows that has the text.")] = "text",
+    column: Annotated[
+        str,
+        Setting(
+            "The field or column of rows that has the text, or the messages of a chat. Of rows without it messages "
+            "are read, or else prompt and completion."
+        ),
+    ] = "text",
     prompt: Annotated[
         str | None,
         Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
@@ -143,14 +149,14 @@ def task(
     bos: Annotated[
         Marked | None,
         Setting(
-            "Whether a document begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
+            "Whether a text begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
             "text; on; or off. Default: folder."
         ),
     ] = None,
     eos: Annotated[
         Marked | None,
         Setting(
-            "Whether a document ends with the eos token: folder, if the folder names one, in generation_config.json or "
+            "Whether a text ends with the eos token: folder, if the folder names one, in generation_config.json or "
             "else in config.json; on; or off. Default: folder."
         ),
     ] = None,
@@ -451,7 +457,8 @@ def _read_data(
         return _Read(corpus, tally)
     tokens, end = marks.tokens(path, vocabulary, doing), marks.end(path, vocabulary, _doing(folder))
     begins_with, ends_with = (tuple(map(tokens.piece, ids)) for ids in (tokens.begin, () if end is None else (end,)))
-    tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with)
+    stops = folders.stops_in(path, folders.document_in(path, _doing(folder)), _doing(folder))
+    tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with, stops)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
     ids = [ids_of(Path(file.path), fields, tokens, end, doing, tally) for file in found.files]
     return _Read(split_of(ids, vocabulary), tally, tokens)

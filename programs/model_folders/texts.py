@@ -77,7 +77,7 @@ def ids_in(
             sizes = [len(each.ids) for each in some]
             tally.add_documents(str(path), [each.text for each in some], [each.shown for each in some], sizes)
             for each in some:
-                tally.add_form(each.form, int(np.count_nonzero(each.ids < 0)), each.by)
+                tally.add_form(each.form, each.ids, each.by)
         yield from (each.ids for each in some)
 
 

@@ -61,10 +61,11 @@ class DataTable:
 
     `predicted`: the tokens that are to be predicted; prompts, and what users say in chats, are not. `documents`: None
     for token ids, whose documents are not known; likewise `without_text` and `longest`. `documents_by_form`: texts,
-    completions, chats; `answers_by`: how it is known which tokens of chats are the assistant's. `tokens_by_kind`: by
-    suffix. `epochs`: the tokens to train on, in passes over those that are predicted. `lost_share`: the
-    characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole;
-    `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a document, as texts.
+    completions, chats; `answers_by`: how it is known which tokens of chats are the assistant's; `chats_without_stop`:
+    chats whose answers have no token at which a model stops. `tokens_by_kind`: by suffix. `epochs`: the tokens to train
+    on, in passes over those that are predicted. `lost_share`: the characters that a tokenizer loses of a sample.
+    `json_share`: the share of plain text that is JSON as a whole; `json_path`: the first such file. `begins_with` and
+    `ends_with`: the tokens around a text, as texts.
     `beginnings`: of some documents, read back from their ids.
     """
 
@@ -76,6 +77,7 @@ class DataTable:
     predicted: int
     documents_by_form: Mapping[str, int] = field(default_factory=dict)
     answers_by: tuple[str, ...] = ()
+    chats_without_stop: int | None = None
     epochs: float | None = None
     pad_share: float | None = None
     unknown_share: float | None = None
@@ -132,6 +134,11 @@ class DataTable:
             found = f"{self.epochs:,.0f}, of {self.predicted:,} tokens"
             yield Fault(READING, f"at most {EPOCHS_MAX} passes over the data", found, do)
 
+        if self.chats_without_stop:
+            do = "Name the token that ends an answer as eos_token_id in generation_config.json, or take its template."
+            found = f"{self.chats_without_stop:,} chats without one"
+            yield Fault(READING, "answers with a token at which the model stops (eos_token_id)", found, do)
+
     def brief(self) -> Iterator[str]:
         """In a line or two."""
         documents = "" if self.documents is None else f", {self.documents:,} documents"
@@ -147,9 +154,9 @@ class DataTable:
         if self.predicted == self.tokens:
             return
         forms = ", ".join(f"{count:,} {form}" for form, count in self.documents_by_form.items())
-        marks = {MARKS: "what the chat template marks", PREFIXES: "what an answer adds to the chat before it"}
-        by = "; of chats " + ", or ".join(marks[each] for each in self.answers_by) if self.answers_by else ""
-        yield f"with loss: {self.predicted:,} of {self.tokens:,} tokens, of {forms}{by}"
+        ways = {MARKS: "the marks of the chat template", PREFIXES: "what an answer adds to the chat before it"}
+        by = "; answers by " + ", and by ".join(ways[each] for each in self.answers_by) if self.answers_by else ""
+        yield f"loss on {self.predicted:,} of {self.tokens:,} tokens: {forms}{by}"
 
     def lines(self) -> Iterator[str]:
         """As text for a reader."""
@@ -197,10 +204,13 @@ class DataTally:
     decode: Callable[[Ids], str] | None = None
     begins_with: tuple[str, ...] = ()
     ends_with: tuple[str, ...] = ()
+    stops: tuple[int, ...] = ()
+    """The ids at which the model stops."""
     _tokens: Counter[str] = field(default_factory=Counter)
     _unpredicted: int = 0
     _forms: Counter[str] = field(default_factory=Counter)
     _answers_by: set[str] = field(default_factory=set)
+    _without_stop: int | None = None
     _looked: int = 0
     """Ids of which it was counted how many are special."""
     _special: Counter[str] = field(default_factory=Counter)
@@ -232,13 +242,15 @@ class DataTally:
                     self._json_bytes += len(text)
                     self._json_path = self._json_path or path
 
-    def add_form(self, form: str, unpredicted: int, answers_by: str | None = None) -> None:
-        """Count a document, of a form of `row_forms`, of which so many tokens are not to be predicted; `answers_by`:
-        how its answers are known, if it is a chat."""
+    def add_form(self, form: str, ids: Ids, answers_by: str | None = None) -> None:
+        """Count a document, of a form of `row_forms`, by its ids, of which complements are not to be predicted;
+        `answers_by`: how its answers are known, if it is a chat."""
         self._forms[form] += 1
-        self._unpredicted += unpredicted
+        self._unpredicted += int(np.count_nonzero(ids < 0))
         if answers_by is not None:
             self._answers_by.add(answers_by)
+            has_stop = bool(np.isin(ids, self.stops).any())
+            self._without_stop = (self._without_stop or 0) + (not has_stop)
 
     @property
     def is_marked(self) -> bool:
@@ -289,6 +301,7 @@ class DataTally:
             predicted=sum(self._tokens.values()) - self._unpredicted,
             documents_by_form=dict(self._forms),
             answers_by=tuple(sorted(self._answers_by)),
+            chats_without_stop=self._without_stop,
             pad_share=self._share("pad") if has_pad else None,
             unknown_share=self._share("unknown") if has_unknown else None,
             zero_share=self._share("zero"),

@@ -274,6 +274,22 @@ def test_chats_that_a_template_does_not_write_are_refused(tmp_path: Path, templa
     assert found in refused(folder, row, tmp_path / "rows.jsonl").found
 
 
+def test_answers_that_end_where_no_model_stops_are_counted_and_warned_of(tmp_path: Path) -> None:
+    """ChatML in a folder whose eos is another token: a model that has learned it goes on writing."""
+    folder = folder_of(tmp_path / "it", unmarked(TEMPLATES["chatml"]))
+    data = lines(tmp_path / "rows.jsonl", {"messages": CHATS[0]}, {"messages": CHATS[2]})
+    table = table_of(folder, data)
+    assert table.chats_without_stop == 2
+    assert len(list(table.warnings())) == 1
+    assert not list(table.faults())
+    end = FolderTokens(folder, VOCABULARY, "Reading it").rendered("<|im_end|>").ids.tolist()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, *end]}))
+    folder_task._read_data.cache_clear()
+    assert table_of(folder, data).chats_without_stop == 0
+    (tmp_path / "a.txt").write_text("A text.")
+    assert table_of(folder, tmp_path / "a.txt").chats_without_stop is None
+
+
 def test_a_system_twice_is_what_a_template_makes_of_it(tmp_path: Path) -> None:
     source = TEMPLATES["chatml"]
     data = lines(tmp_path / "rows.jsonl", {"messages": TWICE}, {"messages": NO_ORDER})
