@@ -83,7 +83,8 @@ class ChatTemplate:
             if not is_answer.any():
                 do = f"Leave it out, or give it a message whose role is {ASSISTANT}."
                 expected = f"a chat in which the assistant answers in {row.where}"
-                raise ConfigError(self._doing, expected, "none of its tokens", do)
+                roles = ", ".join(dict.fromkeys(str(each.get("role")) for each in row.messages))
+                raise ConfigError(self._doing, expected, f"none of its tokens, in messages of {roles}", do)
             answer_bytes = sum(len(text[begin:end].encode()) for begin, end in spans)
             chats.append(Chat(ids, is_answer, by, answer_bytes))
         return chats
@@ -111,8 +112,7 @@ class ChatTemplate:
     def _check_whole(self, row: ChatRow, source: str) -> None:
         """Refuse what the template does not name."""
         there = {key for message in row.messages for key in _SAID if message.get(key)}
-        if row.options.get("tools"):
-            there.add("tools")
+        there |= {key for key in ("tools", "documents") if row.options.get(key)}
         if lacks := sorted(key for key in there if key not in source):
             do = f"Leave {' and '.join(lacks)} out of the rows, or take a template that writes {lacks[0]}."
             expected = f"a template in {self.folder} that writes all that is in {row.where}"

@@ -39,7 +39,9 @@ _OPTIONS: Final = "chat_template_kwargs"
 _SYSTEM: Final = "system"
 _FUNCTIONS: Final = "functions"
 _LABEL: Final = "label"
-_BESIDE: Final = (_TOOLS, _OPTIONS, _SYSTEM, _FUNCTIONS, _LABEL)
+_DOCUMENTS: Final = "documents"
+_SEEN: Final = ("image", "images", "video", "videos", "audio", "audios")
+_BESIDE: Final = (_TOOLS, _OPTIONS, _DOCUMENTS, _SYSTEM, _FUNCTIONS, _LABEL, *_SEEN)
 """Columns that say something about the others."""
 _AS_MESSAGES: Final = "Write a list of objects, each with role and content."
 
@@ -139,7 +141,8 @@ class RowForms:
                 "Rows of instruction and output: set task.prompt=instruction and task.column=output; write instruction "
                 "and input as one prompt where rows have an input."
             )
-        do = f"Name another with {setting}. {hint}".rstrip()
+        and_prompt = ", and what comes before it with task.prompt" if setting == "task.column" else ""
+        do = f"Name another with {setting}{and_prompt}. {hint}".rstrip()
         others = f"(or {MESSAGES}, or {' and '.join(COMPLETION)})"
         return ConfigError(
             self._doing, f"a text in {column!r} of {where} {others}", ", ".join(there) or "no fields", do
@@ -150,14 +153,14 @@ class RowForms:
         values = [self._value(fields[column], column, where, is_named=is_named) for column in columns]
         if not any(isinstance(value, tuple) for value in values):
             if columns == COMPLETION and not is_named:
-                self._refuse_beside(fields, where, _SYSTEM, _LABEL)
+                self._refuse_beside(fields, where, _SYSTEM, _LABEL, *_SEEN)
                 return TextRow(tuple(values), COMPLETIONS)  # type: ignore[arg-type]
             return TextRow(tuple(values))  # type: ignore[arg-type]
         for column, value in zip(columns, values, strict=True):
             if not isinstance(value, tuple):
                 do = f"Write {' and '.join(columns)} both as texts, or both as messages."
                 raise ConfigError(self._doing, f"messages in {column!r} of {where}, as beside it", "a text", do)
-        self._refuse_beside(fields, where, _SYSTEM, _FUNCTIONS, *([_LABEL] if len(columns) > 1 else []))
+        self._refuse_beside(fields, where, _SYSTEM, _FUNCTIONS, *_SEEN, *([_LABEL] if len(columns) > 1 else []))
         chats = [value for value in values if isinstance(value, tuple)]
         prompts = None if len(chats) == 1 else sum(map(len, chats[:-1]))
         return self._chat(tuple(message for chat in chats for message in chat), fields, where, prompts)
@@ -190,9 +193,10 @@ class RowForms:
             _SYSTEM: "Write it as the first message, with the role system, or rename the field.",
             _FUNCTIONS: "Write them as tools.",
             _LABEL: "Leave rows out that are not to be learned, and the field; or rename it.",
+            **dict.fromkeys(_SEEN, "Leave rows with anything but text out, or rename the field."),
         }
         for name in names:
-            value = fields.get(name)
+            value = without_nulls(fields.get(name))
             says = str(value).lower() in ("true", "false", "0", "1") if name == _LABEL else bool(value)
             if says:
                 raise ConfigError(self._doing, f"no {name!r} beside messages in {where}", repr(value)[:60], ways[name])
@@ -211,9 +215,9 @@ class RowForms:
                 do = f"Write the whole as {MESSAGES}, of which the answers are learned."
                 found = f"{message['role']!r} in message {number + 1 - prompts}"
                 raise ConfigError(self._doing, f"a completion by the {ASSISTANT} in {where}", found, do)
-        tools = self._option(fields.get(_TOOLS), list, f"{_TOOLS!r} of {where}")
+        lists = {name: self._option(fields.get(name), list, f"{name!r} of {where}") for name in (_TOOLS, _DOCUMENTS)}
         options = self._option(fields.get(_OPTIONS), dict, f"{_OPTIONS!r} of {where}")
-        return ChatRow(where, tuple(made), {**(options or {}), "tools": tools}, prompts, frozenset(unlearned))
+        return ChatRow(where, tuple(made), {**(options or {}), **lists}, prompts, frozenset(unlearned))
 
     def _option(self, value: Any, kind: type[list[Any] | dict[str, Any]], place: str) -> Any:
         """What a template gets beside messages, perhaps as JSON; None where there is nothing."""
@@ -243,6 +247,9 @@ class RowForms:
         if not isinstance(role := made.get("role"), str) or not role:
             found = repr(role)[:60] if "role" in made else ", ".join(sorted(map(str, made))) or "no fields"
             raise ConfigError(doing, f"a text in 'role' of {place}", found, _AS_MESSAGES)
+        if unlearned := [key for key in ("train", "loss") if made.get(key) is False]:
+            do = 'Write "weight": 0 in its place.'
+            raise ConfigError(doing, f"a weight in {place}", f"{unlearned[0]!r}: false", do)
         if "function_call" in made:
             raise ConfigError(doing, f"tool_calls in {place}", "function_call", "Write it as one of tool_calls.")
         weight = made.get("weight", 1)

@@ -263,6 +263,8 @@ CALLED = [{"function": {"name": "add", "arguments": '{"a": 1}'}}]
             {"messages": [CHATS[0][0], {"role": "assistant", "content": "", "tool_calls": CALLED}]},
             "tool_calls",
         ),
+        ("chatml", {"messages": CHATS[0], "documents": [{"title": "a"}]}, "documents"),
+        ("chatml", {"messages": [{**CHATS[0][0], "role": "User"}]}, "User"),
         ("chatml", {"messages": [CHATS[0][0], {**CHATS[0][1], "reasoning_content": "7"}]}, "reasoning_content"),
         (TOOLS, {"messages": [CHATS[0][0], {"role": "assistant", "tool_calls": CALLED}]}, "JSON of their JSON"),
         (REWRITES, {"messages": CHATS[1]}, "another text"),

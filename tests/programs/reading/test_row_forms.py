@@ -22,6 +22,7 @@ USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "So."}
 CHAT = [USER, ANSWER]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+NOTHING = {"tools": None, "documents": None}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"default": None}}}]
 
 
@@ -86,9 +87,11 @@ def test_a_chat_is_what_its_template_is_given(tmp_path: Path) -> None:
     found = chat_in(tmp_path, {**row, "chat_template_kwargs": {"thinks": False}})
     expected = [{"role": "user", "content": "a b"}, {"role": "assistant", "tool_calls": [CALL]}, *row["messages"][2:]]
     assert list(found.messages) == expected
-    assert found.options == {"tools": TOOLS, "thinks": False}
+    assert found.options == {"tools": TOOLS, "documents": None, "thinks": False}
+    documents = [{"title": "a"}]
+    assert chat_in(tmp_path, {**row, "documents": documents}).options["documents"] == documents
     assert chat_in(tmp_path, {**row, "tools": json.dumps(TOOLS)}).options["tools"] == TOOLS
-    assert chat_in(tmp_path, {"messages": CHAT, "tools": []}).options == {"tools": None}
+    assert chat_in(tmp_path, {"messages": CHAT, "tools": []}).options == NOTHING
 
 
 def test_weights_say_which_answers_are_learned(tmp_path: Path) -> None:
@@ -115,8 +118,8 @@ def test_tables_have_chats_too(tmp_path: Path) -> None:
     first, second = rows_in(tmp_path / "a.parquet")
     assert isinstance(first, ChatRow)
     assert isinstance(second, ChatRow)
-    assert (list(first.messages), first.options) == (CHAT, {"tools": None})  # Without the nulls that fill it up.
-    assert (list(second.messages), second.options) == ([USER, called], {"tools": [{"name": "f"}]})
+    assert (list(first.messages), first.options) == (CHAT, NOTHING)  # Without the nulls that fill it up.
+    assert (list(second.messages), second.options) == ([USER, called], {**NOTHING, "tools": [{"name": "f"}]})
     with pyarrow.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
     assert [each.form for each in rows_in(tmp_path / "b.arrow")] == [CHATS, CHATS]
@@ -132,7 +135,7 @@ def test_separated_values_have_messages_in_json(tmp_path: Path) -> None:
     first, second = rows_in(tmp_path / "a.csv")
     assert isinstance(first, ChatRow)
     assert isinstance(second, ChatRow)
-    assert (list(first.messages), first.options, second.options) == (CHAT, {"tools": TOOLS}, {"tools": None})
+    assert (list(first.messages), first.options, second.options) == (CHAT, {**NOTHING, "tools": TOOLS}, NOTHING)
     (tmp_path / "b.csv").write_text(f'messages\n"{CHAT!r}"\n')  # As a table of Python's is written.
     with pytest.raises(ConfigError) as caught:
         rows_in(tmp_path / "b.csv")
@@ -168,6 +171,10 @@ def message(**fields: Any) -> dict[str, Any]:
         ({"prompt": "a", "completion": "b", "system": "c"}, {}, "'system'", "c"),
         ({"messages": CHAT, "system": "be"}, {}, "'system'", "be"),
         ({"messages": CHAT, "functions": [{}]}, {}, "'functions'", "[{}]"),
+        ({"messages": CHAT, "images": ["a.png"]}, {}, "'images'", "a.png"),
+        ({"prompt": "a", "completion": "b", "image": "a.png"}, {}, "'image'", "a.png"),
+        (message(train=False), {}, "weight in message 2", "'train'"),
+        (message(loss=False), {}, "weight in message 2", "'loss'"),
         ({"messages": CHAT, "tools": [1]}, {}, "'tools'", "a list"),
         ({"messages": CHAT, "tools": "add"}, {}, "'tools'", "a str"),
         ({"messages": CHAT, "chat_template_kwargs": [1]}, {}, "'chat_template_kwargs'", "a list"),
@@ -207,6 +214,15 @@ def test_rows_of_one_file_have_one_form(tmp_path: Path, first: Any, second: Any,
     assert "line 1" in fault.expected
     assert found in fault.found
     assert "line 2" in fault.found
+
+
+def test_empty_fields_beside_messages_say_nothing(tmp_path: Path) -> None:
+    chat_in(tmp_path, {"messages": CHAT, "system": "", "images": [], "image": None, "functions": []})
+    chat_in(tmp_path, {"messages": CHAT, "label": True})  # Of a chat that has no prompt of its own.
+    [found] = rows_in(lines(tmp_path, {"prompt": "a", "completion": "b", "label": "good"}))
+    assert found.form == COMPLETIONS
+    [found] = rows_in(lines(tmp_path, {"text": "a", "label": False, "system": "b", "images": ["c"]}))
+    assert found.form == TEXTS
 
 
 def test_alpaca_rows_are_told_the_settings(tmp_path: Path) -> None:
