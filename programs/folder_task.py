@@ -98,7 +98,13 @@ def task(
             "also as .gz or .zst; or .npy and .bin files of token ids."
         ),
     ] = (),
-    column: Annotated[str, Setting("The field or column of rows that has the text.")] = "text",
+    column: Annotated[
+        str,
+        Setting(
+            "The field or column of rows that has the text, or the messages of a chat. Of rows without it messages "
+            "are read, or else prompt and completion."
+        ),
+    ] = "text",
     prompt: Annotated[
         str | None,
         Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
@@ -147,14 +153,14 @@ def task(
     bos: Annotated[
         Marked | None,
         Setting(
-            "Whether a document begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
+            "Whether a text begins with the bos token: folder, as transformers' tokenizer of the folder begins a "
             "text; on; or off. Default: folder."
         ),
     ] = None,
     eos: Annotated[
         Marked | None,
         Setting(
-            "Whether a document ends with the eos token: folder, if the folder names one, in generation_config.json or "
+            "Whether a text ends with the eos token: folder, if the folder names one, in generation_config.json or "
             "else in config.json; on; or off. Default: folder."
         ),
     ] = None,
@@ -179,7 +185,7 @@ def task(
     texts = FolderData(Path(folder), facts.vocabulary, data, column, prompt, token_dtype, marks)
     windows = _windows(texts, sequences, length, evaluation_windows)
     terms = {
-        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
+        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=windows.is_marked),
         "evaluation": windows.evaluation_batches,
         "extract": windows.extract,
         "sets": text_sets(sets or {}, partial(_set_reader, texts), windows),
@@ -191,7 +197,7 @@ def task(
 
 
 def _tokens_per_batch(sequences: int | tuple[int, ...], length: int, *, is_counted: bool) -> TokensPerBatch:
-    """What a batch counts for: all that it predicts, which differs where some tokens are of prompts."""
+    """What a batch counts for: all that it predicts, which differs where some tokens are not to be predicted."""
     sizes = sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences)
     return Tokens(predicted, sizes if isinstance(sizes, int) else max(sizes)) if is_counted else sizes
 
@@ -210,8 +216,8 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
 def _windows(data: FolderData, sequences: int | tuple[int, ...], length: int, held_out: int | None) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        is_marked = data.prompt is not None
-        return Windows(data.corpus(), sequences, length=length + 1, is_marked=is_marked, held_out=held_out)
+        corpus, is_marked = data.read()
+        return Windows(corpus, sequences, length=length + 1, is_marked=is_marked, held_out=held_out)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 

@@ -28,7 +28,7 @@ from isthmus.ops.data.routing import FILE_BYTES_MAX, ROUTING, SHARDS_MAX, Floats
 from isthmus.ops.data.shards import ShardedCorpus
 from isthmus.programs.reading.forms import form_of
 from isthmus.programs.reading.found import find
-from isthmus.programs.reading.rows import documents_of
+from isthmus.programs.reading.rows import texts_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import put_bytes
@@ -297,13 +297,13 @@ def _file(
             do = "Leave the file out, or the column: the source is then the folder."
             raise DataError(ROUTING, f"rows with {source_column!r} in each file", file.path, do)
         if form.packed:
-            [(text,)] = documents_of(path, {"--column": column}, ROUTING)
+            [(text,)] = texts_of(path, {"--column": column}, ROUTING)
             ids: Segment = np.frombuffer(text, np.uint8)
         else:
             ids = read(file, vocabulary, token_dtype)
         return FileDocuments(ids, [len(ids)], [_source(path, data)])
     fields = {**({} if source_column is None else {"--source-column": source_column}), "--column": column}
-    rows = list(documents_of(path, fields, ROUTING))
+    rows = list(texts_of(path, fields, ROUTING))
     texts = [row[-1] for row in rows]
     of_all = _source(path, data) if [len(text) for text in texts] == [file.size_bytes] else path.name
     names = [of_all if source_column is None else row[0].decode(errors="replace") for row in rows]

@@ -136,11 +136,11 @@ class Windows:
     another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly
     spaced over the held-out text, `held_out` of them, which do not overlap (`held_out.apart`), or, of None, 256.
 
-    `is_marked`: some tokens are not to be predicted, such as those of prompts; in the corpus they are the complements
-    `~id` of their ids. A batch then has `weights`, too: float32[sequences, length - 1], 0 for such a token and one
-    number for each other, so that the loss is the sum of the losses of tokens times these: in training their mean, and
-    over all batches of the evaluation the mean is that of all their tokens. DataError if the evaluation has no other
-    token.
+    `is_marked`: some tokens are not to be predicted, such as those of prompts and of what users say in chats; in the
+    corpus they are the complements `~id` of their ids. A batch then has `weights`, too: float32[sequences, length - 1],
+    0 for such a token and one number for each other, so that the loss is the sum of the losses of tokens times these:
+    in training their mean, and over all batches of the evaluation the mean is that of all their tokens. DataError if
+    the evaluation has no other token.
     """
 
     corpus: Corpus
@@ -159,8 +159,8 @@ class Windows:
                 do = "Give more data with --data, or make task.batch or task.context smaller."
                 raise DataError(READING, f"at least {needed} tokens in the {name} split", str(len(side)), do)
         if self.is_marked and not _predicted_in_evaluation(self):
-            do = "Give more data with --data, or look at what task.prompt names."
-            raise DataError(READING, "tokens to predict in the held-out split", "prompts alone", do)
+            do = "Give more data with --data, or look at what of it is to be predicted: isthmus data."
+            raise DataError(READING, "tokens to predict in the held-out split", "none, but prompts", do)
 
     @property
     def evaluated(self) -> HeldOut:

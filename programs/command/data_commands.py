@@ -34,7 +34,7 @@ def data(
         typer.Option(
             "--column",
             metavar="NAME",
-            help="With --model: the field or column of rows that has the text. Default: text.",
+            help="With --model: the field or column of rows that has the text, or a chat. Default: text.",
             show_default=False,
         ),
     ] = None,

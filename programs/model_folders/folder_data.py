@@ -81,12 +81,14 @@ class FolderData:
     token_dtype: str
     marks: TextMarks
 
-    def corpus(self) -> Corpus:
-        """All ids, and which of them are held out."""
+    def read(self) -> tuple[Corpus, bool]:
+        """All ids, and which of them are held out; and whether some are not to be predicted, which are complements."""
         found = self._found()
         if self._held(found) is not None:
-            return _loaded(found.files, self.vocabulary, self.token_dtype)
-        return self._file(found).corpus(self.vocabulary)
+            return _loaded(found.files, self.vocabulary, self.token_dtype), False
+        file = self._file(found)
+        is_marked = self.prompt is not None or file.facts["predicted"] < file.facts["tokens"]
+        return file.corpus(self.vocabulary), is_marked
 
     def whole(self, found: FoundFiles) -> TokenIds:
         """All ids of files that were found, nothing held out."""
@@ -125,8 +127,9 @@ class FolderData:
         return tally
 
     def _file(self, found: FoundFiles) -> TokenFile:
-        options = [self.vocabulary, self.column, self.prompt, *self.marks]
-        name = name_of(found.files, folders.tokenizer_documents_in(self.folder), {"training": options})
+        documents = folders.tokenizer_documents_in(self.folder)
+        options = [self.vocabulary, self.column, self.prompt, *self.marks, folders.day_of_templates(documents)]
+        name = name_of(found.files, documents, {"training": options})
         return token_file(name, found.files, self.vocabulary, lambda writer: self._written(found, writer))
 
     def _written(self, found: FoundFiles, writer: TokenWriter) -> Mapping[str, Any]:
@@ -135,7 +138,8 @@ class FolderData:
         begins_with, ends_with = (
             tuple(map(tokens.piece, ids)) for ids in (tokens.begin, () if end is None else (end,))
         )
-        tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with)
+        stops = folders.stops_in(self.folder, folders.document_in(self.folder, DOING), DOING)
+        tally = DataTally(_special(tokens, end), tokens.decode, begins_with, ends_with, stops)
         fields = {**({} if self.prompt is None else {"task.prompt": self.prompt}), "task.column": self.column}
         for file in found.files:
             for ids in blocks_of(Path(file.path), fields, tokens, end, DOING, tally):

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
@@ -32,6 +33,8 @@ from isthmus.runtime.system.disk import check_regular
 from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.system.refusals import remedy
 
+_TEMPLATES: Final = ("chat_template*", "additional_chat_templates/*.jinja")
+"""The files of chat templates, as patterns."""
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -55,8 +58,7 @@ BESIDE: Final = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
+    *_TEMPLATES,
     "LICENSE*",
     "LICENCE*",
     "COPYING*",
@@ -249,9 +251,14 @@ def template_names_in(path: Path, doing: str) -> dict[str, str]:
 
 def tokenizer_documents_in(path: Path) -> dict[str, bytes]:
     """The contents of all files of a folder that say how a text becomes token ids, by name. OSError of the disk."""
-    templates = sorted(file.name for file in path.glob("chat_template*"))
+    templates = [file.relative_to(path).as_posix() for pattern in _TEMPLATES for file in sorted(path.glob(pattern))]
     names = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, "added_tokens.json", *templates)
     return {name: read_bytes(path / name) for name in names if (path / name).is_file()}
+
+
+def day_of_templates(documents: Mapping[str, bytes]) -> str:
+    """The day of now, where a chat template may write it into chats; else empty."""
+    return date.today().isoformat() if any(b"strftime_now" in content for content in documents.values()) else ""
 
 
 def text_in(path: Path, doing: str) -> str:

@@ -1,27 +1,34 @@
-"""Texts of files, as the tokens of a model.
+"""Documents of files, as the tokens of a model.
 
-`rows` has the documents of a file. A document begins with what the tokenizer puts before a text, and the token that
-ends a text follows it, as far as the model has these; documents are packed one after the other. A row may have a prompt
-in another field, which comes first, and which is not to be predicted: its tokens, and those that begin the document,
-are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart. A long file of plain text is
-read in pieces where the tokenizer gives the same ids for these (`cuts`), else whole.
+`rows` has the documents of a file. A text begins with what the tokenizer puts before one, and the token that ends a
+text follows it, as far as the model has these; a chat is what the folder's template makes of it, and nothing else
+(`chats`). Documents are packed one after the other.
+
+What is read, and not predicted, are the complements of ids (`ops.data.batches`): of a prompt, with what begins the
+document, and of a chat all but the answers of the assistant. Prompt and text become tokens apart, as they do where a
+model is asked. A long file of plain text is read in pieces where the tokenizer gives the same ids for these (`cuts`),
+else whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeVar, final
 
 import numpy as np
 
+from isthmus.programs.model_folders.chats import By, ChatTemplate
 from isthmus.programs.model_folders.cuts import pieces_of
-from isthmus.programs.model_folders.tokens import Ids, TextTokens
+from isthmus.programs.model_folders.tokens import FolderTokens, Ids, TextTokens
 from isthmus.programs.reading.forms import TEXT, form_of
+from isthmus.programs.reading.row_forms import TEXTS, ChatRow, Row, TextRow
 from isthmus.programs.reading.rows import blocks_of_text, documents_of
 from isthmus.programs.reading.table import DataTally
 from isthmus.runtime.errors import ConfigError
 
+T = TypeVar("T")
 TOGETHER: Final = 1024
 """Documents that are tokenized at once, on all cores; fewer where they are long."""
 TOGETHER_BYTES: Final = 1 << 18
@@ -32,6 +39,40 @@ LONG_BYTES: Final = 4 << 20
 """Of plain text, beyond which it is read in pieces."""
 
 
+@final
+class DocumentIds(NamedTuple):
+    """The tokens of a document, int32[length], of which the complements are not predicted.
+
+    `form`: a constant of `row_forms`. `text`: what is in it, without prompts; `shown`: the tokens of it. `by`: how it
+    is known which tokens of a chat are the assistant's. `predicted_bytes`: those of the text that is predicted, without
+    what ends a text.
+    """
+
+    ids: Ids
+    form: str
+    text: bytes
+    shown: Ids
+    by: By | None = None
+    predicted_bytes: int = 0
+
+
+def documents_in(
+    path: Path, fields: Mapping[str, str], tokens: TextTokens, end: int | None, doing: str
+) -> Iterator[list[DocumentIds]]:
+    """The documents of a file, some at a time; ConfigError for what cannot be read, or a model does not take.
+
+    `fields`: the columns of a row, by the setting that names each; that of the text comes last.
+    """
+    for some in _together(documents_of(path, fields, doing), _size_of):
+        documents: list[DocumentIds] = []
+        for kind, group in groupby(some, type):
+            if kind is TextRow:
+                documents += _texts([each for each in group if isinstance(each, TextRow)], tokens, end)
+            else:
+                documents += _chats([each for each in group if isinstance(each, ChatRow)], tokens, doing)
+        yield documents
+
+
 def blocks_of(
     path: Path,
     fields: Mapping[str, str],
@@ -40,28 +81,39 @@ def blocks_of(
     doing: str,
     tally: DataTally | None = None,
 ) -> Iterator[Ids]:
-    """The tokens of a file, some documents at a time; ConfigError for one that has no such column, or cannot be read.
-
-    `fields`: the columns of a row, by the setting that names each; that of the text comes last. `tally` counts them.
-    """
-    begins = np.asarray(tokens.begin, np.int32)
-    begins = ~begins if len(fields) > 1 else begins
-    ends = np.asarray([] if end is None else [end], np.int32)
+    """The tokens of the documents of a file, some at a time, as `documents_in`; `tally` counts them."""
     if form_of(path).kind == TEXT and len(fields) == 1 and _is_long(path, doing) and tokens.is_cut:
+        begins, ends = np.asarray(tokens.begin, np.int32), np.asarray([] if end is None else [end], np.int32)
         yield from _long(path, tokens, begins, ends, doing, tally)
         return
-    for some in together(documents_of(path, fields, doing)):
-        *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
-        parts: list[Ids] = []
-        sizes = []
-        for ids in zip(*prompts, texts, strict=True):
-            parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1], ends]
-            sizes.append(len(begins) + sum(map(len, ids)) + len(ends))
-        block = np.concatenate(parts)
+    for some in documents_in(path, fields, tokens, end, doing):
+        block = np.concatenate([each.ids for each in some])
         if tally is not None:
-            tally.add_documents(str(path), [row[-1] for row in some], texts, sizes)
+            sizes = [len(each.ids) for each in some]
+            tally.add_documents(str(path), [each.text for each in some], [each.shown for each in some], sizes)
+            for each in some:
+                tally.add_form(each.form, each.ids, each.by)
             tally.add_block(str(path), block)
         yield block
+
+
+def _size_of(row: Row) -> int:
+    """The bytes of text in a row."""
+    return sum(map(len, row.texts)) if isinstance(row, TextRow) else len(row.text)
+
+
+def _together(parts: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The same parts, as many at a time as are tokenized at once."""
+    some: list[T] = []
+    size = 0
+    for part in parts:
+        some.append(part)
+        size += size_of(part)
+        if len(some) == TOGETHER or size >= TOGETHER_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _is_long(path: Path, doing: str) -> bool:
@@ -81,8 +133,7 @@ def _long(path: Path, tokens: TextTokens, begins: Ids, ends: Ids, doing: str, ta
     size_bytes = count = 0
     first: tuple[bytes, Ids] | None = None
     yield begins
-    for some in together((piece,) for piece in pieces_of(blocks_of_text(path, doing))):
-        texts = [piece for (piece,) in some]
+    for texts in _together(pieces_of(blocks_of_text(path, doing)), len):
         _check_utf8(b"".join(texts), size_bytes, path, doing)
         blocks = tokens.encode_all(texts)
         first = first or (texts[0], blocks[0])
@@ -94,6 +145,7 @@ def _long(path: Path, tokens: TextTokens, begins: Ids, ends: Ids, doing: str, ta
     yield ends
     if tally is not None and first is not None:
         tally.add_block(str(path), np.concatenate([begins, ends]))
+        tally.add_form(TEXTS, ends)
         tally.add_long_document(str(path), *first, size_bytes, len(begins) + count + len(ends))
 
 
@@ -106,15 +158,23 @@ def _check_utf8(text: bytes, at: int, path: Path, doing: str) -> None:
         raise ConfigError(doing, f"text in UTF-8 in {path}", actual, "Convert it to UTF-8, or leave it out.") from None
 
 
-def together(documents: Iterable[tuple[bytes, ...]]) -> Iterator[list[tuple[bytes, ...]]]:
-    """The same documents, as many at a time as are tokenized at once."""
-    some: list[tuple[bytes, ...]] = []
-    size = 0
-    for document in documents:
-        some.append(document)
-        size += sum(map(len, document))
-        if len(some) == TOGETHER or size >= TOGETHER_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+def _texts(rows: Sequence[TextRow], tokens: TextTokens, end: int | None) -> Iterator[DocumentIds]:
+    """The documents of texts, all with as many prompts."""
+    begins = np.asarray(tokens.begin, np.int32)
+    begins = ~begins if len(rows[0].texts) > 1 else begins
+    ends = np.asarray([] if end is None else [end], np.int32)
+    encoded = [tokens.encode_all(column) for column in zip(*(row.texts for row in rows), strict=True)]
+    for row, ids in zip(rows, zip(*encoded, strict=True), strict=True):
+        whole = np.concatenate([begins, *(~prompt for prompt in ids[:-1]), ids[-1], ends])
+        yield DocumentIds(whole, row.form, row.texts[-1], ids[-1], predicted_bytes=len(row.texts[-1]))
+
+
+def _chats(rows: Sequence[ChatRow], tokens: TextTokens, doing: str) -> Iterator[DocumentIds]:
+    """The documents of chats."""
+    if not isinstance(tokens, FolderTokens):
+        do = "Give texts, or train a model folder that has a chat template."
+        raise ConfigError(doing, f"texts, for a model of bytes, in {rows[0].where}", rows[0].form, do)
+    template = ChatTemplate(tokens.folder, doing)
+    for row, chat in zip(rows, template.chats(rows, tokens), strict=True):
+        ids = np.where(chat.is_answer, chat.ids, ~chat.ids)
+        yield DocumentIds(ids, row.form, row.text, chat.ids, chat.by, chat.answer_bytes)

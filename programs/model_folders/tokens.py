@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, final
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,22 @@ _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in tokens of sentencepiece."""
 _PROBES: Final = ("a", "0", "A", " ", ".", "\n")
 """Texts, one of which any tokenizer has a token for."""
+
+
+T = TypeVar("T")
+
+
+@final
+class Rendered(NamedTuple):
+    """The tokens of a text, and the place of each in it: its first character, and the one behind its last."""
+
+    ids: Ids
+    offsets: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, encoding: Any) -> Rendered:
+        """Of what the library has made of a text."""
+        return cls(np.asarray(encoding.ids, np.int32), encoding.offsets)
 
 
 class TextTokens(Protocol):
@@ -203,34 +219,46 @@ class FolderTokens:
             return self._ids(characters)
 
     def prompt(self, text: bytes) -> Ids:
-        return np.concatenate([np.asarray(self.begin, np.int32), self.rendered(self._text(text))[0]])
+        return np.concatenate([np.asarray(self.begin, np.int32), self.rendered(self._text(text)).ids])
 
-    def rendered(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+    def rendered(self, text: str) -> Rendered:
         """The tokens of a text in which special tokens are meant, such as a template makes, and the place of each in
         the text."""
-        with self._asked():
-            self._tokenizer.encode_special_tokens = False
-            try:
-                encoded = self._tokenizer.encode(text, add_special_tokens=False)
-            finally:
-                self._tokenizer.encode_special_tokens = not self._special_in_text
-        return np.asarray(encoded.ids, np.int32), encoded.offsets
+        with self._asked(), self._special_meant():
+            return Rendered.of(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def rendered_all(self, texts: Sequence[str]) -> list[Rendered]:
+        """The tokens of each of some texts, as `rendered` has them."""
+        with self._special_meant():
+            return self._in_threads(texts, Rendered.of)
+
+    @contextmanager
+    def _special_meant(self) -> Iterator[None]:
+        """While texts are encoded: special tokens that they spell are meant."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            yield
+        finally:
+            self._tokenizer.encode_special_tokens = not self._special_in_text
 
     def _ids(self, text: str) -> Ids:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
-        """In threads that end: those of the library would stay, and no process with threads is forked."""
-        words = [self._text(text) for text in texts]
-        cores = len(os.sched_getaffinity(0))
-        size = max(-(-len(words) // cores), 1)
-        with self._asked(), _one_thread_each(), ThreadPoolExecutor(cores) as pool:
-            parts = pool.map(self._encoded, [words[at : at + size] for at in range(0, len(words), size)])
-            return [ids for part in parts for ids in part]
+        return self._in_threads([self._text(text) for text in texts], lambda each: np.asarray(each.ids, np.int32))
 
-    def _encoded(self, words: list[str]) -> list[Ids]:
-        encoded = self._tokenizer.encode_batch(words, add_special_tokens=False)
-        return [np.asarray(each.ids, np.int32) for each in encoded]
+    def _in_threads(self, texts: Sequence[str], made: Callable[[Any], T]) -> list[T]:
+        """What is made of the encoding of each text, in threads that end: those of the library would stay, and no
+        process with threads is forked."""
+
+        def encoded(some: Sequence[str]) -> list[T]:
+            return [made(each) for each in self._tokenizer.encode_batch(some, add_special_tokens=False)]
+
+        cores = len(os.sched_getaffinity(0))
+        size = max(-(-len(texts) // cores), 1)
+        with self._asked(), _one_thread_each(), ThreadPoolExecutor(cores) as pool:
+            parts = pool.map(encoded, [list(texts[at : at + size]) for at in range(0, len(texts), size)])
+            return [each for part in parts for each in part]
 
     def piece(self, id: int) -> str:
         """The token of an id; empty where there is none."""

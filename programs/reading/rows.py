@@ -1,9 +1,9 @@
 """Files as documents: JSON lines and lists, parquet, arrow, csv, tsv and plain text, by their names (`forms`).
 
-A file of plain text is one document; each row of the others is one, with its text in a field or column. A .json file of
-one object without that field is text, such as package.json in a repository of code. Rows are read
-one after the other, so that what a process holds does not grow with a file. What is packed (.gz, .zst) is unpacked as
-it is read; for parquet and arrow, which are read from several places, into a file without a name.
+A file of plain text is one document; each row of the others is one, by its fields or columns (`row_forms`). A .json
+file of one object that is no row is text, such as package.json in a repository of code. Rows are read one after the
+other, so that what a process holds does not grow with a file. What is packed (.gz, .zst) is unpacked as it is read; for
+parquet and arrow, which are read from several places, into a file without a name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO, final
@@ -25,7 +25,8 @@ from typing import Any, BinaryIO, Final, TextIO, final
 import msgspec
 
 from isthmus.programs.reading.forms import ARROW, CSV, LINES, LIST, ROWS, TEXT, TOKENS, TSV, form_of
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.programs.reading.row_forms import TEXTS, Row, RowForms, TextRow, without_nulls
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.refusals import remedy
 
 ROW_CHARACTERS_MAX: Final = 1 << 28
@@ -34,13 +35,23 @@ _CHARACTERS: Final = 1 << 16
 _CORRECT: Final = "Correct the file, or leave it out."
 
 
-def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
-    """The documents of a file, each a text for every field; ConfigError for a file that cannot be read, or lacks one.
+def texts_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
+    """The documents of a file, each a text for every field, as `documents_of`; ConfigError for rows of another form."""
+    for row in documents_of(path, fields, doing):
+        if not isinstance(row, TextRow) or row.form != TEXTS:
+            do = f"Name a field of texts with {list(fields)[-1]}; model folders alone are trained on {row.form}."
+            raise ConfigError(doing, f"texts in {path}", row.form, do)
+        yield row.texts
 
-    `fields`: the columns of a row, by the setting that names each. A file of plain text is refused where there are
-    several.
+
+def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[Row]:
+    """The documents of a file; ConfigError for a file that cannot be read, or rows that are none.
+
+    `fields`: the columns of a row, by the setting that names each; that of the text comes last. A file of plain text is
+    refused where there are several.
     """
     form = form_of(path)
+    forms = RowForms(path, fields, doing)
     if form.kind == TOKENS:
         do = "Unpack it first, or leave it out." if form.packed else "Leave it out."
         raise ConfigError(doing, f"text, or rows ({ROWS})", f"{path}, token ids", do)
@@ -51,17 +62,17 @@ def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[
         try:
             file = opened.enter_context(_unpacked(path, form.packed, doing))
             if form.kind == TEXT:
-                yield (_utf8(file.read(), path, doing),)
+                yield TextRow((_utf8(file.read(), path, doing),))
             elif form.kind == LINES:
-                yield from _lines(file, path, fields, doing)
+                yield from _lines(file, path, forms, doing)
             elif form.kind == LIST:
                 may_be_text = not form.packed and len(fields) == 1
-                yield from _list(opened.enter_context(_decoded(file)), path, fields, doing, may_be_text=may_be_text)
+                yield from _list(opened.enter_context(_decoded(file)), path, forms, doing, may_be_text=may_be_text)
             elif form.kind in (CSV, TSV):
                 text = opened.enter_context(_decoded(file))
-                yield from _separated(text, path, "\t" if form.kind == TSV else ",", fields, doing)
+                yield from _separated(text, path, "\t" if form.kind == TSV else ",", forms, doing)
             else:
-                yield from _table(opened.enter_context(_seekable(file, form.packed)), path, form.kind, fields, doing)
+                yield from _table(opened.enter_context(_seekable(file, form.packed)), path, form.kind, forms, doing)
         except (EOFError, zlib.error) as error:
             raise ConfigError(doing, f"whole {form.packed} data in {path}", str(error)[:200], _CORRECT) from None
         except OSError as error:
@@ -139,7 +150,7 @@ def _utf8(text: bytes, path: Path, doing: str) -> bytes:
     return text
 
 
-def _lines(file: BinaryIO, path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
+def _lines(file: BinaryIO, path: Path, forms: RowForms, doing: str) -> Iterator[Row]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -148,7 +159,7 @@ def _lines(file: BinaryIO, path: Path, fields: Mapping[str, str], doing: str) ->
         except (ValueError, RecursionError) as error:
             do = "Write one JSON object a line."
             raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
-        yield _texts(row, f"line {number} of {path}", fields, doing)
+        yield forms.row(row, f"line {number} of {path}")
 
 
 def _value(line: bytes) -> Any:
@@ -159,13 +170,11 @@ def _value(line: bytes) -> Any:
         return json.loads(line)
 
 
-def _list(
-    file: TextIO, path: Path, fields: Mapping[str, str], doing: str, *, may_be_text: bool
-) -> Iterator[tuple[bytes, ...]]:
+def _list(file: TextIO, path: Path, forms: RowForms, doing: str, *, may_be_text: bool) -> Iterator[Row]:
     """The rows of a list of objects; or of objects one after the other, which many call .json.
 
-    One object alone is a row if it has the columns, and else a text, where it `may_be_text`: `found` leaves those out
-    that lie beside rows.
+    One object alone is a row if it has the fields of one, and else a text, where it `may_be_text`: `found` leaves those
+    out that lie beside rows.
     """
     text, number = _JsonText(file), 1
     do = "Write a list of objects, [{...}, {...}], or one object a line in a file named .jsonl."
@@ -185,12 +194,12 @@ def _list(
                 raise ConfigError(doing, f"an object in {where}", f"{character!r}" if character else "its end", do)
             row = text.value()
             character = text.next_character()
-            if not is_list and number == 1 and not character and row.keys().isdisjoint(fields.values()):
+            if not is_list and number == 1 and not character and not forms.is_row(row):
                 if not may_be_text:
                     raise ConfigError(doing, f"a list of objects in {path}", "one object", do)
-                yield (_utf8(path.read_bytes(), path, doing),)
+                yield TextRow((_utf8(path.read_bytes(), path, doing),))
                 return
-            yield _texts(row, where, fields, doing)
+            yield forms.row(row, where)
             if is_list and character == ",":
                 text.skip()
                 if text.next_character() == end:
@@ -246,82 +255,57 @@ class _JsonText:
                 self._held, self._at, size = self._held[self._at :] + more, 0, 2 * size
 
 
-def _texts(row: Any, where: str, fields: Mapping[str, str], doing: str) -> tuple[bytes, ...]:
-    """The texts of an object."""
-    if not isinstance(row, dict):
-        do = "Write a list of objects into a file named .json, or one object a line into one named .jsonl."
-        raise ConfigError(doing, f"an object in {where}", f"a {type(row).__name__}", do)
-    for setting, column in fields.items():
-        if column not in row:
-            raise _no_column(where, setting, column, sorted(map(str, row)), doing)
-        if not isinstance(row[column], str):
-            raise _no_text(f"{column!r} of {where}", row[column], doing)
-    try:
-        return tuple(row[column].encode() for column in fields.values())
-    except UnicodeEncodeError as error:
-        do = "Write whole characters: a surrogate alone, such as \\ud83d, is none."
-        raise ConfigError(doing, f"characters in {where}", str(error)[:200], do) from None
-
-
-def _separated(
-    file: TextIO, path: Path, separator: str, fields: Mapping[str, str], doing: str
-) -> Iterator[tuple[bytes, ...]]:
+def _separated(file: TextIO, path: Path, separator: str, forms: RowForms, doing: str) -> Iterator[Row]:
     """The rows of a table in text, whose first row has the names of its columns."""
     csv.field_size_limit(sys.maxsize)
     rows = csv.reader(file, delimiter=separator, strict=True)
     do = "Correct the row: quotes stand around a field that has a separator, a quote or an end of line."
     try:
         names = next(rows, [])
-        at = []
-        for setting, column in fields.items():
-            if column not in names:
-                raise _no_column(f"the first row of {path}", setting, column, names, doing)
+        at = {}
+        for column in forms.columns(names, f"the first row of {path}", has_lists=False):
             if names.count(column) > 1:
                 do = "Rename one of them."
                 raise ConfigError(doing, f"one column {column!r} in {path}", f"{names.count(column)} of it", do)
-            at.append(names.index(column))
+            at[column] = names.index(column)
         for row in rows:
             if row and len(row) != len(names):
                 expected = f"{len(names)} fields, as the first row has, up to line {rows.line_num} of {path}"
                 raise ConfigError(doing, expected, str(len(row)), do)
             if row:
-                yield tuple(row[index].encode() for index in at)
+                fields = {column: row[index] for column, index in at.items()}
+                yield forms.row(fields, f"line {rows.line_num} of {path}")
     except (csv.Error, UnicodeDecodeError) as error:
         expected = f"fields in UTF-8 in line {rows.line_num} of {path}"
         raise ConfigError(doing, expected, str(error)[:200], do) from None
 
 
-def _table(file: BinaryIO, path: Path, kind: str, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
+def _table(file: BinaryIO, path: Path, kind: str, forms: RowForms, doing: str) -> Iterator[Row]:
     """The rows of parquet or arrow."""
     pyarrow = _pyarrow(doing, f"to read {path}")
     try:
-        names, batches = _arrow(file) if kind == ARROW else _parquet(file, list(fields.values()))
-        for setting, column in fields.items():
-            if column not in names:
-                raise _no_column(str(path), setting, column, names, doing)
         number = 0
-        for batch in batches:
-            columns = [batch.column(column).to_pylist() for column in fields.values()]
-            for row in zip(*columns, strict=True):
+        for columns, batch in _arrow(file, path, forms) if kind == ARROW else _parquet(file, path, forms):
+            values = [batch.column(column).to_pylist() for column in columns]
+            for row in zip(*values, strict=True):
                 number += 1
-                for column, text in zip(fields.values(), row, strict=True):
-                    if not isinstance(text, str):
-                        raise _no_text(f"{column!r} of row {number} of {path}", text, doing)
-                yield tuple(text.encode() for text in row)
+                fields = {column: without_nulls(value) for column, value in zip(columns, row, strict=True)}
+                yield forms.row(fields, f"row {number} of {path}")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(doing, f"{kind} in {path}", str(error)[:200], _CORRECT) from None
 
 
-def _parquet(file: BinaryIO, columns: Sequence[str]) -> tuple[list[str], Iterator[Any]]:
-    """The names of all columns, and the rows of some, in batches."""
+def _parquet(file: BinaryIO, path: Path, forms: RowForms) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The columns that are read, and rows of these, in batches."""
     from pyarrow import parquet
 
     table = parquet.ParquetFile(file)
-    return table.schema_arrow.names, table.iter_batches(columns=list(columns))
+    columns = forms.columns(table.schema_arrow.names, str(path), has_lists=True)
+    return ((columns, batch) for batch in table.iter_batches(columns=list(columns)))
 
 
-def _arrow(file: BinaryIO) -> tuple[list[str], Iterator[Any]]:
-    """The names of all columns, and the rows, in batches: of a stream, as datasets writes them, or of a file."""
+def _arrow(file: BinaryIO, path: Path, forms: RowForms) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The same, of a stream, as datasets writes them, or of a file."""
     from pyarrow import ArrowInvalid, ipc
 
     try:
@@ -329,16 +313,7 @@ def _arrow(file: BinaryIO) -> tuple[list[str], Iterator[Any]]:
     except ArrowInvalid:
         file.seek(0)
         table = ipc.open_file(file)
-        return table.schema.names, (table.get_batch(index) for index in range(table.num_record_batches))
-    return stream.schema.names, iter(stream)
-
-
-def _no_text(where: str, value: Any, doing: str) -> ConfigError:
-    is_null = value is None
-    do = "Leave rows without a text out." if is_null else "Name a column of texts."
-    return ConfigError(doing, f"a text in {where}", "null" if is_null else f"a {type(value).__name__}", do)
-
-
-def _no_column(where: str, setting: str, column: str, there: Sequence[str], doing: str) -> ConfigError:
-    do = f"Name another with {setting}. {nearest(column, there)}"
-    return ConfigError(doing, f"a text in {column!r} of {where}", ", ".join(there) or "no fields", do)
+        columns = forms.columns(table.schema.names, str(path), has_lists=True)
+        return ((columns, table.get_batch(index)) for index in range(table.num_record_batches))
+    columns = forms.columns(stream.schema.names, str(path), has_lists=True)
+    return ((columns, batch) for batch in stream)

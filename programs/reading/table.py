@@ -21,6 +21,7 @@ import numpy.typing as npt
 from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
 from isthmus.programs.reading.forms import LIST, PACKED, TEXT, FileForm, form_of
 from isthmus.programs.reading.found import FoundFiles, LeftOut
+from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS
 from isthmus.runtime.errors import Fault
 
 PAD_SHARE_MAX: Final = 1 / 5
@@ -29,6 +30,9 @@ LOST_SHARE_MAX: Final = 1 / 100
 JSON_SHARE_MAX: Final = 1 / 2
 EPOCHS_MAX: Final = 100
 """More epochs are warned of."""
+
+MARKS: Final = "marks"
+PREFIXES: Final = "prefixes"
 
 SHOWN: Final = 3
 """Documents that are read back from their ids, and names of what is left out."""
@@ -56,13 +60,16 @@ class LongestDocument(NamedTuple):
 class DataTable:
     """What was found. `tokens` are those of all of it, what is held out included.
 
-    `documents`: None for token ids, whose documents are not known; likewise `without_text` and `longest`.
-    `tokens_by_kind`: by suffix. `epochs`: the tokens to train on, in passes over the data. `lost_share`: the
-    characters that a tokenizer loses of a sample. `json_share`: the share of plain text that is JSON as a whole, files
-    of one object included; `json_path`: the first such file. `begins_with` and `ends_with`: the tokens around a
-    document, as texts. `beginnings`: of some documents, read back from their ids. `cache`: whether the
-    tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT (`token_files`); None where none are made;
-    `cache_reason`: why they are not kept, or one that was there was not taken.
+    `predicted`: the tokens that are to be predicted; prompts, and what users say in chats, are not. `documents`: None
+    for token ids, whose documents are not known; likewise `without_text` and `longest`. `documents_by_form`: texts,
+    completions, chats; `answers_by`: how it is known which tokens of chats are the assistant's; `chats_without_stop`:
+    chats whose answers have no token at which a model stops. `tokens_by_kind`: by suffix. `epochs`: the tokens to train
+    on, in passes over those that are predicted. `lost_share`: the characters that a tokenizer loses of a sample.
+    `json_share`: the share of plain text that is JSON as a whole, files of one object included; `json_path`: the first
+    such file. `begins_with` and `ends_with`: the tokens around a text, as texts. `beginnings`: of some documents, read
+    back from their ids. `cache`: whether the tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT
+    (`token_files`); None where none are made; `cache_reason`: why they are not kept, or one that was there was not
+    taken.
     """
 
     files: int
@@ -70,6 +77,10 @@ class DataTable:
     documents: int | None
     tokens: int
     tokens_by_kind: Mapping[str, int]
+    predicted: int
+    documents_by_form: Mapping[str, int] = field(default_factory=dict)
+    answers_by: tuple[str, ...] = ()
+    chats_without_stop: int | None = None
     epochs: float | None = None
     pad_share: float | None = None
     unknown_share: float | None = None
@@ -89,7 +100,7 @@ class DataTable:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> DataTable:
         """What `as_dict` gave, without what was left out."""
-        texts = {name: tuple(document[name]) for name in ("begins_with", "ends_with", "beginnings")}
+        texts = {name: tuple(document[name]) for name in ("answers_by", "begins_with", "ends_with", "beginnings")}
         longest = None if document["longest"] is None else LongestDocument(**document["longest"])
         return cls(**{**document, **texts, "longest": longest, "left_out": ()})
 
@@ -99,7 +110,7 @@ class DataTable:
 
     def for_budget(self, tokens: int) -> DataTable:
         """The same data, on which so many tokens are to be trained."""
-        return replace(self, epochs=tokens / self.tokens if self.tokens else None)
+        return replace(self, epochs=tokens / self.predicted if self.predicted else None)
 
     def reasons(self) -> dict[str, list[str]]:
         """What is left out, by reason."""
@@ -139,22 +150,38 @@ class DataTable:
         """What is odd, and wrong only if not intended."""
         if self.epochs is not None and self.epochs > EPOCHS_MAX:
             do = "Give more data, or set fewer tokens."
-            found = f"{self.epochs:,.0f}, of {self.tokens:,} tokens"
+            found = f"{self.epochs:,.0f}, of {self.predicted:,} tokens"
             yield Fault(READING, f"at most {EPOCHS_MAX} passes over the data", found, do)
+
+        if self.chats_without_stop:
+            do = "Name the token that ends an answer as eos_token_id in generation_config.json, or take its template."
+            found = f"{self.chats_without_stop:,} chats without one"
+            yield Fault(READING, "answers with a token at which the model stops (eos_token_id)", found, do)
 
     def brief(self) -> Iterator[str]:
         """In a line or two."""
         documents = "" if self.documents is None else f", {self.documents:,} documents"
         epochs = "" if self.epochs is None else f"; the budget is {self.epochs:.3g} passes over them"
         yield f"data: {self.files:,} files{documents}, {self.tokens:,} tokens{epochs}"
+        yield from self._what_is_learned()
         if self.left_out:
             counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
             yield f"left out of the data: {counts}"
+
+    def _what_is_learned(self) -> Iterator[str]:
+        """If it is not all: of what, and how that is known."""
+        if self.predicted == self.tokens:
+            return
+        forms = ", ".join(f"{count:,} {form}" for form, count in self.documents_by_form.items())
+        ways = {MARKS: "the marks of the chat template", PREFIXES: "what an answer adds to the chat before it"}
+        by = "; answers by " + ", and by ".join(ways[each] for each in self.answers_by) if self.answers_by else ""
+        yield f"loss on {self.predicted:,} of {self.tokens:,} tokens: {forms}{by}"
 
     def lines(self) -> Iterator[str]:
         """As text for a reader."""
         documents = "" if self.documents is None else f", {self.documents:,} documents"
         yield f"{self.files:,} files, {self.bytes:,} bytes{documents}, {self.tokens:,} tokens"
+        yield from self._what_is_learned()
         if self.epochs is not None:
             yield f"the budget is {self.epochs:.3g} passes over them"
         yield "tokens by kind: " + ", ".join(f"{kind} {tokens:,}" for kind, tokens in self.tokens_by_kind.items())
@@ -169,9 +196,9 @@ class DataTable:
         if self.longest is not None:
             path, document, tokens = self.longest
             yield f"the longest: {tokens:,} tokens, document {document:,} of {path}"
-        if self.documents is not None:
+        if self.documents is not None and not set(self.documents_by_form) <= {CHATS, CHAT_COMPLETIONS}:
             begin, end = ("".join(marks) or "nothing" for marks in (self.begins_with, self.ends_with))
-            yield f"before a document: {begin}; behind it: {end}"
+            yield f"before a text: {begin}; behind it: {end}"
         for text in self.beginnings:
             yield f"  {text!r}"
         if self.cache is not None:
@@ -198,7 +225,13 @@ class DataTally:
     decode: Callable[[Ids], str] | None = None
     begins_with: tuple[str, ...] = ()
     ends_with: tuple[str, ...] = ()
+    stops: tuple[int, ...] = ()
+    """The ids at which the model stops."""
     _tokens: Counter[str] = field(default_factory=Counter)
+    _unpredicted: int = 0
+    _forms: Counter[str] = field(default_factory=Counter)
+    _answers_by: set[str] = field(default_factory=set)
+    _without_stop: int | None = None
     _looked: int = 0
     """Ids of which it was counted how many are special."""
     _looked_in: Counter[str] = field(default_factory=Counter)
@@ -237,6 +270,21 @@ class DataTally:
         all."""
         self.add_documents(path, [beginning], [ids], [tokens])
         self._plain_bytes += size_bytes - len(beginning)
+
+    def add_form(self, form: str, ids: Ids, answers_by: str | None = None) -> None:
+        """Count a document, of a form of `row_forms`, by its ids, of which complements are not to be predicted;
+        `answers_by`: how its answers are known, if it is a chat."""
+        self._forms[form] += 1
+        self._unpredicted += int(np.count_nonzero(ids < 0))
+        if answers_by is not None:
+            self._answers_by.add(answers_by)
+            has_stop = bool(np.isin(ids, self.stops).any())
+            self._without_stop = (self._without_stop or 0) + (not has_stop)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether some of the tokens that were counted are not to be predicted: their ids are complements."""
+        return self._unpredicted > 0
 
     def _show(self, documents: Sequence[Ids]) -> None:
         for ids in documents[: SHOWN - len(self._beginnings)]:
@@ -284,6 +332,10 @@ class DataTally:
             documents=sum(self._documents.values()) if is_known else None,
             tokens=sum(self._tokens.values()),
             tokens_by_kind=dict(self._tokens),
+            predicted=sum(self._tokens.values()) - self._unpredicted,
+            documents_by_form=dict(self._forms),
+            answers_by=tuple(sorted(self._answers_by)),
+            chats_without_stop=self._without_stop,
             pad_share=self._share("pad") if has_pad else None,
             unknown_share=self._share("unknown") if has_unknown else None,
             zero_share=self._share("zero"),

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
 from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, vocabulary_of, whole
-from isthmus.programs.model_folders.folders import tokenizer_documents_in
-from isthmus.programs.model_folders.texts import together
+from isthmus.programs.model_folders.folders import day_of_templates, tokenizer_documents_in
+from isthmus.programs.model_folders.texts import documents_in
 from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids
 from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find
-from isthmus.programs.reading.rows import documents_of
 from isthmus.programs.reading.token_files import TokenWriter, name_of, token_file
 from isthmus.programs.trained.text_model import TextModel, settings_of
 from isthmus.runtime.errors import ConfigError
@@ -65,7 +64,7 @@ def evaluate(model: TextModel, data: Path | Sequence[Path] | None, doing: str, c
     """The loss of a model on all of the text in files or folders; without any on the held-out text of its run.
 
     Files are read as for the training of a model folder, or of bytes. `column` of rows has their text: by default that
-    of the model's run, else "text". Where the run has prompts, these are read, and not predicted.
+    of the model's run, else "text". Prompts are read, and not predicted, and of chats the assistant's tokens are.
 
     The text of each of `data` is cut into windows of the model's context (of 1024 tokens at most), so that every token
     but the first is predicted once, from what its window has before it, which may be of the file before. ConfigError
@@ -80,6 +79,9 @@ def evaluate(model: TextModel, data: Path | Sequence[Path] | None, doing: str, c
     _check_once(texts, doing)
     sums = [_sum(model, _windows(model, text.ids), len(text.paths), text.ends) for text in texts]
     total = Sum(sum(each.loss for each in sums), sum(each.tokens for each in sums), sum(each.windows for each in sums))
+    if not total.tokens:
+        found = f"none in {', '.join(text.data for text in texts)}"
+        raise ConfigError(doing, "tokens to predict", found, "Name another with --data.")
     files = [file for text, each in zip(texts, sums, strict=True) for file in _file_losses(text, each)]
     return _loss(total, [size for text in texts for size in text.sizes])._replace(files=tuple(files))
 
@@ -203,11 +205,12 @@ def _encoded(
 ) -> _Read:
     """The tokens of the documents of each file, one after the other, and the bytes of what is predicted.
 
-    Tokens of prompts, and those that begin a document, are read, and not predicted: their ids are complements. Without
-    any before it, nothing predicts the first token of all.
+    Tokens of prompts, those of chats that are not the assistant's, and those that begin a text, are read, and not
+    predicted: their ids are complements. Without any before it, nothing predicts the first token of all.
     """
-    options = {"evaluation": [*tokens.options, *fields.values()]}
-    name = name_of(sources, tokenizer_documents_in(tokens.folder), options)
+    documents = tokenizer_documents_in(tokens.folder)
+    options = {"evaluation": [*tokens.options, *fields.values(), day_of_templates(documents)]}
+    name = name_of(sources, documents, options)
     file = token_file(name, sources, vocabulary, lambda writer: _written(writer, tokens, sources, fields, doing))
     return _Read(file.whole(), np.cumsum(file.sizes, dtype=np.int64), file.facts["text_bytes"])
 
@@ -220,15 +223,17 @@ def _written(
     sizes, is_first = list[int](), True
     for source in sources:
         text_bytes = 0
-        for some in together(documents_of(Path(source.path), fields, doing)):
-            encoded = [tokens.encode_all(column) for column in zip(*some, strict=True)]
+        for some in documents_in(Path(source.path), fields, tokens, None, doing):
             parts: list[Ids] = []
-            for document, ids in zip(some, zip(*encoded, strict=True), strict=True):
-                text_bytes += len(document[-1])
-                if is_first and not len(begins) and not any(map(len, ids[:-1])):
-                    text_bytes -= len(document[-1]) - tokens.bytes_after_first(document[-1])
-                is_first = False
-                parts += [begins, *(~prompt for prompt in ids[:-1]), ids[-1]]
+            for document in some:
+                is_chat = document.by is not None
+                ids = document.ids if is_chat else np.concatenate([begins, document.ids[len(begins) :]])
+                text_bytes += document.predicted_bytes
+                if is_first and len(ids) and ids[0] >= 0:
+                    after = 0 if is_chat else tokens.bytes_after_first(document.text)
+                    text_bytes -= len(tokens.decode(ids[:1]).encode()) if is_chat else document.predicted_bytes - after
+                is_first = is_first and not len(ids)
+                parts.append(ids)
             writer.add(np.concatenate(parts))
         writer.end_file()
         sizes.append(text_bytes)

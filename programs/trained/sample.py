@@ -50,7 +50,7 @@ class Writer:
             text = template.prompt([{"role": "user", "content": message.decode()}])
         except UnicodeDecodeError as error:
             raise ConfigError(self._doing, "text in UTF-8", str(error), "Convert it first.") from None
-        yield from self._pieces(self._tokens.rendered(text)[0], count, temperature, seed)
+        yield from self._pieces(self._tokens.rendered(text).ids, count, temperature, seed)
 
     def _pieces(self, ids: Ids, count: int, temperature: float, seed: int) -> Iterator[str]:
         said = len(self._tokens.decode(ids))

@@ -12,8 +12,9 @@ import pytest
 import torch
 import transformers
 
-from isthmus.programs.model_folders.chats import ChatTemplate
+from isthmus.programs.model_folders.chats import Chat, ChatTemplate
 from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.reading.row_forms import ChatRow
 from isthmus.runtime.errors import ConfigError
 from tests.patience import PATIENCE
 from tests.torch_tasks.folder_tokenizers import VOCABULARY, begins_by, byte_level, sentencepiece, write
@@ -64,19 +65,25 @@ def folder_of(to: Path, template: Any, name: str = "byte_level", *, is_file: boo
     return folder
 
 
+def chat_of(folder: Path, messages: list[dict[str, Any]], **options: Any) -> Chat:
+    row = ChatRow("line 1 of it", tuple(messages), options)
+    [chat] = ChatTemplate(folder, DOING).chats([row], FolderTokens(folder, VOCABULARY, DOING))
+    return chat
+
+
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 @pytest.mark.parametrize("chat", CHATS)
 def test_a_chat_has_the_tokens_of_transformers(tmp_path: Path, name: str, template: str, chat: Any) -> None:
     folder = folder_of(tmp_path / "it", template, name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ours, tokens = ChatTemplate(folder, DOING), FolderTokens(folder, VOCABULARY, DOING)
+    ours = ChatTemplate(folder, DOING)
     asked = tokenizer.apply_chat_template(chat[:-1] or chat, add_generation_prompt=True, tokenize=False)
     assert ours.prompt(chat[:-1] or chat) == asked
     theirs = tokenizer.apply_chat_template(
         chat, return_dict=True, return_assistant_tokens_mask="generation" in template
     )
-    found = ours.chat(chat, tokens)
+    found = chat_of(folder, chat)
     assert found.ids.tolist() == theirs["input_ids"]
     if template == MARKED:
         assert found.by == "marks"
@@ -89,7 +96,7 @@ def test_a_chat_has_the_tokens_of_transformers(tmp_path: Path, name: str, templa
         if name == "byte_level":  # Whose tokens of a part are those of the whole.
             assert found.ids[found.is_answer].tolist() == expected
         assert (
-            tokens.decode(found.ids[found.is_answer]).split()
+            FolderTokens(folder, VOCABULARY, DOING).decode(found.ids[found.is_answer]).split()
             == "".join(text.replace("<|im_end|>", "") for text in said).split()
         )
 
@@ -116,7 +123,7 @@ def test_templates_come_from_where_transformers_takes_them(tmp_path: Path) -> No
 def test_what_a_template_does_not_take_is_refused(tmp_path: Path, template: str, chat: Any, found: str) -> None:
     folder = folder_of(tmp_path / "it", template)
     with pytest.raises(ConfigError) as caught:
-        ChatTemplate(folder, DOING).chat(chat, FolderTokens(folder, VOCABULARY, DOING))
+        chat_of(folder, chat)
     assert found in caught.value.faults[0].found
 
 

@@ -15,7 +15,7 @@ import transformers
 from pyarrow import parquet
 
 from isthmus.ops.data.corpus import DataError
-from isthmus.programs.model_folders.texts import ids_of
+from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.reading.found import CARD, HIDDEN, ONE_OBJECT, find
 from isthmus.runtime.errors import ConfigError
@@ -50,8 +50,9 @@ def ours(tokens: FolderTokens) -> Ours:
 
     def read(path: Path, column: str = "text") -> list[int]:
         files = find([str(path)], are_texts=True, are_rows=True).files
+        columns = {"task.column": column}
         return np.concatenate(
-            [ids_of(Path(each.path), {"task.column": column}, tokens, EOS, "Reading it") for each in files]
+            [ids for each in files for ids in blocks_of(Path(each.path), columns, tokens, EOS, "Reading it")]
         ).tolist()
 
     return read

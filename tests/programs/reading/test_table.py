@@ -78,7 +78,7 @@ def test_shares_are_of_all_ids(tmp_path: Path) -> None:
     assert (counted.pad_share, counted.zero_share) == (0.5, 0.25)
 
 
-TABLE = DataTable(files=1, bytes=100, documents=1, tokens=100, tokens_by_kind={".txt": 100})
+TABLE = DataTable(files=1, bytes=100, documents=1, tokens=100, tokens_by_kind={".txt": 100}, predicted=100)
 
 
 @pytest.mark.parametrize(
