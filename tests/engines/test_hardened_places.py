@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -72,29 +74,37 @@ def typed(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX)
 
 
+@pytest.fixture
+def room() -> Iterator[Path]:
+    """A folder on the way to which there is none that others may not enter, as there is with `tmp_path`."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
 RUN: Final = ("train", "--tokens", "20000", "--learners", "2")
 PLACES: Final = list(itertools.product((0, 12345), ("none", "missing"), (True, False)))
 
 
 @pytest.mark.parametrize(("uid", "home", "is_first"), PLACES)
-def test_a_run_is_done_below_a_read_only_root(tmp_path: Path, uid: int, home: str, is_first: bool) -> None:
-    result = typed(tmp_path, uid, home, *RUN, is_first=is_first)
+def test_a_run_is_done_below_a_read_only_root(room: Path, uid: int, home: str, is_first: bool) -> None:
+    result = typed(room, uid, home, *RUN, is_first=is_first)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "done " in result.stdout
 
 
-def test_a_run_is_done_without_shared_memory_of_files(tmp_path: Path) -> None:
-    result = typed(tmp_path, 12345, "none", *RUN, is_first=True, extra="shm")
+def test_a_run_is_done_without_shared_memory_of_files(room: Path) -> None:
+    result = typed(room, 12345, "none", *RUN, is_first=True, extra="shm")
     assert result.returncode == 0, result.stderr + result.stdout
 
 
-def test_too_few_files_are_told_before_the_start(tmp_path: Path) -> None:
-    result = typed(tmp_path, 12345, "none", *RUN, is_first=True, extra="files")
+def test_too_few_files_are_told_before_the_start(room: Path) -> None:
+    result = typed(room, 12345, "none", *RUN, is_first=True, extra="files")
     assert result.returncode == 2
     assert "ulimit -n" in result.stderr
 
 
 @pytest.mark.parametrize("home", ["none", "missing"])
-def test_the_doctor_says_what_is_missing(tmp_path: Path, home: str) -> None:
-    result = typed(tmp_path, 12345, home, "doctor", "--json", is_first=True)
+def test_the_doctor_says_what_is_missing(room: Path, home: str) -> None:
+    result = typed(room, 12345, home, "doctor", "--json", is_first=True)
     assert "home" in result.stdout, result.stderr

@@ -15,6 +15,7 @@ from isthmus import At
 from isthmus.ops.data.batches import tokens_in
 from isthmus.programs import folder_task
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.model_folders.folder_data import FolderData
 from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.reading.table import DataTable
 from isthmus.programs.settings import Schema
@@ -114,9 +115,8 @@ def lines(to: Path, *rows: Any) -> Path:
 
 def read(folder: Path, *data: Path) -> list[int]:
     """All ids of data, in order; those that are not predicted are complements."""
-    folder_task._read_data.cache_clear()
-    options = ("text", None, "uint16", VOCABULARY, folder_task.marks_of(NOW))
-    corpus = folder_task._read_data(folder_task._found([*map(str, data)]), str(folder), *options).corpus
+    texts = tuple(map(str, data))
+    corpus, _ = FolderData(folder, VOCABULARY, texts, "text", None, "uint16", folder_task.marks_of(NOW)).read()
     return [int(each) for part in (corpus.train, corpus.evaluation) for one in part.segments for each in one]
 
 
@@ -286,7 +286,6 @@ def test_answers_that_end_where_no_model_stops_are_counted_and_warned_of(tmp_pat
     assert not list(table.faults())
     end = FolderTokens(folder, VOCABULARY, "Reading it").rendered("<|im_end|>").ids.tolist()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, *end]}))
-    folder_task._read_data.cache_clear()
     assert table_of(folder, data).chats_without_stop == 0
     (tmp_path / "a.txt").write_text("A text.")
     assert table_of(folder, tmp_path / "a.txt").chats_without_stop is None

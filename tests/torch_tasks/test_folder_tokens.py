@@ -177,7 +177,7 @@ def ids_of(folder: Path, rows: list[dict[str, str]], **settings: Any) -> list[in
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompt, marks = settings.get("prompt"), marks_of(settings)
-    corpus = FolderData(folder, VOCABULARY, (str(data),), "text", prompt, "uint16", marks).corpus()
+    corpus, _ = FolderData(folder, VOCABULARY, (str(data),), "text", prompt, "uint16", marks).read()
     return [int(each) for part in (corpus.train, corpus.evaluation) for one in part.segments for each in one]
 
 
