@@ -83,6 +83,8 @@ with isthmus.island(wrapped, optimizer, evaluate=evaluate if how == "leaves" els
         island.step(loss, tokens=64)
         dist.broadcast, dist.all_reduce = broadcast, all_reduce
         quiet[tuple(sorted(messages.items()))] += 1
+        if begun and len(messages) == messages.total() == 2:
+            open(f"quiet-{island.slot}-{rank}", "w").close()
         messages.clear()
         if how == "leaves" and island.slot == 1 and rank == 1 and island.position == 40:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -124,7 +126,7 @@ def begins(run: Run, slot: int, rank: int) -> list[list[str]]:
 
 
 def test_ddp_fsdp_and_one_process_train_one_model_and_a_killed_rank_comes_back_with_its_moments(
-    start: Callable[..., Run],
+    start: Callable[..., Run], tmp_path: Path
 ) -> None:
     run = start("mixed", tokens=FOREVER, learners=3)
     run.wait_for(lambda: all((run.folder / "local" / f"learner-{slot}").exists() for slot in range(3)))
@@ -138,7 +140,7 @@ def test_ddp_fsdp_and_one_process_train_one_model_and_a_killed_rank_comes_back_w
         kind, _, position, moments, rate, seed = begins(run, slot, 1)[1]
         assert begins(run, slot, 0)[1][2:] == [position, moments, rate, seed]  # What rank 0 has found all ranks know.
         assert (int(position) > 0, moments, int(rate) > 0) == (True, "6", True), kind
-    run.wait_for_merges(10)
+    run.wait_for(lambda: len(list(tmp_path.glob("quiet-[12]-[01]"))) == 4)
     run.command.send_signal(signal.SIGINT)
     run.command.communicate()
     found = [end for slot in range(3) for end in ends(run, slot)]
