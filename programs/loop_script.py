@@ -7,9 +7,11 @@ of a run's task, start its processes, and know nothing of the model.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from isthmus.runtime.ids import Replica
 
@@ -25,21 +27,58 @@ or of a `LoopAhead`."""
 INVITE: Final = "ISTHMUS_INVITE"
 """Has the text of an invitation's file where machines share none."""
 
+FILE: Final = "file"
+MODULE: Final = "module"
+PROGRAM: Final = "program"
+"""What a script is (`LoopScript.form`)."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class LoopScript:
-    """A script, its arguments, the folder in which it runs, and in how many ranks each island does."""
+    """A script, its arguments, the folder in which it runs, and in how many ranks each island does.
+
+    - `script`: the path of a file, or the name of a module.
+    - `form`: FILE, a file of Python; MODULE, as behind `python -m`; or PROGRAM, which is run as it is, such as the
+      console script of a package.
+    - `python`: the interpreter of a file or module; empty for that of isthmus.
+    """
 
     script: str
     arguments: tuple[str, ...]
     folder: str
     ranks: int = 1
+    form: str = FILE
+    python: str = ""
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> LoopScript:
+        """That of the keywords of a reference."""
+        return cls(**{**keywords, "arguments": tuple(keywords["arguments"])})
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of its reference: those that are not the defaults, beside the first three."""
+        found: dict[str, Any] = {"script": self.script, "arguments": list(self.arguments), "folder": self.folder}
+        found |= {} if self.ranks == 1 else {"ranks": self.ranks}
+        found |= {} if self.form == FILE else {"form": self.form}
+        return found | ({"python": self.python} if self.python else {})
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.script if self.form == MODULE else os.path.basename(self.script)
+
+    @property
+    def interpreter(self) -> str:
+        """What runs a file or module."""
+        return self.python or sys.executable
 
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
-        command = [sys.executable, self.script, *self.arguments]
+        before = {FILE: [self.interpreter], MODULE: [self.interpreter, "-m"], PROGRAM: []}[self.form]
+        command = [*before, self.script, *self.arguments]
         if self.ranks == 1:
             return command
         from isthmus.programs import rank_processes  # Few scripts have several ranks.

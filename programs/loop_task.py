@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.job import RunSlots, TensorSpec
-from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopScript
+from isthmus.programs.loop_script import FILE, ISLAND, MODULE, PROGRAM, LoopAhead, LoopScript
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.processes import status_name
@@ -301,10 +302,12 @@ class LoopTask(OwnTask):
         return dict(tensors)
 
 
-def loop(script: str, arguments: Sequence[str], folder: str, ranks: int = 1) -> LoopTask:
-    """The task of a script."""
+def loop(
+    script: str, arguments: Sequence[str], folder: str, ranks: int = 1, form: str = FILE, python: str = ""
+) -> LoopTask:
+    """The task of a script (`LoopScript`)."""
     tokens = Tokens(lambda batch: 1, STEP_TOKENS_MAX)
-    return LoopTask(LoopScript(script, tuple(arguments), folder, ranks), tokens_per_batch=tokens)
+    return LoopTask(LoopScript(script, tuple(arguments), folder, ranks, form, python), tokens_per_batch=tokens)
 
 
 def open_loop(model: str) -> LoopTask:
@@ -346,7 +349,7 @@ def wait_for_first_step(descriptor: int, script: LoopScript) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     if not poll.poll(FIRST_STEP / 1e6):
-        name = Path(script.script).name
+        name = script.name
         sys.stderr.write(
             f"isthmus: {name} has not come to its first island.step(...) for {FIRST_STEP / 1e9:.0f} s, and is waited "
             "for: it has to call that after each step of the optimizer.\n"
@@ -380,24 +383,45 @@ def told_in(answer: BinaryIO, output: BinaryIO, status: int, script: LoopScript)
     answer.seek(0)
     text = answer.read()
     if not text:
-        doing = f"Running {Path(script.script).name} to its first step"
-        raise ConfigError(doing, "a step by island.step(...)", _end_of(output, status), _do(script))
+        doing, lines = f"Running {script.name} to its first step", _last_lines(output)
+        raise ConfigError(doing, "a step by island.step(...)", _end_of(lines, status), _do(script, lines))
     content = json.loads(text)
     if "faults" in content:
         raise ConfigError.of([Fault(*fault) for fault in content["faults"]])
     return ModelFound.read(content)
 
 
-def _end_of(output: BinaryIO, status: int) -> str:
-    """How a script has ended, in words."""
+def _last_lines(output: BinaryIO) -> list[str]:
+    """The end of what a script has written."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - OUTPUT_BYTES_MAX))
-    lines = output.read().decode(errors="replace").strip().splitlines()
+    return output.read().decode(errors="replace").strip().splitlines()
+
+
+def _end_of(lines: list[str], status: int) -> str:
+    """How a script has ended, in words."""
     how = "its end" if status == 0 else f"exit {status_name(status)}" if status > 0 else status_name(status)
     return f"{how}{f', with {lines[-1].strip()!r} as its last line' if lines else ''}"
 
 
-def _do(script: LoopScript) -> str:
+_NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)'?")
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_NO_TOKENS: Final = re.compile(r"\bstep\(\) missing .*'tokens'")
+
+
+def _do(script: LoopScript, lines: list[str]) -> str:
+    """What to do about a script that has ended without a step: of its last line, where that says the cause."""
+    last = lines[-1] if lines else ""
+    missing = _NO_MODULE.search(last)
+    if missing and script.form == MODULE and f"{script.script}.".startswith(f"{missing[1]}."):
+        return f"Check the name: it is looked for in {script.folder}, and where {script.interpreter} finds packages."
+    if missing:
+        whose = f"where {script.interpreter} finds it" if script.form != PROGRAM else "in its environment"
+        return f"Install {missing[1]} {whose}, or name the interpreter of another environment with --python."
+    if _NO_TOKENS.search(last):
+        return "Say how many tokens, or samples, the step was on: island.step(loss, tokens=n)."
+    if last and _TRACEBACK in lines:
+        return f"Correct what it raises; alone it is run by: {' '.join(script.command)}"
     return (
         "Write `with isthmus.island(model, optimizer) as island:` around the loop, and after each optimizer.step() "
         "island.step(loss, tokens=n); in jax `isthmus.island(state, merge=...)` and `state = island.step(state, "

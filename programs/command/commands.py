@@ -28,6 +28,7 @@ from isthmus.runtime.errors import (
 from isthmus.runtime.system.disk import IrregularFileError
 from isthmus.runtime.system.refusals import reason, remedy
 
+LOOP: Final = "--loop"
 LOOP_ARGUMENT: Final = "--loop-argument"
 """The option that stands for each argument behind `--`."""
 FAILED: Final = 1
@@ -77,11 +78,15 @@ class Commands(TyperGroup):
 
 
 def _with_loop_arguments(arguments: list[str]) -> list[str]:
-    """A command line in which what follows `--` is written as options: it belongs to a script, and not to PROGRAM."""
-    if "--" not in arguments:
-        return arguments
-    at = arguments.index("--")
-    return [*arguments[:at], *(f"{LOOP_ARGUMENT}={each}" for each in arguments[at + 1 :])]
+    """A command line in which what follows `--` is written as options: it belongs to a script, and not to PROGRAM; and
+    in which `--loop -m MODULE` is one option with its value."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    own = arguments[:at]
+    for place, words in enumerate(zip(own, own[1:], own[2:], strict=False)):
+        if words[:2] == (LOOP, "-m"):
+            own[place : place + 3] = [f"{LOOP}=-m {words[2]}"]
+            break
+    return [*own, *(f"{LOOP_ARGUMENT}={each}" for each in arguments[at + 1 :])]
 
 
 def _first_screen(about: str, commands: Mapping[str, Any]) -> str:

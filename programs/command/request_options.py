@@ -6,6 +6,8 @@ own type decides which values are valid.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, final, get_type_hints
 import typer
 
 from isthmus.programs import SHIPPED
-from isthmus.programs.command.commands import LOOP_ARGUMENT
+from isthmus.programs.command.commands import LOOP, LOOP_ARGUMENT
 from isthmus.programs.command.options import WHERE, Cluster, RunDir, cluster_of
 from isthmus.programs.engine.request.run_settings import SCHEMA
 from isthmus.programs.settings import Key
@@ -57,12 +59,22 @@ class Options:
         ),
     ] = None
     loop: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--loop",
-            metavar="FILE.py",
+            LOOP,
+            metavar="FILE.py|-m MODULE|PROGRAM",
             help="Your own script, whose loop is each learner's (isthmus.island); what follows -- is the script's.",
             rich_help_panel=_WHAT,
+        ),
+    ] = None
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python",
+            metavar="PATH",
+            help="What runs the script of --loop: the interpreter of another environment, which has isthmus, too.",
+            rich_help_panel=_WHAT,
+            show_default=False,
         ),
     ] = None
     ranks: Annotated[
@@ -226,14 +238,17 @@ class Options:
         elif self.ranks is not None:
             do = "Write `isthmus train --loop train.py --ranks 2`."
             raise ConfigError("Reading --ranks", "--loop FILE.py, whose processes they are", "none", do)
+        elif self.python is not None:
+            do = "Write `isthmus train --loop train.py --python PATH`."
+            raise ConfigError("Reading --python", "--loop FILE.py, which it runs", "none", do)
         if self.data:
             keys["task", "data"] = ("--data", self.data)
         return keys
 
-    def _loop_task(self, file: Path) -> str:
-        """The reference to the task of a script. ConfigError if there is no such file, or another task is named."""
+    def _loop_task(self, named: str) -> str:
+        """The reference to the task of a script. ConfigError if there is none, or another task is named."""
+        from isthmus.programs import loop_script
         from isthmus.programs.engine.request.reference import called
-        from isthmus.programs.loop_script import LOOP
 
         doing = "Reading --loop"
         others = {
@@ -244,13 +259,43 @@ class Options:
         if beside := [name for name, given in others.items() if given]:
             expected = "processes of your script as learners, on this machine"
             raise ConfigError(doing, expected, f"{beside[0]} beside it", "Leave it out.")
-        path = file.expanduser().absolute()
-        if not path.is_file():
-            found = "a folder" if path.is_dir() else "nothing there"
-            do = "Name your script; paths start in the current folder."
-            raise ConfigError(doing, f"a Python file {path}", found, do)
-        settings = {"script": str(path), "arguments": self.loop_arguments or [], "folder": str(Path.cwd())}
-        return called(LOOP, settings if self.ranks in (None, 1) else {**settings, "ranks": self.ranks})
+        form, script = _script(named, doing)
+        script_words = tuple(self.loop_arguments or ()), str(Path.cwd()), self.ranks or 1, form
+        made = loop_script.LoopScript(script, *script_words, python=self._interpreter(form))
+        return called(loop_script.LOOP, made.keywords)
+
+    def _interpreter(self, form: str) -> str:
+        """The path of what runs a script; empty for that of isthmus."""
+        from isthmus.programs.loop_script import PROGRAM
+
+        if self.python is None:
+            return ""
+        doing = "Reading --python"
+        if form == PROGRAM:
+            do = "Leave it out: a program has its own. Or name a FILE.py, or -m MODULE."
+            raise ConfigError(doing, "a script that Python runs", "a program", do)
+        path = shutil.which(os.path.expanduser(self.python))
+        if path is None:
+            do = "Name the Python of an environment, such as ~/venv/bin/python."
+            raise ConfigError(doing, f"a program {self.python}", "none that can be run", do)
+        return os.path.abspath(path)  # Not what it links to: the path of the link says of which environment it is.
+
+
+def _script(named: str, doing: str) -> tuple[str, str]:
+    """What a script is, and its path, or the name of its module."""
+    from isthmus.programs.loop_script import FILE, MODULE, PROGRAM
+
+    if named.startswith("-m "):
+        return MODULE, named[3:].strip()
+    path = Path(named).expanduser().absolute()
+    if path.is_file():
+        is_program = path.suffix != ".py" and os.access(path, os.X_OK)
+        return (PROGRAM if is_program else FILE), str(path)
+    if os.sep not in named and not path.exists() and (program := shutil.which(named)) is not None:
+        return PROGRAM, os.path.abspath(program)
+    found = "a folder" if path.is_dir() else "nothing there"
+    do = "Name your script; paths start in the current folder. A module is named by -m package.module."
+    raise ConfigError(doing, f"a Python file {path}", found, do)
 
 
 RUN_OPTIONS: Final[Mapping[str, Key]] = {name: key for name, key in SCHEMA.keys.items() if key.declared.option}

@@ -383,3 +383,33 @@ def test_without_our_lines_it_is_a_script_that_trains_alone(tmp_path: Path) -> N
     )
     assert not done.returncode, done.stderr
     assert float(re.findall(r"'accuracy': ([\d.]+)", done.stdout)[0]) > 0.8
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("form", ["module", "program", "python"])
+def test_a_module_and_a_program_are_trained_and_another_python_runs_them(tmp_path: Path, form: str) -> None:
+    package = tmp_path / "lab"
+    package.mkdir()
+    (package / "train.py").write_text(f"import os\nprint('MARK', os.environ.get('MARK'), __name__)\n{SCRIPT}")
+    program = tmp_path / "lab-train"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport lab.train\n")
+    python = tmp_path / "python-of-mine"
+    python.write_text(f'#!/bin/sh\nMARK=mine exec {sys.executable} "$@"\n')
+    for each in (program, python):
+        each.chmod(0o700)
+    words = {
+        "module": ("--loop", "-m", "lab.train"),
+        "program": ("--loop", "./lab-train"),
+        "python": ("--loop", "-m", "lab.train", "--python", "./python-of-mine"),
+    }[form]
+    run = Run(tmp_path, *words, tokens=60_000)
+    try:
+        said, _ = run.command.communicate(timeout=PATIENCE)
+        assert run.command.returncode == 0, said
+        log = (run.folder / "logs" / "learner-1.log").read_text()
+        mark = {"module": "None __main__", "program": "None lab.train", "python": "mine __main__"}[form]
+        assert f"MARK {mark}" in log
+        assert len(ends(run, 0)) == len(ends(run, 1)) == 1
+    finally:
+        run.close()

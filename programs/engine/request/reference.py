@@ -122,8 +122,7 @@ def script_of(text: str) -> LoopScript | None:
     """The script whose processes are the learners, where a reference names the task of one."""
     if not text.startswith(f"{LOOP}("):
         return None
-    keywords = parse(text, f"Reading the task {text}").keywords or {}
-    return LoopScript(**{**keywords, "arguments": tuple(keywords["arguments"])})
+    return LoopScript.of(parse(text, f"Reading the task {text}").keywords or {})
 
 
 def is_open_loop(text: str) -> bool:
@@ -134,8 +133,9 @@ def is_open_loop(text: str) -> bool:
 def portable(text: str) -> str:
     """A reference without the folder of its file, or of its script."""
     if (script := script_of(text)) is not None:
-        parts: dict[str, Any] = {"script": Path(script.script).name, "arguments": list(script.arguments)}
-        return called(LOOP, parts if script.ranks == 1 else {**parts, "ranks": script.ranks})
+        own = ("folder", "python")  # Another machine may have others.
+        parts = {key: value for key, value in script.keywords.items() if key not in own}
+        return called(LOOP, {**parts, "script": script.name})
     if is_open_loop(text):
         return OPEN
     where, rest = split(text)

@@ -215,7 +215,7 @@ class ScriptsAhead:
             self._asks = None
 
     def _start(self, asked: Mapping[str, Any], asks: ProcessLine) -> None:
-        script = LoopScript(asked["script"], tuple(asked["arguments"]), asked["folder"])
+        script = LoopScript.of(asked["script"])
         run = RunSlots(*asked["run"])
         try:
             self._waiting[0] = _Waiting(script, 0, run)
@@ -249,7 +249,7 @@ def ask_through(daemon: ProcessLine) -> None:
     found: dict[LoopScript, ModelFound] = {}
 
     def ask(script: LoopScript, run: RunSlots) -> ModelFound:
-        asked = {"script": script.script, "arguments": script.arguments, "folder": script.folder, "run": run}
+        asked = {"script": script.keywords, "run": run}
         if script.ranks != 1:
             return asked_of(script)
         if script not in found:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +14,13 @@ from typing import Any, Final
 import pytest
 from typer.testing import Result
 
+from isthmus.programs.command.commands import _with_loop_arguments
+from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.machine.own_daemon import check_told
 from isthmus.programs.engine.request import request
-from isthmus.programs.loop_script import LOOP, LoopScript
-from isthmus.programs.loop_task import LoopTask, ModelFound, loop
+from isthmus.programs.engine.request.reference import called, portable, script_of
+from isthmus.programs.loop_script import FILE, LOOP, MODULE, PROGRAM, LoopScript
+from isthmus.programs.loop_task import LoopTask, ModelFound, loop, told_in
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError
 
@@ -29,6 +35,10 @@ FOUND = ModelFound((ModelLeaf("w", (4, 3), "float32", "rda"),), (("**", "rda"),)
         (("--loop", "train.py", "--task", "mine.py:task"), "--task beside it"),
         (("--loop", "train.py", "--transport", "inproc"), "--transport inproc beside it"),
         (("--", "--rate", "1"), "--loop FILE.py, whose script gets it"),
+        (("--python", "python3"), "--loop FILE.py, which it runs"),
+        (("--loop", "train.py", "--python", "./none"), "none that can be run"),
+        (("--loop", "env", "--python", "python3"), "a program"),
+        (("--loop", "no-such-program"), "nothing there"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -39,6 +49,71 @@ def test_what_cannot_be_is_refused(
     assert result.exit_code == 2
     assert said in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["train", "--loop", "-m", "lab.train", "--", "-m", "--x"],
+         ["train", "--loop=-m lab.train", "--loop-argument=-m", "--loop-argument=--x"]),
+        (["train", "--loop", "a.py", "--", "--loop", "-m", "x"],
+         ["train", "--loop", "a.py", "--loop-argument=--loop", "--loop-argument=-m", "--loop-argument=x"]),
+        (["train", "--loop", "-m"], ["train", "--loop", "-m"]),
+        (["status"], ["status"]),
+    ],
+)  # fmt: skip
+def test_what_is_behind_dashes_is_the_scripts_and_a_module_is_one_value(words: list[str], read: list[str]) -> None:
+    assert _with_loop_arguments(words) == read
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({"loop": "train.py"}, [sys.executable, "HERE/train.py"]),
+        ({"loop": "train.py", "loop_arguments": ["-m", "x"]}, [sys.executable, "HERE/train.py", "-m", "x"]),
+        ({"loop": "-m lab.train", "loop_arguments": ["--"]}, [sys.executable, "-m", "lab.train", "--"]),
+        ({"loop": "-m lab.train", "python": "./python"}, ["HERE/python", "-m", "lab.train"]),
+        ({"loop": "train.py", "python": "lab-train"}, ["HERE/bin/lab-train", "HERE/train.py"]),
+        ({"loop": "./python", "loop_arguments": ["a"]}, ["HERE/python", "a"]),
+        ({"loop": "lab-train"}, ["HERE/bin/lab-train"]),
+        ({"loop": "notes", "ranks": 1}, [sys.executable, "HERE/notes"]),
+    ],
+)
+def test_a_loop_is_a_file_a_module_or_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], command: list[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, mode in (("train.py", 0o700), ("notes", 0o600), ("python", 0o700), ("bin/lab-train", 0o700)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    text = Options(**options).keys()["run", "task"][1]
+    script = script_of(text)
+    assert script is not None
+    assert script.command == [each.replace("HERE", str(tmp_path)) for each in command]
+    assert script_of(called(LOOP, script.keywords)) == script
+    assert str(tmp_path) not in portable(text)
+    assert LoopTask(script, tokens_per_batch=1).origin == loop(**script.keywords).origin
+
+
+@pytest.mark.parametrize(
+    ("form", "last", "do"),
+    [
+        (FILE, "ModuleNotFoundError: No module named 'lab'", "Install lab where"),
+        (PROGRAM, "ModuleNotFoundError: No module named 'isthmus'", "Install isthmus in its environment"),
+        (MODULE, "python: No module named lab.train", "Check the name"),
+        (MODULE, "ModuleNotFoundError: No module named 'torch'", "Install torch where"),
+        (FILE, "TypeError: Island.step() missing 1 required keyword-only argument: 'tokens'", "tokens=n"),
+        (FILE, "ValueError: no data", "Correct what it raises"),
+        (FILE, "", "Write `with isthmus.island"),
+    ],
+)
+def test_a_script_that_ends_before_a_step_is_told_by_its_cause(form: str, last: str, do: str) -> None:
+    output = io.BytesIO(f"Traceback (most recent call last):\n{last}\n".encode() if last else b"")
+    with pytest.raises(ConfigError) as error:
+        told_in(io.BytesIO(), output, 1, LoopScript("lab.train", (), "/x", form=form))
+    assert error.value.faults[0].remedy.startswith(do) or do in error.value.faults[0].remedy
 
 
 @pytest.mark.process
