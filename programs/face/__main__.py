@@ -2,5 +2,4 @@
 
 from isthmus.programs.command.main import main
 
-if __name__ == "__main__":
-    main()
+main()

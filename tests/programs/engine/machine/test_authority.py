@@ -54,7 +54,7 @@ def handover(**changed: Any) -> dict[str, Any]:
     """A hand-over as a command would make it."""
     site = {"name": "alpha", "address": None, "public_key": None, "roles": []}
     cluster = {"home": "alpha", "sites": [site], "placement": {}, "digest": ""}
-    handed = {"name": "mine", "folder": "run", "config": "evil = true\n", "graph": "{}", "spec": spec()}
+    handed = {"name": "mine", "folder": "run", "config": "evil = true\n", "graph": "{}", "spec": spec(), "data": "{}"}
     return {"type": "take", "handover": {**handed, "cluster": cluster, **changed}, "is_watched": False}
 
 

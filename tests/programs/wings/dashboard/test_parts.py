@@ -182,6 +182,7 @@ TABLE = DataTable(
     documents=3,
     tokens=400,
     tokens_by_kind={".py": 300, ".md": 100},
+    predicted=400,
     zero_share=0.5,
     without_text=1,
     longest=LongestDocument("/home/me/a.py", 1, 300),
