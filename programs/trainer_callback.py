@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, final
 
 import torch
@@ -169,7 +170,7 @@ def _tokens_in(inputs: Mapping[str, Any]) -> torch.Tensor | int:
 
 def _trainer() -> Any:
     """The Trainer that calls."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), transformers.Trainer):
             return owner
