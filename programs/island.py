@@ -64,9 +64,10 @@ def island(
     """The learner of a run that is this process's loop, to be used in a `with`.
 
     Arguments:
-        model: a `torch.nn.Module` on one device; or the state of a loop in jax, a tree of arrays with the optimizer's
-            among them.
-        optimizer: one of the module's parameters, or a list of several; none beside a state in jax.
+        model: a `torch.nn.Module` on one device, or a list or dict of some, such as a model and its head; or the state
+            of a loop in jax, a tree of arrays with the optimizer's among them.
+        optimizer: one of the module's parameters, a list or dict of several, each parameter in one of them, or an
+            object around them; none beside a state in jax.
         merge: the rules by which its leaves are merged, as of a task: patterns on names with `/` for `.`, and on the
             paths of a tree, of which each leaf needs a rule; a parameter that another pattern than `**` names takes
             part while it needs no gradient, too.
@@ -503,9 +504,18 @@ class StepsAfterEnd:
             raise LedOut
 
 
+def _as_module(model: Any, torch: Any) -> Any:
+    """One module of a list or dict of modules, such as a model and its head; anything else as it is."""
+    values = list(model.values()) if isinstance(model, Mapping) else list(model) if type(model) in (list, tuple) else []
+    if not values or not all(isinstance(each, torch.nn.Module) for each in values):
+        return model
+    return torch.nn.ModuleDict(dict(model)) if isinstance(model, Mapping) else torch.nn.ModuleList(values)
+
+
 def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:
     """The model of a loop, as its framework has it."""
     torch: Any = sys.modules.get("torch")
+    model = model if torch is None else _as_module(model, torch)
     if torch is not None and isinstance(model, torch.nn.Module):
         from isthmus.programs.module_island import ModuleModel
 

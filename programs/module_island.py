@@ -24,7 +24,7 @@ _MAKING: Final = "Making an island"
 
 @final
 class ModuleModel:
-    """A module and its optimizer, or a list of them (`LoopModel`)."""
+    """A module, and its optimizer or optimizers (`LoopModel`)."""
 
     step_call = "island.step(loss, tokens=)"
 
@@ -161,6 +161,7 @@ def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.Op
         return torch_model.OptimizerState(optimizer, model)
     except TypeError as error:
         do = (
-            "Pass the optimizer that the loop steps, made of this module's parameters; where there are several, a list."
+            "Pass the optimizer that the loop steps, made of this module's parameters; where there are several, a list "
+            "of them, each parameter in one."
         )
         raise ConfigError(_MAKING, "an optimizer of this module's parameters", str(error), do) from error

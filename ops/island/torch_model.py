@@ -340,6 +340,41 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
+def optimizers_in(given: Any) -> Iterator[Any]:
+    """The optimizers in what a loop steps: one; a list or dict of them; or an object around some, such as one that
+    steps Muon and AdamW, or a scaler's wrapper. TypeError for something else.
+
+    An object of the user's that has groups, a state and a step of its own is an optimizer, too.
+    """
+    if isinstance(given, Mapping | list | tuple):
+        for each in given.values() if isinstance(given, Mapping) else given:
+            yield from optimizers_in(each)
+        return
+    inner = _inside(given)
+    is_wrapper = isinstance(given, torch.optim.Optimizer) and any(given.state is each.state for each in inner)
+    if inner and not is_wrapper:
+        for each in inner:
+            yield from optimizers_in(each)
+    elif isinstance(given, torch.optim.Optimizer) or _acts_as_one(given):
+        yield given
+    else:
+        raise TypeError(f"a {type(given).__name__}, which is no torch.optim.Optimizer")
+
+
+def _inside(given: Any) -> list[Any]:
+    """The optimizers that an object has in its attributes, or in lists and dicts there."""
+    found: dict[int, Any] = {}
+    for held in vars(given).values() if hasattr(given, "__dict__") else ():
+        values = held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else (held,)
+        found |= {id(each): each for each in values if isinstance(each, torch.optim.Optimizer)}
+    return list(found.values())
+
+
+def _acts_as_one(given: Any) -> bool:
+    has_groups = isinstance(getattr(given, "param_groups", None), list)
+    return has_groups and isinstance(getattr(given, "state", None), Mapping) and callable(getattr(given, "step", None))
+
+
 @final
 class OptimizerState:
     """The state of one optimizer, or of several, as arrays.
@@ -350,14 +385,16 @@ class OptimizerState:
     """
 
     def __init__(self, optimizer: Any, model: Model) -> None:
-        """`optimizer` is one, or a list of them. TypeError for something else than optimizers over parameters of the
-        module, or for one that keeps what is neither a tensor nor a number."""
-        several = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        """`optimizer` is one, or several (`optimizers_in`). TypeError for something else than optimizers over
+        parameters of the module, each in one, or for one that keeps what is neither a tensor nor a number."""
+        several = tuple(optimizers_in(optimizer))
+        owners: dict[str, Any] = {}
         for each in several:
-            if not isinstance(each, torch.optim.Optimizer):
-                raise TypeError(f"a {type(each).__name__}, which is no torch.optim.Optimizer")
-            if any(id(parameter) not in model.paths for parameter in _parameters_of(each)):
-                raise TypeError("an optimizer of other parameters than the module's")
+            for parameter in _parameters_of(each):
+                if (path := model.paths.get(id(parameter))) is None:
+                    raise TypeError("an optimizer of other parameters than the module's")
+                if (other := owners.setdefault(path, each)) is not each:
+                    raise TypeError(f"{path} in {type(other).__name__} and {type(each).__name__}")
         if not several or len(several) > len({id(each) for each in several}):
             raise TypeError("one optimizer twice" if several else "no optimizer")
         self.optimizers: tuple[Any, ...] = several
