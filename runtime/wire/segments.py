@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from isthmus.runtime.items.decoding import ALIGNMENT_BYTES, SHELF_BYTES_MAX, WASTE_MAX
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import CHUNK_BYTES
+from isthmus.runtime.system.control_groups import memory_most
 from isthmus.runtime.system.mappings import (
     F_ADD_SEALS,
     F_SEAL_FUTURE_WRITE,
@@ -59,7 +60,7 @@ SEGMENTS_MAX: Final = 256
 APART_BYTES_MIN: Final = 1 << 20
 """Of an item that is copied by the thread: .1 to .2 ms of a loop's turn, about what a hop takes on busy cores."""
 MEMORY_SHARE: Final = 8
-"""All segments of a host have at most an eighth of the memory of its machine."""
+"""All segments of a host have at most an eighth of the memory of its machine, or container."""
 
 
 class Holder(Protocol):
@@ -173,8 +174,7 @@ class SegmentPool:
     """
 
     def __init__(self, bytes_max: int | None = None, item_bytes_min: int = ITEM_BYTES_MIN) -> None:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._bytes_max = memory // MEMORY_SHARE if bytes_max is None else bytes_max
+        self._bytes_max = memory_most() // MEMORY_SHARE if bytes_max is None else bytes_max
         self.item_bytes_min = item_bytes_min
         self.on_copied: Callable[[], None] = lambda: None
         self._segments: dict[int, SharedSegment] = {}

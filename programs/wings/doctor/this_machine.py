@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,7 @@ from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.wings.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.children import Child
+from isthmus.runtime.system.control_groups import groups, number_in
 from isthmus.runtime.system.files import cache_folder
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import status_name
@@ -134,8 +135,8 @@ def descriptors() -> tuple[int, int]:
 def processes_max() -> int | None:
     """How many processes and threads may still start: by the limit of this user, and of its control groups."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    rooms = [_number(group / "pids.max") for group in groups()]
-    used = [_number(group / "pids.current") for group in groups()]
+    rooms = [number_in(group / "pids.max") for group in groups()]
+    used = [number_in(group / "pids.current") for group in groups()]
     free = [room - count for room, count in zip(rooms, used, strict=True) if room is not None and count is not None]
     if soft != resource.RLIM_INFINITY:
         free.append(max(0, soft - _threads_of_user()))
@@ -169,25 +170,10 @@ def memory_bytes() -> int | None:
     except (OSError, ValueError, StopIteration):
         return None
     for group in groups():
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        limit, used = number_in(group / "memory.max"), number_in(group / "memory.current")
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
     return free
-
-
-def groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[Path]:
-    """The folders of this process's control group, and of those around it (cgroups(7), version 2)."""
-    with suppress(OSError):
-        name = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
-        path = root / name.strip("/")
-        yield from (each for each in (path, *path.parents) if each == root or root in each.parents)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file of a control group; None for `max`, and for no such file."""
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 def shared_memory_bytes() -> int | None:

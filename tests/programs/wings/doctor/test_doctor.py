@@ -86,14 +86,6 @@ def test_the_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_control_group_bounds_what_the_machine_has(tmp_path: Path) -> None:
-    inner = tmp_path / "sys" / "outer" / "inner"
-    inner.mkdir(parents=True)
-    own = tmp_path / "cgroup"
-    own.write_text("0::/outer/inner\n")
-    assert list(this_machine.groups(tmp_path / "sys", own)) == [inner, inner.parent, tmp_path / "sys"]
-
-
 @pytest.fixture
 def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the number of a process that opens devices, which never opens."""
