@@ -209,7 +209,7 @@ def _encoded(
     predicted: their ids are complements. Without any before it, nothing predicts the first token of all.
     """
     documents = tokenizer_documents_in(tokens.folder)
-    options = {"evaluation": [*tokens.options, *fields.values(), day_of_templates(documents)]}
+    options = {"evaluation": [*tokens.options, *fields.values(), day_of_templates(documents, tokens.day)]}
     name = name_of(sources, documents, options)
     file = token_file(name, sources, vocabulary, lambda writer: _written(writer, tokens, sources, fields, doing))
     return _Read(file.whole(), np.cumsum(file.sizes, dtype=np.int64), file.facts["text_bytes"])
