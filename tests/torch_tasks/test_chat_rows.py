@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from isthmus.ops.island.contract import evaluation_of, first_tensors_of
 from isthmus.programs import folder_task
 from isthmus.programs.engine.request.batch_checks import check_sets
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.engine.run.resume import changes
 from isthmus.programs.evaluations import RunSize
 from isthmus.programs.model_folders.folder_data import FolderData
 from isthmus.programs.model_folders.tokens import FolderTokens
@@ -440,3 +443,28 @@ def test_a_set_of_chats_is_measured_beside_whatever_the_data_are(tmp_path: Path,
     for name in ("loss/c", "loss/t"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-5)
     assert found[0]["loss/c"] != pytest.approx(found[0]["loss/t"], rel=1e-3)
+
+
+def test_a_resume_with_data_of_another_kind_is_refused_in_few_words(tmp_path: Path) -> None:
+    source, data, chats = model_of(tmp_path)
+    kept = tmp_path / "answers.jsonl"
+    lines(kept, *({"text": chat[1]["content"]} for chat in chats))
+
+    def job() -> Any:
+        settings = {"folder": str(source), "data": (str(data),), "context": 32, "batch": 2}
+        return prepare(task_settings=settings, run={"tokens": 2000, "learners": 1}).job
+
+    began = SimpleNamespace(job=job())
+    assert not changes(began, job(), "Resuming it")  # type: ignore[arg-type]  # Nothing else of it is read.
+    kept.rename(data)
+    with pytest.raises(ConfigError) as caught:
+        changes(began, job(), "Resuming it")  # type: ignore[arg-type]
+    [fault] = caught.value.faults
+    assert ("64" in fault.expected, fault.found) == (True, "'64'")
+    assert len(str(fault)) < 400
+    with pytest.raises(ConfigError) as caught:
+        changes(began, replace(began.job, layout=began.job.layout[1:]), "Resuming it")  # type: ignore[arg-type]
+    [fault] = caught.value.faults
+    assert began.job.layout[0].name in fault.expected
+    assert began.job.layout[1].name in fault.found
+    assert len(str(fault)) < 400
