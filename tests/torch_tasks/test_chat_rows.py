@@ -468,3 +468,19 @@ def test_a_resume_with_data_of_another_kind_is_refused_in_few_words(tmp_path: Pa
     assert began.job.layout[0].name in fault.expected
     assert began.job.layout[1].name in fault.found
     assert len(str(fault)) < 400
+
+
+@pytest.mark.parametrize("bad", [-1, 97])
+def test_ids_that_a_model_does_not_have_are_refused_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    """The beginning alone of a large file of ids is looked at as it is opened."""
+    source, _, _ = model_of(tmp_path)
+    ids = np.arange(2000, dtype=np.int32) % 90
+    ids[1500] = bad
+    np.save(tmp_path / "ids.npy", ids)
+    monkeypatch.setattr("isthmus.ops.data.corpus.CHECKED_TOKENS_MAX", 100)
+    with pytest.raises(ConfigError) as caught:
+        evaluate(text_model(source, "Reading it"), tmp_path / "ids.npy", "Reading it")
+    [fault] = caught.value.faults
+    assert str(bad) in fault.found
