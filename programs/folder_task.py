@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +51,7 @@ from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import SETS_MAX, AnyTask, Task, set_name_faults
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.refusals import reason, remedy
 
 CONTEXT_MAX: Final = 1024
 """Tokens of a sequence, where a model could take more, and no other number is given."""
@@ -77,6 +79,9 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
         do = f"Name files or folders with --data: text, rows ({ROWS}), or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
     yield from set_name_faults(values["sets"] or (), "Setting task.sets")
+    if (day := values["day"]) is not None and not _is_day(day):
+        do = "Write it so, or leave it out."
+        yield Fault("Setting task.day", "a day such as 2026-03-31", repr(day), do)
     if values["lora_rank"] is None:
         for key in ("lora_alpha", "lora_modules"):
             if values[key]:
@@ -171,6 +176,13 @@ def task(
             "Default: false."
         ),
     ] = None,
+    day: Annotated[
+        str | None,
+        Setting(
+            "What the folder's chat template takes for today (strftime_now), such as 2026-03-31. Default: the day of "
+            "the start, where the template asks for it."
+        ),
+    ] = None,
 ) -> AnyTask:
     """The model of a folder as a task. ConfigError for a folder or data that cannot be used.
 
@@ -181,7 +193,7 @@ def task(
     facts = _facts(Path(folder), _framework(framework, lora_rank), _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    marks = TextMarks(bos, eos, special_in_text)
+    marks = TextMarks(bos, eos, special_in_text, day)
     texts = FolderData(Path(folder), facts.vocabulary, data, column, prompt, token_dtype, marks)
     windows = _windows(texts, sequences, length, evaluation_windows)
     terms = {
@@ -291,7 +303,7 @@ def _in_torch(
 
 def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
     """The framework, the context, the batch, the rate and the windows of an evaluation of a run, the alpha of adapters,
-    and how texts become tokens, as far as `settings`, which are in their ranges, have None there."""
+    and how texts and chats become tokens, as far as `settings`, which are in their ranges, have None there."""
     path, doing, rank = Path(settings["folder"]), _doing(settings["folder"]), settings["lora_rank"]
     facts = _facts(path, _framework(settings["framework"], rank), doing)
     context = _length(settings["context"], facts.context)
@@ -305,9 +317,25 @@ def chosen(settings: Mapping[str, Any], run: RunSize) -> dict[str, Any]:
         "lr": _rate(facts.width, batch, rank),
         "lora_alpha": None if rank is None else alpha_of(rank),
         "evaluation_windows": windows,
+        "day": _day(path, doing),
         **READS,
     }
     return {key: value for key, value in values.items() if settings[key] is None and value is not None}
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def _day(folder: Path, doing: str) -> str | None:
+    """Today, where the folder's chat template may ask for it: all processes and lives of a run read alike."""
+    try:
+        return folders.day_of_templates(folders.tokenizer_documents_in(folder)) or None
+    except OSError as error:
+        raise ConfigError(doing, "files that can be read", reason(error), remedy(error, "Look there.")) from None
 
 
 class _Facts(NamedTuple):

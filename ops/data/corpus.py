@@ -63,10 +63,12 @@ _WIDTH_TOKENS = 1 << 20
 class TokenIds:
     """A sequence of token ids in several segments (integer arrays of one axis), of which large ones are mapped.
 
-    `are_mapped`: all of them are, also small ones, and stay as they are.
+    `are_mapped`: all of them are, also small ones, and stay as they are. `are_marked`: some are complements, of tokens
+    that are not to be predicted; in others a negative id is an error.
     """
 
-    def __init__(self, segments: Iterable[Segment], *, are_mapped: bool = False) -> None:
+    def __init__(self, segments: Iterable[Segment], *, are_mapped: bool = False, are_marked: bool = False) -> None:
+        self.are_marked = are_marked
         self.segments = tuple(segment for segment in segments if len(segment)) if are_mapped else _join(segments)
         self._ends = np.cumsum([len(segment) for segment in self.segments], dtype=np.int64)
 

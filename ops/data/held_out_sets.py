@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-import numpy as np
-
 from isthmus.ops.data.batches import At, Batch, Windows
 from isthmus.ops.data.corpus import DataError, TokenIds
 from isthmus.ops.data.held_out import WINDOWS
@@ -55,8 +53,7 @@ class TextSet:
                 expected = f"at least {length} tokens, those of one window and the one before it"
                 raise DataError(doing, expected, str(len(ids)), do)
             corpus = replace(self.windows.corpus, evaluation=ids)
-            signed = (part for part in ids.segments if part.dtype.kind == "i")
-            is_marked = self.windows.is_marked or any(bool(np.any(part < 0)) for part in signed)
+            is_marked = self.windows.is_marked or ids.are_marked
             return replace(self.windows, corpus=corpus, held_out=self.most, is_marked=is_marked)
         except DataError as error:
             raise DataError(doing, error.expected, error.found, error.remedy) from error

@@ -1,9 +1,10 @@
 """Chats as a model folder has them: its template, which makes one text of messages, and the tokens of it to be learned.
 
 The template is rendered as transformers renders it: in jinja2's immutable sandbox, with the tag `generation`, within
-which is what the assistant says, and with what templates call: `raise_exception`, `strftime_now`, `tojson`. A template
-comes with its folder, so it gets nothing but the messages and the names of special tokens, and the sandbox refuses the
-rest. Chats are rendered by one thread.
+which is what the assistant says, and with what templates call: `raise_exception`, `strftime_now`, `tojson`. The time
+is that of now, or the beginning of the day that a run has, whose processes and lives read alike. A template comes with
+its folder, so it gets nothing but the messages and the names of special tokens, and the sandbox refuses the rest. Chats
+are rendered by one thread.
 
 Which tokens are the assistant's is said by the marks of the template, as transformers reads them; else by prefixes: an
 answer is what the chat up to it has more than the chat before it with the header of an answer, but for an eos token
@@ -61,10 +62,13 @@ class Chat(NamedTuple):
 
 @final
 class ChatTemplate:
-    """The chat templates of a folder; ConfigError where it has none, or one that is no template."""
+    """The chat templates of a folder; ConfigError where it has none, or one that is no template.
 
-    def __init__(self, folder: Path, doing: str) -> None:
-        self._doing, self.folder = doing, folder
+    `day`: what templates take for today, as ISO 8601 has it; empty for the time of now.
+    """
+
+    def __init__(self, folder: Path, doing: str, day: str = "") -> None:
+        self._doing, self.folder, self._day = doing, folder, day
         self._sources = _sources_in(folder, doing)
         self._names = template_names_in(folder, doing)
 
@@ -139,7 +143,8 @@ class ChatTemplate:
 
     def _given(self, row: ChatRow, messages: Sequence[Message], *, is_asked: bool) -> dict[str, Any]:
         given = {"messages": [dict(each) for each in messages], "add_generation_prompt": is_asked}
-        return {**self._names, "tools": None, "documents": None, **row.options, **given}
+        clock = {"strftime_now": datetime.fromisoformat(self._day).strftime} if self._day else {}
+        return {**self._names, **clock, "tools": None, "documents": None, **row.options, **given}
 
     def _marked(self, row: ChatRow) -> tuple[str, list[Span]]:
         """The text, and the places of what the template marks."""

@@ -34,13 +34,17 @@ class TextMarks(NamedTuple):
     bos: Marked | None
     eos: Marked | None
     special_in_text: bool | None
+    day: str | None = None
+    """What chat templates take for today; None for the day of now."""
 
     def tokens(self, folder: Path, vocabulary: int, doing: str) -> FolderTokens:
         """The tokenizer of a folder; ConfigError where there is none, or it has no such token."""
         is_former = self.special_in_text is None
         bos = self.bos or ("off" if is_former else "folder")
         special = is_former or bool(self.special_in_text)
-        return FolderTokens(folder, vocabulary, doing, bos=bos, special_in_text=special, is_former=is_former)
+        return FolderTokens(
+            folder, vocabulary, doing, bos=bos, special_in_text=special, is_former=is_former, day=self.day
+        )
 
     def end(self, folder: Path, vocabulary: int, doing: str) -> int | None:
         """The token that ends a document; the first, where there are several. ConfigError for one that the model does
@@ -62,7 +66,7 @@ class TextMarks(NamedTuple):
 
 def marks_of(settings: Mapping[str, Any]) -> TextMarks:
     """How documents become tokens, by the settings of a task."""
-    return TextMarks(settings.get("bos"), settings.get("eos"), settings.get("special_in_text"))
+    return TextMarks(*(settings.get(key) for key in TextMarks._fields))
 
 
 @final
@@ -120,7 +124,7 @@ class FolderData:
     def _tally_of_ids(self, held: list[CorpusFile]) -> DataTally:
         tally = DataTally()
         if (self.folder / folders.TOKENIZER).is_file():
-            tokens, end = self._tokens()
+            tokens, end = self._tokens(self.marks)
             tally = DataTally(_special(tokens, end), tokens.decode)
         for file in held:
             tally.add_file(file.path, read(file, self.vocabulary, np.dtype(self.token_dtype).newbyteorder("<")))
@@ -128,13 +132,14 @@ class FolderData:
 
     def _file(self, found: FoundFiles) -> TokenFile:
         documents = folders.tokenizer_documents_in(self.folder)
-        options = [self.vocabulary, self.column, self.prompt, *self.marks, folders.day_of_templates(documents)]
-        name = name_of(found.files, documents, {"training": options})
-        return token_file(name, found.files, self.vocabulary, lambda writer: self._written(found, writer))
+        day = folders.day_of_templates(documents, self.marks.day)
+        marks = self.marks._replace(day=day)
+        name = name_of(found.files, documents, {"training": [self.vocabulary, self.column, self.prompt, *marks]})
+        return token_file(name, found.files, self.vocabulary, lambda writer: self._written(found, writer, marks))
 
-    def _written(self, found: FoundFiles, writer: TokenWriter) -> Mapping[str, Any]:
+    def _written(self, found: FoundFiles, writer: TokenWriter, marks: TextMarks) -> Mapping[str, Any]:
         """Write the ids of all files; the result is their table."""
-        tokens, end = self._tokens()
+        tokens, end = self._tokens(marks)
         begins_with, ends_with = (
             tuple(map(tokens.piece, ids)) for ids in (tokens.begin, () if end is None else (end,))
         )
@@ -147,11 +152,11 @@ class FolderData:
             writer.end_file()
         return tally.table(FoundFiles(found.files), lost_share(map(tokens.there_and_back, tally.samples))).as_dict()
 
-    def _tokens(self) -> tuple[FolderTokens, int | None]:
+    def _tokens(self, marks: TextMarks) -> tuple[FolderTokens, int | None]:
         """The tokenizer, and the token that ends a document."""
         reading = f"Reading the model folder {self.folder}"
-        tokens = self.marks.tokens(self.folder, self.vocabulary, DOING)
-        return tokens, self.marks.end(self.folder, self.vocabulary, reading)
+        tokens = marks.tokens(self.folder, self.vocabulary, DOING)
+        return tokens, marks.end(self.folder, self.vocabulary, reading)
 
 
 @lru_cache(maxsize=2)

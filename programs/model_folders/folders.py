@@ -256,9 +256,10 @@ def tokenizer_documents_in(path: Path) -> dict[str, bytes]:
     return {name: read_bytes(path / name) for name in names if (path / name).is_file()}
 
 
-def day_of_templates(documents: Mapping[str, bytes]) -> str:
-    """The day of now, where a chat template may write it into chats; else empty."""
-    return date.today().isoformat() if any(b"strftime_now" in content for content in documents.values()) else ""
+def day_of_templates(documents: Mapping[str, bytes], day: str | None = None) -> str:
+    """A day, by default that of now, where a chat template may write it into chats; else empty."""
+    is_told = any(b"strftime_now" in content for content in documents.values())
+    return (day or date.today().isoformat()) if is_told else ""
 
 
 def text_in(path: Path, doing: str) -> str:

@@ -174,7 +174,7 @@ def _chats(rows: Sequence[ChatRow], tokens: TextTokens, doing: str) -> Iterator[
     if not isinstance(tokens, FolderTokens):
         do = "Give texts, or train a model folder that has a chat template."
         raise ConfigError(doing, f"texts, for a model of bytes, in {rows[0].where}", rows[0].form, do)
-    template = ChatTemplate(tokens.folder, doing)
+    template = ChatTemplate(tokens.folder, doing, tokens.day)
     for row, chat in zip(rows, template.chats(rows, tokens), strict=True):
         ids = np.where(chat.is_answer, chat.ids, ~chat.ids)
         yield DocumentIds(ids, row.form, row.text, chat.ids, chat.by, chat.answer_bytes)

@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
@@ -127,7 +128,7 @@ class FolderTokens:
     `begin`: what transformers puts before a text, where `bos` is "folder"; the folder's bos token at least, where it is
     "on". `special_in_text`: texts have the special tokens that they spell. `is_former`: the file is read with all that
     it says, and nothing beside it, as before there were such settings. `options`: from these and the folder follows all
-    that it gives.
+    that it gives. `day`: what chat templates take for today, if not the day of now.
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class FolderTokens:
         bos: Marked = "folder",
         special_in_text: bool = False,
         is_former: bool = False,
+        day: str | None = None,
     ) -> None:
         self._doing, self.folder, path = doing, folder, folder / TOKENIZER
+        self.day = day or date.today().isoformat()
         self.options, self._is_former = (vocabulary, bos, special_in_text, is_former), is_former
         if not path.is_file():
             do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."

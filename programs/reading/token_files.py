@@ -87,13 +87,15 @@ class DamagedError(ValueError):
 class TokenFile:
     """The ids of some files, mapped.
 
-    `sizes` and `keys`: the tokens of each file, and its `corpus.key_of`. `facts`: what was counted when they were made.
+    `sizes` and `keys`: the tokens of each file, and its `corpus.key_of`. `is_marked`: whether there are complements of
+    ids. `facts`: what was counted when they were made.
     `origin`: FOUND, MADE or NOT_KEPT, and for the last the `reason`; of MADE the reason is why another was not used.
     """
 
     ids: Ids
     sizes: tuple[int, ...]
     keys: tuple[str, ...]
+    is_marked: bool
     facts: Mapping[str, Any]
     origin: str
     reason: str = ""
@@ -104,7 +106,7 @@ class TokenFile:
 
     def whole(self) -> TokenIds:
         """All ids, nothing held out."""
-        return TokenIds((self.ids,), are_mapped=True)
+        return TokenIds((self.ids,), are_mapped=True, are_marked=self.is_marked)
 
 
 @final
@@ -122,15 +124,18 @@ class TokenWriter:
         self._keys: list[str] = []
         self._beginning: list[Ids] = []
         self._begun = self._written = 0
+        self._is_marked = False
 
     def add(self, ids: npt.NDArray[np.int32]) -> None:
         """Write the next ids of the file at hand."""
         if self._begun < KEY_TOKENS:
             self._beginning.append(ids[: KEY_TOKENS - self._begun].copy())
         self._begun += len(ids)
-        if self._kind.kind == "u" and len(ids) and ids.min() < 0:
-            narrow = self._vocabulary - 1 <= np.iinfo(np.int16).max
-            self._widen(self._kinds[1] if narrow else self._kinds[2])
+        if not self._is_marked and len(ids) and ids.min() < 0:
+            self._is_marked = True
+            if self._kind.kind == "u":
+                narrow = self._vocabulary - 1 <= np.iinfo(np.int16).max
+                self._widen(self._kinds[1] if narrow else self._kinds[2])
         self._write(ids.astype(self._kind, copy=False).tobytes(), self._written * self._kind.itemsize)
         self._written += len(ids)
 
@@ -149,6 +154,7 @@ class TokenWriter:
             "tokens": self._written,
             "sizes": self._sizes,
             "keys": self._keys,
+            "marked": self._is_marked,
             "digest": _sampled(self._file, size),
             "facts": facts,
         }
@@ -393,7 +399,8 @@ def _mapped(file: int, origin: str, why: str) -> TokenFile:
     if _sampled(file, tokens * kind.itemsize) != behind["digest"]:
         raise DamagedError("its ids are not those that were written")
     ids = np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), kind, tokens)
-    return TokenFile(ids, tuple(behind["sizes"]), tuple(behind["keys"]), behind["facts"], origin, why)
+    sizes, keys = tuple(behind["sizes"]), tuple(behind["keys"])
+    return TokenFile(ids, sizes, keys, behind["marked"], behind["facts"], origin, why)
 
 
 def _sampled(file: int, size: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.data.batches import Batch
-from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, vocabulary_of, whole
+from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, check_ids, vocabulary_of, whole
 from isthmus.programs.model_folders.folders import day_of_templates, tokenizer_documents_in
 from isthmus.programs.model_folders.texts import documents_in
 from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids
@@ -77,7 +77,10 @@ def evaluate(model: TextModel, data: Path | Sequence[Path] | None, doing: str, c
         return _loss(held_out, [held_out.tokens if isinstance(model.tokens, ByteTokens) else None])
     texts = [_text(model, path, column, doing) for path in ([data] if isinstance(data, Path) else data)]
     _check_once(texts, doing)
-    sums = [_sum(model, _windows(model, text.ids), len(text.paths), text.ends) for text in texts]
+    try:
+        sums = [_sum(model, _windows(model, text.ids), len(text.paths), text.ends) for text in texts]
+    except DataError as error:
+        raise ConfigError(doing, error.expected, error.found, error.remedy) from error
     total = Sum(sum(each.loss for each in sums), sum(each.tokens for each in sums), sum(each.windows for each in sums))
     if not total.tokens:
         found = f"none in {', '.join(text.data for text in texts)}"
@@ -209,7 +212,7 @@ def _encoded(
     predicted: their ids are complements. Without any before it, nothing predicts the first token of all.
     """
     documents = tokenizer_documents_in(tokens.folder)
-    options = {"evaluation": [*tokens.options, *fields.values(), day_of_templates(documents)]}
+    options = {"evaluation": [*tokens.options, *fields.values(), day_of_templates(documents, tokens.day)]}
     name = name_of(sources, documents, options)
     file = token_file(name, sources, vocabulary, lambda writer: _written(writer, tokens, sources, fields, doing))
     return _Read(file.whole(), np.cumsum(file.sizes, dtype=np.int64), file.facts["text_bytes"])
@@ -261,6 +264,8 @@ def _windows(model: TextModel, ids: TokenIds) -> Iterator[_Windows]:
         for row, start in enumerate(starts[first : first + sequences]):
             size = min(length + 1, len(ids) - start)
             window = ids.window(start, size)
+            if not ids.are_marked:  # Of large files of ids the beginning alone was looked at.
+                check_ids(window, model.vocabulary, f"the window at {start:,}")
             tokens[row, :size] = np.where(window < 0, ~window, window)
             counts[row, : size - 1] = window[1:] >= 0
         places = np.zeros(sequences, np.int64)

@@ -119,6 +119,18 @@ def test_a_set_that_cannot_be_evaluated_on_is_refused_by_name_before_the_start(
     assert "--data" not in refused.value.faults[0].remedy
 
 
+def test_what_a_set_raises_is_told_once_by_its_name() -> None:
+    def gone() -> list[Any]:
+        raise RuntimeError("no such disk")
+
+    with pytest.raises(ConfigError) as refused:
+        check_sets(task_with(law=gone), 0)
+    [fault] = refused.value.faults
+    assert fault.action == "Running task.sets['law']()"
+    assert "no such disk" in fault.found
+    assert Path(__file__).name in fault.found
+
+
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 65, "\x1b[1m"])
 def test_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):

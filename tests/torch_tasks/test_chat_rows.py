@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,12 @@ import transformers
 
 from isthmus import At
 from isthmus.ops.data.batches import tokens_in
+from isthmus.ops.island.contract import evaluation_of, first_tensors_of
 from isthmus.programs import folder_task
+from isthmus.programs.engine.request.batch_checks import check_sets
 from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.engine.run.resume import changes
+from isthmus.programs.evaluations import RunSize
 from isthmus.programs.model_folders.folder_data import FolderData
 from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.reading.table import DataTable
@@ -370,3 +377,110 @@ def test_an_evaluation_of_chats_measures_answers_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         evaluate(text_model(source, "Reading it"), lines(tmp_path / "bad.jsonl", {"messages": []}), "Reading it")
     assert str(tmp_path / "bad.jsonl") in caught.value.faults[0].expected
+
+
+# -- the day, and sets -------------------------------------------------------------------------------------------------
+
+
+def ids_of(**settings: Any) -> list[int]:
+    """All ids that a task with these settings reads."""
+    corpus = folder_task.task(**settings).batch.__self__.corpus
+    return [int(each) for part in (corpus.train, corpus.evaluation) for one in part.segments for each in one]
+
+
+def test_a_run_of_chats_reads_the_same_on_every_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, data, _ = model_of(tmp_path)
+    template = source / "chat_template.jinja"
+    given = {"folder": str(source), "data": (str(data),)}
+    assert "day" not in folder_task.chosen(SETTINGS.read(given), RunSize(tokens=10_000, learners=1))
+    template.write_text("{{- strftime_now('%d-%b-%Y') }}" + template.read_text())
+    today = date.today()
+    chosen = folder_task.chosen(SETTINGS.read(given), RunSize(tokens=10_000, learners=1))
+    assert chosen["day"] in (today.isoformat(), date.today().isoformat())
+    begun = {**given, "context": 16, "batch": 2, **NOW, "day": chosen["day"]}
+    first = ids_of(**begun)
+    held_out = [each["tokens"].tolist() for each in folder_task.held_out(SETTINGS.read(begun), source)]
+
+    class Later(date):
+        @classmethod
+        def today(cls) -> Later:
+            return cls.fromordinal(today.toordinal() + 40)
+
+    for module in ("folders", "tokens"):
+        monkeypatch.setattr(f"isthmus.programs.model_folders.{module}.date", Later)
+    assert ids_of(**begun) == first
+    assert [each["tokens"].tolist() for each in folder_task.held_out(SETTINGS.read(begun), source)] == held_out
+    other = ids_of(**{**begun, "day": Later.today().isoformat()})
+    assert other != first
+    assert ids_of(**{**begun, "day": None}) == other  # As runs read that are not told.
+
+
+@pytest.mark.parametrize("day", ["today", "20260331", "2026-02-30", "2026-3-31"])
+def test_a_day_that_is_none_is_refused(tmp_path: Path, day: str) -> None:
+    source, data, _ = model_of(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        folder_task.task(folder=str(source), data=(str(data),), day=day)
+    [fault] = caught.value.faults
+    assert (fault.action, fault.found) == ("Setting task.day", repr(day))
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("kind", ["texts", "ids"])
+def test_a_set_of_chats_is_measured_beside_whatever_the_data_are(tmp_path: Path, framework: str, kind: str) -> None:
+    source, chats, _ = model_of(tmp_path)
+    data = tmp_path / f"data.{'txt' if kind == 'texts' else 'npy'}"
+    if kind == "texts":
+        data.write_text("so_it_is_said " * 400)
+    else:
+        np.save(data, np.arange(4000, dtype=np.uint16) % 90)
+    more = {"framework": framework, "evaluation_windows": 8, "sets": {"c": str(chats), "t": str(data)}}
+    found = []
+    for path in (data, chats):
+        task = task_of(source, path, **more)
+        check_sets(task, 0)
+        found.append(evaluation_of(task, 0).metrics(first_tensors_of(task, 0)))
+    assert "weights" not in task_of(source, data, **more).batch(At(0, 0, 0))
+    for name in ("loss/c", "loss/t"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-5)
+    assert found[0]["loss/c"] != pytest.approx(found[0]["loss/t"], rel=1e-3)
+
+
+def test_a_resume_with_data_of_another_kind_is_refused_in_few_words(tmp_path: Path) -> None:
+    source, data, chats = model_of(tmp_path)
+    kept = tmp_path / "answers.jsonl"
+    lines(kept, *({"text": chat[1]["content"]} for chat in chats))
+
+    def job() -> Any:
+        settings = {"folder": str(source), "data": (str(data),), "context": 32, "batch": 2}
+        return prepare(task_settings=settings, run={"tokens": 2000, "learners": 1}).job
+
+    began = SimpleNamespace(job=job())
+    assert not changes(began, job(), "Resuming it")  # type: ignore[arg-type]  # Nothing else of it is read.
+    kept.rename(data)
+    with pytest.raises(ConfigError) as caught:
+        changes(began, job(), "Resuming it")  # type: ignore[arg-type]
+    [fault] = caught.value.faults
+    assert ("64" in fault.expected, fault.found) == (True, "'64'")
+    assert len(str(fault)) < 400
+    with pytest.raises(ConfigError) as caught:
+        changes(began, replace(began.job, layout=began.job.layout[1:]), "Resuming it")  # type: ignore[arg-type]
+    [fault] = caught.value.faults
+    assert began.job.layout[0].name in fault.expected
+    assert began.job.layout[1].name in fault.found
+    assert len(str(fault)) < 400
+
+
+@pytest.mark.parametrize("bad", [-1, 97])
+def test_ids_that_a_model_does_not_have_are_refused_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    """The beginning alone of a large file of ids is looked at as it is opened."""
+    source, _, _ = model_of(tmp_path)
+    ids = np.arange(2000, dtype=np.int32) % 90
+    ids[1500] = bad
+    np.save(tmp_path / "ids.npy", ids)
+    monkeypatch.setattr("isthmus.ops.data.corpus.CHECKED_TOKENS_MAX", 100)
+    with pytest.raises(ConfigError) as caught:
+        evaluate(text_model(source, "Reading it"), tmp_path / "ids.npy", "Reading it")
+    [fault] = caught.value.faults
+    assert str(bad) in fault.found

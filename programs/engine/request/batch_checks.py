@@ -15,6 +15,7 @@ import numpy as np
 
 from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, next_batch, nothing_in, opened, tokens_in
 from isthmus.ops.data.corpus import DataError
+from isthmus.ops.data.held_out_sets import TextSet
 from isthmus.ops.exchange.parameter_trees import named_leaves, structure_of
 from isthmus.programs.engine.request.leaf_checks import form
 from isthmus.programs.settings import collecting
@@ -65,12 +66,14 @@ def check_sets(task: AnyTask, seed: int) -> None:
         doing = f"Running task.sets[{name!r}]()"
         with collecting(faults):
             try:
-                first = call(doing, make, partial(_first_of, make), DataError)
+                first = call(f"task.sets[{name!r}]()", make, partial(_first_of, make), DataError)
             except DataError as error:
                 raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
             if first is None:
                 do = "Return a list of batches, made as task.batch makes them."
                 raise ConfigError(doing, "a batch at least", "none", do)
+            if isinstance(make, TextSet):
+                continue  # Of windows as the run's own data are; beside those of texts the ones of chats have weights.
             found = list(_array_faults(first, doing))
             faults += found or _set_faults(task.batch(At(seed, 0, 0, "evaluation")), first, doing)
     if faults:

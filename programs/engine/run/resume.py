@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -119,8 +119,11 @@ def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]
     yield from differing
     if job.routed_by != wanted.routed_by and "task.router" not in dict(differing):
         yield "the documents that each path has", (job.routed_by or None, wanted.routed_by or None)
-    if _sizes(job) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in differing):
-        yield "the model, or the tokens of a step", (_sizes(job), _sizes(wanted))
+    if all(_may_change(key, wanted) for key, _ in differing):
+        if _tensors(job) != _tensors(wanted):
+            yield "the model", _first_difference(_tensors(job), _tensors(wanted))
+        if _tokens(job) != _tokens(wanted):
+            yield "the tokens of a step, such as by data of another kind", (_tokens(job), _tokens(wanted))
 
 
 def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
@@ -135,9 +138,21 @@ def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
     return [*pairs, ("task.framework", portable(former)[len(was) :], portable(wanted)[len(now) :])]
 
 
-def _sizes(job: Job) -> tuple[Any, ...]:
-    by_slot = ("at most", job.tokens_at_most) if job.tokens_at_most else job.tokens_by_slot or (job.tokens_per_batch,)
-    return tuple((tensor.name, tensor.shape, tensor.dtype, tensor.merge) for tensor in job.layout), by_slot
+def _tensors(job: Job) -> list[str]:
+    return [f"{tensor.name}: {tensor.dtype} {tensor.shape}, {tensor.merge}" for tensor in job.layout]
+
+
+def _tokens(job: Job) -> str:
+    """The tokens of a step of each slot."""
+    if job.tokens_at_most:
+        return f"at most {job.tokens_at_most}"
+    return ", ".join(map(str, job.tokens_by_slot or (job.tokens_per_batch,)))
+
+
+def _first_difference(was: list[str], now: list[str]) -> tuple[str, str]:
+    """The first of two lists that differs, in each; a model has hundreds of tensors."""
+    pairs = zip_longest([*was, f"{len(was)} tensors"], [*now, f"{len(now)} tensors"], fillvalue="none")
+    return next((one, other) for one, other in pairs if one != other)
 
 
 def _plain(value: Any) -> Any:

@@ -59,10 +59,19 @@ def test_ids_beyond_the_vocabulary_are_refused() -> None:
         list(sets["law"]())
 
 
+def test_a_negative_id_of_a_set_without_marks_is_refused() -> None:
+    negative = np.arange(1000, dtype=np.int32) % 50
+    negative[::2] = -1
+    sets = text_sets({"law": ""}, lambda _: lambda: TokenIds([negative]), windows())
+    with pytest.raises(DataError, match="0 to 99") as refused:
+        list(sets["law"]())
+    assert refused.value.found.startswith("ids -1 to")
+
+
 def test_what_is_not_to_be_predicted_of_a_set_does_not_count() -> None:
     marked = np.arange(1000, dtype=np.int32) % 50
     marked[::2] = ~marked[::2]
-    sets = text_sets({"law": ""}, lambda _: lambda: TokenIds([marked]), windows(is_marked=True))
+    sets = text_sets({"law": ""}, lambda _: lambda: TokenIds([marked], are_marked=True), windows())
     batches = list(sets["law"]())
     assert sum(float(batch["weights"].sum()) for batch in batches) == pytest.approx(len(batches))
     assert all((batch["weights"] == 0).mean() == 0.5 for batch in batches)

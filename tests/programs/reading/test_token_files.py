@@ -83,6 +83,7 @@ def test_split_and_digest_are_those_of_the_same_ids_in_memory(
     file = of(files, vocabulary)
     assert (file.origin, file.ids.dtype.str, file.facts) == (MADE, f"<{kind}", {"files": len(files)})
     assert file.whole().window(0, len(file.ids)).tolist() == np.concatenate(files).tolist()
+    assert [each.whole().are_marked for each in (file, again(writing([])))] == [is_marked] * 2
     for read in (file.corpus(vocabulary), again(writing([])).corpus(vocabulary)):
         assert all_of(read.train) == all_of(expected.train)
         assert all_of(read.evaluation) == all_of(expected.evaluation)
@@ -93,7 +94,7 @@ def test_ids_are_widened_where_the_first_complement_comes_late() -> None:
     files = drawn([3_000_000, 10], 100)
     files[1][3] = ~99
     file = of(files)
-    assert file.ids.dtype == np.int16
+    assert (file.ids.dtype, file.is_marked) == (np.int16, True)
     assert np.array_equal(file.ids, np.concatenate(files))
 
 
