@@ -314,8 +314,10 @@ class Schema:
                 continue
         default = "" if key.default is None else f" for {key.default!r}"
         default = "" if key.default is REQUIRED else f", or leave it out{default}"
+        form = ' = {NAME = "TEXT"}' if expected == describe(Mapping[str, str]) else ""
+        change = f"Write {self.section}.{key.name}{form}" if form else f"Change {self.section}.{key.name}"
         value_text = repr(str(value)) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
-        raise ConfigError(subject, expected, value_text, f"Change {self.section}.{key.name}{default}.")
+        raise ConfigError(subject, expected, value_text, f"{change}{default}.")
 
 
 def _default(default: Any) -> Any:

@@ -78,6 +78,7 @@ def data(
     the table.
     """
     from isthmus.programs.engine.request.request import shipped_task
+    from isthmus.programs.reading.forms import form_of
     from isthmus.programs.settings import Schema
 
     doing = "Reading the command"
@@ -115,6 +116,8 @@ def data(
     else:
         for line in table.lines():
             typer.echo(printable(line))
+        if model is None and any(form_of(f"data{kind}").has_rows for kind in table.tokens_by_kind):
+            typer.echo("rows are read as bytes here; --model FOLDER reads them as texts and chats")
     for warning in table.warnings():
         typer.echo(f"isthmus: warning: {printable(str(warning))}", err=True)
     if faults := list(table.faults()):

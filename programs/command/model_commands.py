@@ -166,6 +166,15 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            metavar="NAME",
+            help="That of what comes before the text, and is not measured. Default: that of the run, else none.",
+            show_default=False,
+        ),
+    ] = None,
     snapshot: Snapshot = None,
     path: PathNumber = None,
     as_json: AsJson = False,
@@ -185,7 +194,7 @@ def evaluate(
     if not data and snapshot is None and path is None and _evaluate_later(folder, doing, as_json=as_json):
         return
     where = None if not data else list(dict.fromkeys(_expanded(each) for each in data))
-    found = evaluate(text_model(folder, doing, snapshot, path), where, doing, column)
+    found = evaluate(text_model(folder, doing, snapshot, path), where, doing, column, prompt)
     if as_json:
         typer.echo(json.dumps({**found.as_dict(), "written": False}))
         return

@@ -27,6 +27,13 @@ COMPLETIONS: Final = "completions"
 CHATS: Final = "chats"
 CHAT_COMPLETIONS: Final = "completions of chats"
 """A prompt and a completion that are messages both."""
+ONE_OF: Final = {
+    TEXTS: "text",
+    COMPLETIONS: "completion",
+    CHATS: "chat",
+    CHAT_COMPLETIONS: "completion of a chat",
+}
+"""How one document of a form is called."""
 
 ASSISTANT: Final = "assistant"
 MESSAGES: Final = "messages"
@@ -43,6 +50,8 @@ _DOCUMENTS: Final = "documents"
 _SEEN: Final = ("image", "images", "video", "videos", "audio", "audios")
 _BESIDE: Final = (_TOOLS, _OPTIONS, _DOCUMENTS, _SYSTEM, _FUNCTIONS, _LABEL, *_SEEN)
 """Columns that say something about the others."""
+OPTION_OF: Final = {"task.column": "--column", "task.prompt": "--prompt"}
+"""The options of the commands that name a column without a run, by the settings that name it of a run."""
 _AS_MESSAGES: Final = "Write a list of objects, each with role and content."
 
 
@@ -149,7 +158,10 @@ class RowForms:
                 "and input as one prompt where rows have an input."
             )
         and_prompt = ", and what comes before it with task.prompt" if setting == "task.column" else ""
-        do = f"Name another with {setting}{and_prompt}. {hint}".rstrip()
+        options = ""
+        if setting in OPTION_OF:
+            options = f" (`isthmus data`: {OPTION_OF[setting]}{', --prompt' if and_prompt else ''})"
+        do = f"Name another with {setting}{and_prompt}{options}. {hint}".rstrip()
         others = f"(or {MESSAGES}, or {' and '.join(COMPLETION)})"
         return ConfigError(
             self._doing, f"a text in {column!r} of {where} {others}", ", ".join(there) or "no fields", do

@@ -32,6 +32,8 @@ from isthmus.runtime.system.refusals import remedy
 ROW_CHARACTERS_MAX: Final = 1 << 28
 """Of an object in a JSON list: more is held by no process that only looks for its end."""
 _CHARACTERS: Final = 1 << 16
+_SHOWN: Final = 20
+"""Characters of what is no JSON."""
 _CORRECT: Final = "Correct the file, or leave it out."
 
 
@@ -157,8 +159,8 @@ def _lines(file: BinaryIO, path: Path, forms: RowForms, doing: str) -> Iterator[
         try:
             row = _value(line.removeprefix(BOM_UTF8) if number == 1 else line)
         except (ValueError, RecursionError) as error:
-            do = "Write one JSON object a line."
-            raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
+            do = "Write one JSON object a line; correct this one, or leave it out."
+            raise ConfigError(doing, f"JSON in line {number} of {path}", _what_is_no_json(error), do) from None
         yield forms.row(row, f"line {number} of {path}")
 
 
@@ -168,6 +170,15 @@ def _value(line: bytes) -> Any:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
         return json.loads(line)
+
+
+def _what_is_no_json(error: Exception) -> str:
+    """What is wrong, and at which character of a line, which has no lines of its own."""
+    if isinstance(error, json.JSONDecodeError):
+        rest = error.doc[error.pos : error.pos + _SHOWN].rstrip("\r\n")
+        there = repr(rest) if rest else "the end of the line"
+        return f"{there} at character {error.pos + 1} ({error.msg})"
+    return str(error)[:200]
 
 
 def _list(file: TextIO, path: Path, forms: RowForms, doing: str, *, may_be_text: bool) -> Iterator[Row]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
 from isthmus.programs.reading.forms import LIST, PACKED, TEXT, FileForm, form_of
 from isthmus.programs.reading.found import FoundFiles, LeftOut
-from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS
+from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS, ONE_OF
 from isthmus.runtime.errors import Fault
 
 PAD_SHARE_MAX: Final = 1 / 5
@@ -42,6 +42,8 @@ SHOWN_TOKENS: Final = 256
 _SAMPLE_CHARACTERS: Final = 1 << 14
 """Of a file, that are sent through a tokenizer and back."""
 _SAMPLES_MAX: Final = 16
+_TEXTS: Final = ("answers_by", "begins_with", "ends_with", "beginnings", "learned")
+"""The fields of a table that are texts."""
 
 Ids = npt.NDArray[Any]
 
@@ -67,9 +69,9 @@ class DataTable:
     on, in passes over those that are predicted. `lost_share`: the characters that a tokenizer loses of a sample.
     `json_share`: the share of plain text that is JSON as a whole, files of one object included; `json_path`: the first
     such file. `begins_with` and `ends_with`: the tokens around a text, as texts. `beginnings`: of some documents, read
-    back from their ids. `cache`: whether the tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT
-    (`token_files`); None where none are made; `cache_reason`: why they are not kept, or one that was there was not
-    taken.
+    back from their ids; `learned`: likewise what is to be predicted, of some documents of which that is not all.
+    `cache`: whether the tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT (`token_files`); None
+    where none are made; `cache_reason`: why they are not kept, or one that was there was not taken.
     """
 
     files: int
@@ -93,6 +95,7 @@ class DataTable:
     begins_with: tuple[str, ...] = ()
     ends_with: tuple[str, ...] = ()
     beginnings: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     cache: str | None = None
     cache_reason: str | None = None
@@ -100,7 +103,7 @@ class DataTable:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> DataTable:
         """What `as_dict` gave, without what was left out."""
-        texts = {name: tuple(document[name]) for name in ("answers_by", "begins_with", "ends_with", "beginnings")}
+        texts = {name: tuple(document[name]) for name in _TEXTS}
         longest = None if document["longest"] is None else LongestDocument(**document["longest"])
         return cls(**{**document, **texts, "longest": longest, "left_out": ()})
 
@@ -160,9 +163,9 @@ class DataTable:
 
     def brief(self) -> Iterator[str]:
         """In a line or two."""
-        documents = "" if self.documents is None else f", {self.documents:,} documents"
+        documents = "" if self.documents is None else f", {_counted(self.documents, 'document')}"
         epochs = "" if self.epochs is None else f"; the budget is {self.epochs:.3g} passes over them"
-        yield f"data: {self.files:,} files{documents}, {self.tokens:,} tokens{epochs}"
+        yield f"data: {_counted(self.files, 'file')}{documents}, {_counted(self.tokens, 'token')}{epochs}"
         yield from self._what_is_learned()
         if self.left_out:
             counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
@@ -172,34 +175,40 @@ class DataTable:
         """If it is not all: of what, and how that is known."""
         if self.predicted == self.tokens:
             return
-        forms = ", ".join(f"{count:,} {form}" for form, count in self.documents_by_form.items())
+        forms = ", ".join(_counted(count, ONE_OF[form], form) for form, count in self.documents_by_form.items())
         ways = {MARKS: "the marks of the chat template", PREFIXES: "what an answer adds to the chat before it"}
         by = "; answers by " + ", and by ".join(ways[each] for each in self.answers_by) if self.answers_by else ""
         yield f"loss on {self.predicted:,} of {self.tokens:,} tokens: {forms}{by}"
 
     def lines(self) -> Iterator[str]:
         """As text for a reader."""
-        documents = "" if self.documents is None else f", {self.documents:,} documents"
-        yield f"{self.files:,} files, {self.bytes:,} bytes{documents}, {self.tokens:,} tokens"
+        documents = "" if self.documents is None else f", {_counted(self.documents, 'document')}"
+        yield f"{_counted(self.files, 'file')}, {self.bytes:,} bytes{documents}, {_counted(self.tokens, 'token')}"
         yield from self._what_is_learned()
         if self.epochs is not None:
             yield f"the budget is {self.epochs:.3g} passes over them"
         yield "tokens by kind: " + ", ".join(f"{kind} {tokens:,}" for kind, tokens in self.tokens_by_kind.items())
         names = {"pads": self.pad_share, "unknown": self.unknown_share, "id 0": self.zero_share}
-        shares = [f"{name} {share:.2%}" for name, share in names.items() if share is not None]
+        shares = [f"{name}: {share:.2%}" for name, share in names.items() if share is not None]
         if self.lost_share is not None:
-            shares.append(f"characters lost {self.lost_share:.2%}")
+            shares.append(f"characters lost: {self.lost_share:.2%}")
         if shares:
             yield "shares: " + ", ".join(shares)
         if self.without_text:
-            yield f"{self.without_text:,} documents without text"
+            yield f"{_counted(self.without_text, 'document')} without text"
         if self.longest is not None:
             path, document, tokens = self.longest
             yield f"the longest: {tokens:,} tokens, document {document:,} of {path}"
-        if self.documents is not None and not set(self.documents_by_form) <= {CHATS, CHAT_COMPLETIONS}:
+        if self.documents is not None and has_texts(self.documents_by_form):
             begin, end = ("".join(marks) or "nothing" for marks in (self.begins_with, self.ends_with))
             yield f"before a text: {begin}; behind it: {end}"
+        if self.beginnings:
+            yield "documents begin, read back from their tokens:"
         for text in self.beginnings:
+            yield f"  {text!r}"
+        if self.learned:
+            yield "with a loss, of some of them:"
+        for text in self.learned:
             yield f"  {text!r}"
         if self.cache is not None:
             yield f"tokens in the cache: {self.cache}" + (f" ({self.cache_reason})" if self.cache_reason else "")
@@ -242,6 +251,7 @@ class DataTally:
     _without_text: int | None = None
     _longest: LongestDocument | None = None
     _beginnings: list[str] = field(default_factory=list)
+    _learned: list[str] = field(default_factory=list)
     _plain_bytes: int = 0
     _json_bytes: int = 0
     _json_path: str | None = None
@@ -275,7 +285,10 @@ class DataTally:
         """Count a document, of a form of `row_forms`, by its ids, of which complements are not to be predicted;
         `answers_by`: how its answers are known, if it is a chat."""
         self._forms[form] += 1
-        self._unpredicted += int(np.count_nonzero(ids < 0))
+        if unpredicted := int(np.count_nonzero(ids < 0)):
+            self._unpredicted += unpredicted
+            if self.decode is not None and len(self._learned) < SHOWN:
+                self._learned.append(self.decode(ids[ids >= 0][:SHOWN_TOKENS])[:SHOWN_CHARACTERS])
         if answers_by is not None:
             self._answers_by.add(answers_by)
             has_stop = bool(np.isin(ids, self.stops).any())
@@ -347,11 +360,21 @@ class DataTally:
             begins_with=self.begins_with,
             ends_with=self.ends_with,
             beginnings=tuple(self._beginnings),
+            learned=tuple(self._learned),
             left_out=found.left_out,
         )
 
     def _share(self, name: str) -> float | None:
         return self._special[name] / self._looked if self._looked else None
+
+
+def has_texts(forms: Iterable[str]) -> bool:
+    """Whether some forms are of texts, which have tokens around them; templates write chats whole."""
+    return not set(forms) <= {CHATS, CHAT_COMPLETIONS}
+
+
+def _counted(count: int, noun: str, several: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def kind_of(path: str) -> str:

@@ -60,22 +60,30 @@ class TextLoss(NamedTuple):
         return {**self._asdict(), "files": [each._asdict() for each in self.files]}
 
 
-def evaluate(model: TextModel, data: Path | Sequence[Path] | None, doing: str, column: str | None = None) -> TextLoss:
+def evaluate(
+    model: TextModel,
+    data: Path | Sequence[Path] | None,
+    doing: str,
+    column: str | None = None,
+    prompt: str | None = None,
+) -> TextLoss:
     """The loss of a model on all of the text in files or folders; without any on the held-out text of its run.
 
-    Files are read as for the training of a model folder, or of bytes. `column` of rows has their text: by default that
-    of the model's run, else "text". Prompts are read, and not predicted, and of chats the assistant's tokens are.
+    Files are read as for the training of a model folder, or of bytes. `column` of rows has their text, and `prompt`
+    what comes before it: by default those of the model's run, else "text" and none. Prompts are read, and not
+    predicted, and of chats the assistant's tokens are.
 
     The text of each of `data` is cut into windows of the model's context (of 1024 tokens at most), so that every token
     but the first is predicted once, from what its window has before it, which may be of the file before. ConfigError
     where there is no text, and for a file that comes twice.
     """
     if data is None:
-        if column is not None:
-            raise ConfigError(doing, "--data beside --column", "none", "Name a file or folder with --data.")
+        for option, name in {"--column": column, "--prompt": prompt}.items():
+            if name is not None:
+                raise ConfigError(doing, f"--data beside {option}", "none", "Name a file or folder with --data.")
         held_out = _sum(model, (_Windows(batch["tokens"], _counts(batch)) for batch in model.held_out(doing)))
         return _loss(held_out, [held_out.tokens if isinstance(model.tokens, ByteTokens) else None])
-    texts = [_text(model, path, column, doing) for path in ([data] if isinstance(data, Path) else data)]
+    texts = [_text(model, path, column, prompt, doing) for path in ([data] if isinstance(data, Path) else data)]
     _check_once(texts, doing)
     try:
         sums = [_sum(model, _windows(model, text.ids), len(text.paths), text.ends) for text in texts]
@@ -161,7 +169,7 @@ class _Read(NamedTuple):
         return cls(ids, np.cumsum([len(part) for part in parts], dtype=np.int64), sizes)
 
 
-def _text(model: TextModel, data: Path, column: str | None, doing: str) -> _Text:
+def _text(model: TextModel, data: Path, column: str | None, prompt: str | None, doing: str) -> _Text:
     """The tokens of a text, of two at least."""
     try:
         has_documents = not isinstance(model.tokens, ByteTokens)
@@ -175,7 +183,7 @@ def _text(model: TextModel, data: Path, column: str | None, doing: str) -> _Text
             read = _Read.joined(parts, [len(ids) - (not number) for number, ids in enumerate(parts)])
         else:
             tokens = cast(FolderTokens, model.tokens)  # What is not of bytes is of a folder.
-            read = _encoded(tokens, model.vocabulary, sources, _fields(model, column, doing), doing)
+            read = _encoded(tokens, model.vocabulary, sources, _fields(model, column, prompt, doing), doing)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     except OSError as error:
@@ -193,12 +201,12 @@ def _each_whole(
     return [whole([source], vocabulary=vocabulary, token_dtype=token_dtype) for source in sources]
 
 
-def _fields(model: TextModel, column: str | None, doing: str) -> dict[str, str]:
+def _fields(model: TextModel, column: str | None, prompt: str | None, doing: str) -> dict[str, str]:
     """The columns of rows, by what names each."""
     settings = (None if model.run is None else settings_of(model.run, doing)) or {}
-    prompt = settings.get("prompt")
+    prompt = prompt or settings.get("prompt")
     return {
-        **({} if prompt is None else {"task.prompt": prompt}),
+        **({} if prompt is None else {"--prompt": prompt}),
         "--column": column or settings.get("column") or COLUMN,
     }
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from isthmus.programs.engine.results.words import decimal, percent, size, whole
-from isthmus.programs.reading.table import EPOCHS_MAX
+from isthmus.programs.reading.table import EPOCHS_MAX, has_texts
 
 
 class _Longest(msgspec.Struct):
@@ -47,6 +47,11 @@ class _Table(msgspec.Struct):
     begins_with: list[str] = []
     ends_with: list[str] = []
     beginnings: list[str] = []
+    predicted: int | None = None
+    documents_by_form: dict[str, int] = {}
+    answers_by: list[str] = []
+    chats_without_stop: int | None = None
+    learned: list[str] = []
     left_out: list[_LeftOut] = []
 
 
@@ -79,6 +84,7 @@ def _rows(table: _Table) -> Iterator[DataRow]:
         empty = f", {whole(table.without_text)} without text" if table.without_text else ""
         yield DataRow("documents", f"{whole(table.documents)}{empty}")
     yield DataRow("tokens", whole(table.tokens))
+    yield from _what_is_learned(table)
     if table.epochs is not None:
         is_odd = table.epochs > EPOCHS_MAX
         more = f", more than {EPOCHS_MAX}" if is_odd else ""
@@ -90,14 +96,27 @@ def _rows(table: _Table) -> Iterator[DataRow]:
     if table.longest is not None:
         where = f"document {whole(table.longest.document)} of {_name(table.longest.path)}"
         yield DataRow("the longest", f"{whole(table.longest.tokens)} tokens, {where}")
-    if table.documents is not None:
+    if table.documents is not None and has_texts(table.documents_by_form):
         begin, end = ("".join(marks) or "nothing" for marks in (table.begins_with, table.ends_with))
-        yield DataRow("around a document", f"{begin} before it, {end} behind it")
+        yield DataRow("around a text", f"{begin} before it, {end} behind it")
     for text in table.beginnings:
         yield DataRow("reads", repr(text))
+    for text in table.learned:
+        yield DataRow("learns", repr(text))
     for each in table.left_out:
         more = f", and {whole(each.files - len(each.first))} more" if each.files > len(each.first) else ""
         yield DataRow(f"left out, {each.reason}", f"{', '.join(map(_name, each.first))}{more}")
+
+
+def _what_is_learned(table: _Table) -> Iterator[DataRow]:
+    """What has a loss, where that is not all; of what, and how that is known."""
+    if table.predicted is None or table.predicted == table.tokens:
+        return
+    forms = ", ".join(f"{form}: {whole(count)}" for form, count in table.documents_by_form.items())
+    by = f"; answers by {' and '.join(table.answers_by)}" if table.answers_by else ""
+    yield DataRow("with a loss", f"{whole(table.predicted)} tokens; {forms}{by}")
+    if table.chats_without_stop:
+        yield DataRow("chats", f"{whole(table.chats_without_stop)} without a token at which the model stops", True)
 
 
 def _by_kind(tokens_by_kind: Mapping[str, int]) -> Iterator[str]:

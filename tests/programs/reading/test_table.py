@@ -67,6 +67,48 @@ def test_a_document_behind_many_is_found_to_be_the_longest(tmp_path: Path) -> No
     assert table_of(tmp_path).longest == LongestDocument(str(tmp_path / "rows.csv"), 2501, 100)
 
 
+def test_what_has_a_loss_is_read_back_where_that_is_not_all(tmp_path: Path) -> None:
+    tally = DataTally(decode=ByteTokens().decode)
+    whole, marked = np.array([65, 66], np.int32), np.array([~65, 66, 67, ~68, 69], np.int32)
+    tally.add_form("texts", whole)
+    for _ in range(5):
+        tally.add_form("chats", marked, "marks")
+    found = tally.table(FoundFiles(()))
+    assert found.learned == ("BCE",) * 3
+    assert DataTable.read(json.loads(json.dumps(found.as_dict()))) == found
+    assert any("'BCE'" in line for line in found.lines())
+
+
+def test_one_of_each_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    told = "\n".join([*table_of(tmp_path).lines(), *table_of(tmp_path).brief()])
+    assert "1 file, 5 bytes, 1 document, 6 tokens" in told
+    assert "data: 1 file, 1 document, 6 tokens" in told
+
+
+def test_a_row_that_names_no_text_is_refused_with_the_setting_and_the_option(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"words": "a"}\n')
+    with pytest.raises(ConfigError) as caught:
+        table_of(tmp_path)
+    remedy = caught.value.faults[0].remedy
+    assert "task.column" in remedy
+    assert "--column" in remedy
+
+
+@pytest.mark.parametrize(("broken", "character", "shown"), [('{"text": wrong}', 10, "'wrong}'"), ('{"text"', 9, "")])
+def test_a_line_that_is_no_json_is_shown_where_it_breaks(
+    tmp_path: Path, broken: str, character: int, shown: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "a"}}\n{broken}\n{{"text": "b"}}\n')
+    with pytest.raises(ConfigError) as caught:
+        table_of(tmp_path)
+    [fault] = caught.value.faults
+    assert "line 2" in fault.expected
+    assert shown in fault.found
+    assert f"character {character} " in fault.found
+    assert "line 2" not in fault.found, "a line has no lines"
+
+
 def test_shares_are_of_all_ids(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"pp" + b"u" + b"\x01" * 5 + b"..")
     found = table_of(tmp_path, SpecialIds(pad=ord("p"), unknown=ord("u")))
@@ -174,6 +216,9 @@ def test_the_command_shows_the_table_and_starts_nothing(tmp_path: Path, typed: C
     assert result.stderr  # It warns of so many passes.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "text.txt"]
     assert "600" in typed(tmp_path, "data", "text.txt").stdout
+    (tmp_path / "rows.jsonl").write_text('{"text": "words"}\n')
+    assert "--model" in typed(tmp_path, "data", "rows.jsonl").stdout, "it says that rows are read as bytes"
+    assert "--model" not in typed(tmp_path, "data", "text.txt").stdout
 
 
 def test_the_command_refuses_behind_the_table_what_train_refuses(tmp_path: Path, typed: Callable[..., Any]) -> None:

@@ -184,6 +184,20 @@ def test_rows_are_measured_as_they_are_trained_on(tmp_path: Path, monkeypatch: p
     assert of_bytes.tokens == (tmp_path / "rows.jsonl").stat().st_size - 1
 
 
-def test_a_column_without_data_is_refused() -> None:
+@pytest.mark.slow
+def test_a_prompt_that_is_named_is_read_and_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "1 + 1?", "a": "two"}) + "\n")
+    it = model(tokens=ByteDocuments())
+    assert evaluate(it, tmp_path / "rows.jsonl", DOING, "a").tokens == len("two") - 1
+    assert evaluate(it, tmp_path / "rows.jsonl", DOING, "a", "q").tokens == len("two")
+    with pytest.raises(ConfigError) as caught:
+        evaluate(it, tmp_path / "rows.jsonl", DOING, "a", "asked")
+    assert "--prompt" in caught.value.faults[0].remedy
+
+
+def test_a_column_or_a_prompt_without_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="--data beside --column"):
         evaluate(model(), None, DOING, "text")
+    with pytest.raises(ConfigError, match="--data beside --prompt"):
+        evaluate(model(), None, DOING, prompt="q")

@@ -184,6 +184,7 @@ TABLE = DataTable(
     tokens_by_kind={".py": 300, ".md": 100},
     predicted=400,
     zero_share=0.5,
+    predicted=400,
     without_text=1,
     longest=LongestDocument("/home/me/a.py", 1, 300),
     ends_with=("</s>",),

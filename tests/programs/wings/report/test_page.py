@@ -279,6 +279,15 @@ def test_the_table_of_the_data_is_on_the_page(tmp_path: Path) -> None:
     assert 'class="left wrap odd"' not in page.page
     write_json(run / "data.json", {**TABLE, "epochs": 100.5})
     assert Reader(write_report(run)).page.count('class="left wrap odd"') == 1
+    chats = {"predicted": 123, "documents_by_form": {"chats": 7}, "answers_by": ["prefixes"], "learned": ["<White.>"]}
+    write_json(run / "data.json", {**TABLE, **chats, "chats_without_stop": 2, "ends_with": ["<|end|>"]})
+    page = Reader(write_report(run))
+    assert page.page.count('class="left wrap odd"') == 1
+    for text in ("123 tokens", "chats: 7", "prefixes", "&lt;White.&gt;"):
+        assert text in page.page
+    assert "&lt;|end|&gt;" not in page.page, "it stands behind no chat"
+    write_json(run / "data.json", {**TABLE, "documents_by_form": {"chats": 6, "texts": 1}, "ends_with": ["<|end|>"]})
+    assert "&lt;|end|&gt;" in Reader(write_report(run)).page
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"files": "two"}', b"\xff\x00"])
