@@ -182,7 +182,6 @@ TABLE = DataTable(
     documents=3,
     tokens=400,
     tokens_by_kind={".py": 300, ".md": 100},
-    predicted=400,
     zero_share=0.5,
     predicted=400,
     without_text=1,
