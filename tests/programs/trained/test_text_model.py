@@ -155,7 +155,7 @@ class ByteDocuments:
     """A tokenizer that is not known to be of bytes, so that rows are documents."""
 
     begin: tuple[int, ...] = ()
-    folder, options = Path("of bytes"), ("bytes",)
+    folder, options, day = Path("of bytes"), ("bytes",), "2026-03-31"
     encode = staticmethod(BYTES.encode)
     encode_all = staticmethod(BYTES.encode_all)
     bytes_after_first = staticmethod(BYTES.bytes_after_first)
