@@ -172,7 +172,7 @@ def test_where_the_preparer_has_died_before_it_is_told_nothing_is_passed_on(tmp_
     ours, socket_there = ProcessLine.pair()
     its = ProcessLine(socket_there)
     ahead = ScriptsAhead(ours)
-    asked = {"script": "script.py", "arguments": ("",), "folder": str(tmp_path), "run": RunSlots(1, 4, 7)}
+    asked = {"script": LoopScript("script.py", ("",), str(tmp_path)).keywords, "run": RunSlots(1, 4, 7)}
     its.send(asked)
     ahead.hear(ahead.watched())
     its.close()
