@@ -26,7 +26,7 @@ from isthmus.runtime.errors import (
     printable,
 )
 from isthmus.runtime.system.disk import IrregularFileError
-from isthmus.runtime.system.refusals import reason, remedy
+from isthmus.runtime.system.refusals import fault_of
 
 LOOP: Final = "--loop"
 LOOP_ARGUMENT: Final = "--loop-argument"
@@ -127,9 +127,9 @@ def _guarded(run: Callable[[], Any]) -> Any:
         _say(f"the run failed: {error}")
         status = FAILED
     except OSError as error:
-        if isinstance(error, BrokenPipeError) or not (do := remedy(error)):
+        if (fault := fault_of(error)) is None:
             raise
-        _complain([Fault("Carrying out the command", "a machine and a disk that take it", reason(error), do)])
+        _complain([fault])
         status = WRONG
     except KeyboardInterrupt as error:
         _say(f"ended by {str(error) or 'Ctrl-C'}.")

@@ -91,8 +91,7 @@ class FolderData:
         if self._held(found) is not None:
             return _loaded(found.files, self.vocabulary, self.token_dtype), False
         file = self._file(found)
-        is_marked = self.prompt is not None or file.facts["predicted"] < file.facts["tokens"]
-        return file.corpus(self.vocabulary), is_marked
+        return file.corpus(self.vocabulary), self.prompt is not None or file.is_marked
 
     def whole(self, found: FoundFiles) -> TokenIds:
         """All ids of files that were found, nothing held out."""

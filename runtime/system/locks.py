@@ -127,15 +127,7 @@ def alone(file: int) -> bool | None:
 def share(file: int) -> bool | None:
     """Whether this process has an open file together with others that share it, a lock of its own alone being let go;
     None where the disk has no locks. It lasts until the last descriptor of this opening is closed."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in LOCKED:
-            return False
-        if error.errno in LOCKLESS:
-            return None
-        raise
-    return True
+    return _flocked(file, waits=False, how=fcntl.LOCK_SH)
 
 
 def is_locked(file: int, path: Path) -> bool:
@@ -185,10 +177,10 @@ def _note(path: Path) -> Path:
     return path.with_name(path.name + NOTE_SUFFIX)
 
 
-def _flocked(file: int, *, waits: bool) -> bool | None:
-    """Whether this process has the lock now; None where the disk has no locks."""
+def _flocked(file: int, *, waits: bool, how: int = fcntl.LOCK_EX) -> bool | None:
+    """Whether this process has the lock now, alone or shared; None where the disk has no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(file, how | (0 if waits else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno in LOCKED:
             return False

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from isthmus.runtime.errors import Fault
+
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 """There is no such file."""
 LOCKED: Final = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
@@ -68,6 +70,14 @@ def remedy(error: BaseException, otherwise: str = "") -> str:
     number = getattr(error, "errno", None) or 0
     known = _REMEDIES.get(number) or ("" if otherwise else _USUAL.get(number))
     return f"{known[0].upper()}{known[1:]}." if known else otherwise
+
+
+def fault_of(error: OSError) -> Fault | None:
+    """What to tell of an error that nobody has expected, whatever was being done; None where its number does not say
+    what can be done about it, which is an error of ours."""
+    if isinstance(error, BrokenPipeError) or not (do := remedy(error)):
+        return None
+    return Fault("Carrying out the command", "a machine and a disk that take it", reason(error), do)
 
 
 def is_own(error: BaseException) -> bool:

@@ -186,14 +186,6 @@ def choose(run_dir: str | Path | None, program: str, now: datetime, base: Path |
 
     ConfigError if `run_dir` holds another run, is no folder, or cannot be written to.
     """
-    try:
-        return _chosen(run_dir, program, now, base)
-    except OSError as error:  # Not even looked at, such as below a folder that this user may not enter.
-        do = remedy(error, _DO)
-        raise ConfigError("Choosing the run folder", "a folder that can be written to", reason(error), do) from None
-
-
-def _chosen(run_dir: str | Path | None, program: str, now: datetime, base: Path | None) -> Path:
     if run_dir is None:
         first = (base or Path.cwd()) / RUNS / f"{program}-{now:%Y%m%d-%H%M%S}"
         path = next(path for path in _numbered(first) if not path.exists())

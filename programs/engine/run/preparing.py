@@ -48,6 +48,7 @@ from isthmus.runtime.system.processes import (
     kill_session,
     name_process,
 )
+from isthmus.runtime.system.refusals import fault_of
 from isthmus.runtime.system.waiting import readable
 
 SIGNAL_SECONDS: Final = 0.05
@@ -137,7 +138,9 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except RequestError as error:
         kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
         return {"kind": kind, "faults": [list(fault) for fault in error.faults]}
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and (fault := fault_of(error)) is not None:
+            return {"kind": ConfigError.__name__, "faults": [list(fault)]}
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 

@@ -69,6 +69,27 @@ def test_a_refused_request_leaves_no_process(tmp_path: Path) -> None:
     assert gone(mark)
 
 
+OF_THE_DISK = """
+import errno
+from isthmus.programs.engine.run.preparing import DaemonAhead
+from isthmus.runtime.errors import ConfigError, RunError
+for number in (errno.EACCES, errno.ENOSPC, errno.EBADF):
+    def work():
+        raise OSError(number, "a reason", "/x/runs")
+    try:
+        DaemonAhead(work)
+    except ConfigError as error:
+        print(error.faults[0].found, "told")
+    except RunError as error:
+        print("Traceback" in str(error), "failed")
+"""
+
+
+def test_what_the_disk_refuses_is_told_and_what_nobody_knows_has_its_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", OF_THE_DISK], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["a reason: /x/runs told", "a reason: /x/runs told", "True failed"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_command_that_ends_while_its_request_is_prepared_leaves_no_process(tmp_path: Path, number: int) -> None:
     mark, working = f"ISTHMUS_TEST_MARK={tmp_path}", tmp_path / "working"
