@@ -78,6 +78,7 @@ def data(
     the table.
     """
     from isthmus.programs.engine.request.request import shipped_task
+    from isthmus.programs.engine.results.data_words import lines
     from isthmus.programs.reading.forms import form_of
     from isthmus.programs.settings import Schema
 
@@ -114,7 +115,7 @@ def data(
     if as_json:
         typer.echo(json.dumps(table.as_dict()))
     else:
-        for line in table.lines():
+        for line in lines(table):
             typer.echo(printable(line))
         if model is None and any(form_of(f"data{kind}").has_rows for kind in table.tokens_by_kind):
             typer.echo("rows are read as bytes here; --model FOLDER reads them as texts and chats")

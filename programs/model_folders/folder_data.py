@@ -20,7 +20,7 @@ from isthmus.programs.model_folders import folders
 from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import FolderTokens, Marked
 from isthmus.programs.reading.forms import ROWS
-from isthmus.programs.reading.found import FoundFiles, find
+from isthmus.programs.reading.found import FoundFiles, by_reason, find
 from isthmus.programs.reading.table import DataTable, DataTally, SpecialIds, lost_share
 from isthmus.programs.reading.token_files import TokenFile, TokenWriter, name_of, token_file
 from isthmus.runtime.errors import ConfigError
@@ -107,7 +107,7 @@ class FolderData:
             return self._tally_of_ids(held).table(found)
         file = self._file(found)
         table = DataTable.read(file.facts)
-        return replace(table, left_out=found.left_out, cache=file.origin, cache_reason=file.reason or None)
+        return replace(table, left_out=by_reason(found.left_out), cache=file.origin, cache_reason=file.reason or None)
 
     def _found(self) -> FoundFiles:
         return find(self.data, are_texts=True, are_rows=True)

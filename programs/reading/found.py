@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ from isthmus.programs.reading.forms import ARROW, LIST, PACKED, PARQUET, TOKENS,
 _NAME_OTHERS: Final = "Name other files or folders with --data."
 _NAMED_MAX: Final = 5
 _LOOK_BYTES: Final = 1 << 16
+SHOWN: Final = 3
+"""Of the paths that are left out for one reason, so many are named."""
 
 _TEST_FOLDERS: Final = frozenset({"test", "tests", "idle_test"})
 _FOREIGN_FOLDERS: Final = frozenset({"site-packages", "dist-packages", "__pycache__"})
@@ -69,6 +71,24 @@ class LeftOut(NamedTuple):
 
     path: str
     reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeftOutFiles:
+    """What is left out for one reason: how many files or folders, and the first of them, by path."""
+
+    reason: str
+    files: int
+    first: tuple[str, ...] = ()
+
+
+def by_reason(left_out: Iterable[LeftOut]) -> tuple[LeftOutFiles, ...]:
+    """What is left out, a reason each, in the order in which these came."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in left_out:
+        paths.setdefault(reason, []).append(path)
+    return tuple(LeftOutFiles(reason, len(each), tuple(each[:SHOWN])) for reason, each in paths.items())
 
 
 @final

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from isthmus.ops.data.corpus import CHECKED_TOKENS_MAX, READING, ZEROS_OF_MIN
 from isthmus.programs.reading.forms import LIST, PACKED, TEXT, FileForm, form_of
-from isthmus.programs.reading.found import FoundFiles, LeftOut
-from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS, ONE_OF
+from isthmus.programs.reading.found import FoundFiles, LeftOutFiles, by_reason
+from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS
 from isthmus.runtime.errors import Fault
 
 PAD_SHARE_MAX: Final = 1 / 5
@@ -35,21 +35,20 @@ MARKS: Final = "marks"
 PREFIXES: Final = "prefixes"
 
 SHOWN: Final = 3
-"""Documents that are read back from their ids, and names of what is left out."""
+"""Documents that are read back from their ids."""
 SHOWN_CHARACTERS: Final = 60
 SHOWN_TOKENS: Final = 256
 """Of a document, that are read back."""
 _SAMPLE_CHARACTERS: Final = 1 << 14
 """Of a file, that are sent through a tokenizer and back."""
 _SAMPLES_MAX: Final = 16
-_TEXTS: Final = ("answers_by", "begins_with", "ends_with", "beginnings", "learned")
-"""The fields of a table that are texts."""
 
 Ids = npt.NDArray[Any]
 
 
 @final
-class LongestDocument(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LongestDocument:
     """The document with the most tokens: the file, and which of its documents, from 1."""
 
     path: str
@@ -60,52 +59,64 @@ class LongestDocument(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """What was found. `tokens` are those of all of it, what is held out included.
-
-    `predicted`: the tokens that are to be predicted; prompts, and what users say in chats, are not. `documents`: None
-    for token ids, whose documents are not known; likewise `without_text` and `longest`. `documents_by_form`: texts,
-    completions, chats; `answers_by`: how it is known which tokens of chats are the assistant's; `chats_without_stop`:
-    chats whose answers have no token at which a model stops. `tokens_by_kind`: by suffix. `epochs`: the tokens to train
-    on, in passes over those that are predicted. `lost_share`: the characters that a tokenizer loses of a sample.
-    `json_share`: the share of plain text that is JSON as a whole, files of one object included; `json_path`: the first
-    such file. `begins_with` and `ends_with`: the tokens around a text, as texts. `beginnings`: of some documents, read
-    back from their ids; `learned`: likewise what is to be predicted, of some documents of which that is not all.
-    `cache`: whether the tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT (`token_files`); None
-    where none are made; `cache_reason`: why they are not kept, or one that was there was not taken.
-    """
+    """What was found, what is held out included. None: not known, or not measured; an older table has fewer fields."""
 
     files: int
     bytes: int
-    documents: int | None
     tokens: int
-    tokens_by_kind: Mapping[str, int]
-    predicted: int
+    tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
+    """By suffix."""
+    documents: int | None = None
+    """None for token ids, whose documents are not known; likewise `without_text` and `longest`."""
+    predicted: int | None = None
+    """The tokens that are to be predicted: not those of prompts, and of what users say in chats."""
     documents_by_form: Mapping[str, int] = field(default_factory=dict)
+    """Texts, completions, chats (`row_forms`)."""
     answers_by: tuple[str, ...] = ()
+    """How it is known which tokens of chats are the assistant's: MARKS, PREFIXES."""
     chats_without_stop: int | None = None
+    """Chats whose answers have no token at which a model stops."""
     epochs: float | None = None
+    """The tokens to train on, in passes over those that are predicted."""
     pad_share: float | None = None
     unknown_share: float | None = None
     zero_share: float | None = None
     lost_share: float | None = None
+    """The characters that a tokenizer loses of a sample."""
     json_share: float | None = None
+    """The share of plain text that is JSON as a whole, files of one object included."""
     json_path: str | None = None
+    """The first such file."""
     without_text: int | None = None
     longest: LongestDocument | None = None
     begins_with: tuple[str, ...] = ()
+    """The tokens before a text, as texts."""
     ends_with: tuple[str, ...] = ()
+    """Those behind it."""
     beginnings: tuple[str, ...] = ()
+    """Of some documents, read back from their ids."""
     learned: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    """Likewise what is to be predicted, of some documents of which that is not all."""
+    left_out: tuple[LeftOutFiles, ...] = ()
     cache: str | None = None
+    """Whether the tokens lay in the cache (FOUND), lie there now (MADE), or are NOT_KEPT (`token_files`); None where
+    none are made."""
     cache_reason: str | None = None
+    """Why they are not kept, or one that was there was not taken."""
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> DataTable:
-        """What `as_dict` gave, without what was left out."""
-        texts = {name: tuple(document[name]) for name in _TEXTS}
-        longest = None if document["longest"] is None else LongestDocument(**document["longest"])
-        return cls(**{**document, **texts, "longest": longest, "left_out": ()})
+        """What `as_dict` gave, perhaps of an older version; ValueError for something else."""
+        return msgspec.convert(document, cls)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @property
+    def is_all_predicted(self) -> bool:
+        """Whether nothing of it is read alone."""
+        return self.predicted in (None, self.tokens)
 
     def figures(self) -> dict[str, int]:
         """How much there is."""
@@ -114,21 +125,6 @@ class DataTable:
     def for_budget(self, tokens: int) -> DataTable:
         """The same data, on which so many tokens are to be trained."""
         return replace(self, epochs=tokens / self.predicted if self.predicted else None)
-
-    def reasons(self) -> dict[str, list[str]]:
-        """What is left out, by reason."""
-        reasons: dict[str, list[str]] = {}
-        for path, reason in self.left_out:
-            reasons.setdefault(reason, []).append(path)
-        return reasons
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        left_out = [
-            {"reason": reason, "files": len(paths), "first": paths[:SHOWN]} for reason, paths in self.reasons().items()
-        ]
-        longest = None if self.longest is None else self.longest._asdict()
-        return {**asdict(self), "longest": longest, "left_out": left_out}
 
     def faults(self) -> Iterator[Fault]:
         """What of this cannot be meant."""
@@ -155,66 +151,10 @@ class DataTable:
             do = "Give more data, or set fewer tokens."
             found = f"{self.epochs:,.0f}, of {self.predicted:,} tokens"
             yield Fault(READING, f"at most {EPOCHS_MAX} passes over the data", found, do)
-
         if self.chats_without_stop:
             do = "Name the token that ends an answer as eos_token_id in generation_config.json, or take its template."
             found = f"{self.chats_without_stop:,} chats without one"
             yield Fault(READING, "answers with a token at which the model stops (eos_token_id)", found, do)
-
-    def brief(self) -> Iterator[str]:
-        """In a line or two."""
-        documents = "" if self.documents is None else f", {_counted(self.documents, 'document')}"
-        epochs = "" if self.epochs is None else f"; the budget is {self.epochs:.3g} passes over them"
-        yield f"data: {_counted(self.files, 'file')}{documents}, {_counted(self.tokens, 'token')}{epochs}"
-        yield from self._what_is_learned()
-        if self.left_out:
-            counts = ", ".join(f"{reason} ({len(paths):,})" for reason, paths in self.reasons().items())
-            yield f"left out of the data: {counts}"
-
-    def _what_is_learned(self) -> Iterator[str]:
-        """If it is not all: of what, and how that is known."""
-        if self.predicted == self.tokens:
-            return
-        forms = ", ".join(_counted(count, ONE_OF[form], form) for form, count in self.documents_by_form.items())
-        ways = {MARKS: "the marks of the chat template", PREFIXES: "what an answer adds to the chat before it"}
-        by = "; answers by " + ", and by ".join(ways[each] for each in self.answers_by) if self.answers_by else ""
-        yield f"loss on {self.predicted:,} of {self.tokens:,} tokens: {forms}{by}"
-
-    def lines(self) -> Iterator[str]:
-        """As text for a reader."""
-        documents = "" if self.documents is None else f", {_counted(self.documents, 'document')}"
-        yield f"{_counted(self.files, 'file')}, {self.bytes:,} bytes{documents}, {_counted(self.tokens, 'token')}"
-        yield from self._what_is_learned()
-        if self.epochs is not None:
-            yield f"the budget is {self.epochs:.3g} passes over them"
-        yield "tokens by kind: " + ", ".join(f"{kind} {tokens:,}" for kind, tokens in self.tokens_by_kind.items())
-        names = {"pads": self.pad_share, "unknown": self.unknown_share, "id 0": self.zero_share}
-        shares = [f"{name}: {share:.2%}" for name, share in names.items() if share is not None]
-        if self.lost_share is not None:
-            shares.append(f"characters lost: {self.lost_share:.2%}")
-        if shares:
-            yield "shares: " + ", ".join(shares)
-        if self.without_text:
-            yield f"{_counted(self.without_text, 'document')} without text"
-        if self.longest is not None:
-            path, document, tokens = self.longest
-            yield f"the longest: {tokens:,} tokens, document {document:,} of {path}"
-        if self.documents is not None and has_texts(self.documents_by_form):
-            begin, end = ("".join(marks) or "nothing" for marks in (self.begins_with, self.ends_with))
-            yield f"before a text: {begin}; behind it: {end}"
-        if self.beginnings:
-            yield "documents begin, read back from their tokens:"
-        for text in self.beginnings:
-            yield f"  {text!r}"
-        if self.learned:
-            yield "with a loss, of some of them:"
-        for text in self.learned:
-            yield f"  {text!r}"
-        if self.cache is not None:
-            yield f"tokens in the cache: {self.cache}" + (f" ({self.cache_reason})" if self.cache_reason else "")
-        for reason, paths in self.reasons().items():
-            more = f", and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
-            yield f"left out, {reason}: {', '.join(paths[:SHOWN])}{more}"
 
 
 @final
@@ -294,11 +234,6 @@ class DataTally:
             has_stop = bool(np.isin(ids, self.stops).any())
             self._without_stop = (self._without_stop or 0) + (not has_stop)
 
-    @property
-    def is_marked(self) -> bool:
-        """Whether some of the tokens that were counted are not to be predicted: their ids are complements."""
-        return self._unpredicted > 0
-
     def _show(self, documents: Sequence[Ids]) -> None:
         for ids in documents[: SHOWN - len(self._beginnings)]:
             if self.decode is not None:
@@ -361,7 +296,7 @@ class DataTally:
             ends_with=self.ends_with,
             beginnings=tuple(self._beginnings),
             learned=tuple(self._learned),
-            left_out=found.left_out,
+            left_out=by_reason(found.left_out),
         )
 
     def _share(self, name: str) -> float | None:
@@ -371,10 +306,6 @@ class DataTally:
 def has_texts(forms: Iterable[str]) -> bool:
     """Whether some forms are of texts, which have tokens around them; templates write chats whole."""
     return not set(forms) <= {CHATS, CHAT_COMPLETIONS}
-
-
-def _counted(count: int, noun: str, several: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def kind_of(path: str) -> str:

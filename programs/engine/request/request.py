@@ -45,6 +45,7 @@ from isthmus.programs.engine.request.task_checks import (
     layout_of,
     leveled,
 )
+from isthmus.programs.engine.results.data_words import brief
 from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.evaluations import SMALL, times_default, too_much
@@ -111,7 +112,7 @@ class Request:
     @property
     def data_lines(self) -> tuple[str, ...]:
         """A line or two on the data; none where they are not known."""
-        return () if self.data is None else tuple(self.data.brief())
+        return () if self.data is None else tuple(brief(self.data))
 
     def data_figures(self) -> dict[str, int]:
         """The size of the data, by which a run that goes on tells whether they are as they were; empty where they are

@@ -13,6 +13,7 @@ import pytest
 
 from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import ByteTokens
+from isthmus.programs.reading.found import FoundFiles
 from isthmus.programs.reading.row_forms import CHAT_COMPLETIONS, CHATS, COMPLETIONS, TEXTS, ChatRow, Row, TextRow
 from isthmus.programs.reading.rows import documents_of, texts_of
 from isthmus.programs.reading.table import DataTally
@@ -77,8 +78,8 @@ def test_a_completion_is_learned_and_its_prompt_is_read(tmp_path: Path) -> None:
     path, tally = lines(tmp_path, {"prompt": "ab", "completion": "c"}, {"prompt": "", "completion": ""}), DataTally()
     ids = np.concatenate(list(blocks_of(path, {"task.column": "text"}, ByteTokens(), 255, DOING, tally)))
     assert ids.tolist() == [~97, ~98, 99, 255, 255]
-    assert tally.is_marked
-    assert not DataTally().is_marked
+    assert not tally.table(FoundFiles(())).is_all_predicted
+    assert DataTally().table(FoundFiles(())).is_all_predicted
 
 
 def test_a_chat_is_what_its_template_is_given(tmp_path: Path) -> None:

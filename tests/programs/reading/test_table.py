@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from isthmus.programs import language_model
+from isthmus.programs.engine.results.data_words import brief, lines
 from isthmus.programs.model_folders.texts import blocks_of
 from isthmus.programs.model_folders.tokens import ByteTokens
-from isthmus.programs.reading.found import HIDDEN, FoundFiles, LeftOut, find
+from isthmus.programs.reading.found import HIDDEN, FoundFiles, LeftOutFiles, find
 from isthmus.programs.reading.table import DataTable, DataTally, LongestDocument, SpecialIds, is_json, lost_share
 from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import ConfigError
@@ -50,7 +51,7 @@ def test_documents_and_tokens_are_counted_by_kind(tmp_path: Path) -> None:
     assert found.without_text == 2
     assert found.longest == LongestDocument(str(tmp_path / "rows.jsonl"), 4, 23)
     assert found.beginnings == ("text", "0123456789", "first row")
-    assert found.left_out == (LeftOut(str(tmp_path / ".hidden"), HIDDEN),)
+    assert found.left_out == (LeftOutFiles(HIDDEN, 1, (str(tmp_path / ".hidden"),)),)
     assert found.for_budget(90).epochs == pytest.approx(90 / found.tokens)
     assert not list(found.faults())
     document = json.loads(json.dumps(found.as_dict()))
@@ -76,14 +77,12 @@ def test_what_has_a_loss_is_read_back_where_that_is_not_all(tmp_path: Path) -> N
     found = tally.table(FoundFiles(()))
     assert found.learned == ("BCE",) * 3
     assert DataTable.read(json.loads(json.dumps(found.as_dict()))) == found
-    assert any("'BCE'" in line for line in found.lines())
+    assert any("'BCE'" in line for line in lines(found))
 
 
 def test_one_of_each_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words")
-    told = "\n".join([*table_of(tmp_path).lines(), *table_of(tmp_path).brief()])
-    assert "1 file, 5 bytes, 1 document, 6 tokens" in told
-    assert "data: 1 file, 1 document, 6 tokens" in told
+    assert list(brief(table_of(tmp_path))) == ["data: 1 file, 1 document, 6 tokens"]
 
 
 def test_a_row_that_names_no_text_is_refused_with_the_setting_and_the_option(tmp_path: Path) -> None:

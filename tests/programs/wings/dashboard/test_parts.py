@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord, ReportLine
-from isthmus.programs.reading.found import LeftOut
+from isthmus.programs.reading.found import LeftOut, by_reason
 from isthmus.programs.reading.table import DataTable, LongestDocument
 from isthmus.programs.study.terminal.figures import TokenSpeed
 from isthmus.programs.study.terminal.live import Notice
@@ -188,7 +188,7 @@ TABLE = DataTable(
     longest=LongestDocument("/home/me/a.py", 1, 300),
     ends_with=("</s>",),
     beginnings=("<b>words</b>",),
-    left_out=tuple(LeftOut(f"/home/me/{name}", "hidden") for name in ("a", "b", "c", "d")),
+    left_out=by_reason(LeftOut(f"/home/me/{name}", "hidden") for name in ("a", "b", "c", "d")),
 )
 
 

@@ -283,7 +283,7 @@ def test_the_table_of_the_data_is_on_the_page(tmp_path: Path) -> None:
     write_json(run / "data.json", {**TABLE, **chats, "chats_without_stop": 2, "ends_with": ["<|end|>"]})
     page = Reader(write_report(run))
     assert page.page.count('class="left wrap odd"') == 1
-    for text in ("123 tokens", "chats: 7", "prefixes", "&lt;White.&gt;"):
+    for text in ("123 of ", " tokens: 7 chats", "what an answer adds", "&lt;White.&gt;"):
         assert text in page.page
     assert "&lt;|end|&gt;" not in page.page, "it stands behind no chat"
     write_json(run / "data.json", {**TABLE, "documents_by_form": {"chats": 6, "texts": 1}, "ends_with": ["<|end|>"]})
