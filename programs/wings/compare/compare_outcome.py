@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from isthmus.ops.island.scores import of_set
 from isthmus.programs.engine.results.lines import LOSS, ReportLine
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.engine.results.record import RunRecord, TokenProgress, as_number, between
@@ -138,7 +139,7 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
 
 
 CONFIDENCE: Final = 0.95
-OF_SETS: Final = f"{LOSS}/"
+OF_SETS: Final = of_set(LOSS, "")
 """How the names of losses of held-out sets begin."""
 Verdict = Literal["better", "worse", "as good", "no worse", "no better", "undecided"]
 
