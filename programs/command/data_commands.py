@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -110,7 +112,8 @@ def data(
     section = schema.read(settings)
     if faults := list(schema.out_of_range(section)):
         raise ConfigError.of(faults)
-    table = shipped.data_table(section)
+    with _progress_shown():
+        table = shipped.data_table(section)
     table = table if tokens is None else table.for_budget(int(tokens))
     if as_json:
         typer.echo(json.dumps(table.as_dict()))
@@ -123,6 +126,21 @@ def data(
         typer.echo(f"isthmus: warning: {printable(str(warning))}", err=True)
     if faults := list(table.faults()):
         raise ConfigError.of(faults)
+
+
+@contextmanager
+def _progress_shown() -> Iterator[None]:
+    """Say on a terminal how far the data are, in this block."""
+    from isthmus.programs.engine.results.data_words import progress_words
+    from isthmus.programs.reading.token_progress import told_by
+    from isthmus.programs.study.terminal.figures import ProgressLine
+
+    line = ProgressLine()
+    try:
+        with told_by(lambda progress: line.show(progress_words(progress))):
+            yield
+    finally:
+        line.show("")
 
 
 def _clear(as_json: bool) -> None:

@@ -41,6 +41,7 @@ import xxhash
 from isthmus.ops.data.corpus import KEY_TOKENS, READING, Corpus, CorpusFile, DataError, TokenIds, key_by, split_of_one
 from isthmus.ops.island.heap import give_back
 from isthmus.programs.reading.found import described
+from isthmus.programs.reading.token_progress import TokenProgress, tell
 from isthmus.runtime.system.files import cache_path
 from isthmus.runtime.system.locks import FileLock, alone, holder_of, share
 from isthmus.runtime.system.refusals import NO_ROOM, is_absent, reason, remedy
@@ -125,6 +126,8 @@ class TokenWriter:
         self._beginning: list[Ids] = []
         self._begun = self._written = 0
         self._is_marked = False
+        self.files = 0
+        """How many there are in all."""
 
     def add(self, ids: npt.NDArray[np.int32]) -> None:
         """Write the next ids of the file at hand."""
@@ -138,6 +141,7 @@ class TokenWriter:
                 self._widen(self._kinds[1] if narrow else self._kinds[2])
         self._write(ids.astype(self._kind, copy=False).tobytes(), self._written * self._kind.itemsize)
         self._written += len(ids)
+        tell(TokenProgress(self._written, len(self._sizes), self.files))
 
     def end_file(self) -> None:
         """What follows is of the next file."""
@@ -246,6 +250,7 @@ def _checked(make: Make, files: Sequence[CorpusFile]) -> Make:
         newest = max((max(file.changed_ns, file.renewed_ns) for file in files), default=0)
         if (settled := newest + _SETTLED_NS - time.time_ns()) > 0:
             time.sleep(min(settled, _SETTLED_NS) / 1e9)
+        writer.files = len(files)
         facts = make(writer)
         for file in files:
             if (now := _status(file.path)) != file:
@@ -282,6 +287,7 @@ def _found_or_made(name: str, make: Make, vocabulary: int) -> TokenFile:
                 return file
             if (size := _size(_partial(path))) != progress:
                 progress, since = size, time.monotonic()
+            tell(TokenProgress(elsewhere_bytes=size))
             if time.monotonic() - since > STUCK_SECONDS:
                 why = f"another process makes them in {path.parent}, and has written nothing for {STUCK_SECONDS:.0f} s"
                 return _apart(make, vocabulary, why)

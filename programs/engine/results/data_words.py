@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from isthmus.programs.engine.results.words import decimal, percent, size, whole
 from isthmus.programs.reading.row_forms import ONE_OF
 from isthmus.programs.reading.table import EPOCHS_MAX, MARKS, PREFIXES, DataTable, has_texts
+from isthmus.programs.reading.token_progress import TokenProgress
 
 
 class DataRow(NamedTuple):
@@ -111,3 +112,11 @@ def _by_kind(tokens_by_kind: Mapping[str, int]) -> Iterator[str]:
     yield from (f"{kind}: {whole(tokens)}" for kind, tokens in kinds[:KINDS_SHOWN])
     if others := kinds[KINDS_SHOWN:]:
         yield f"{whole(len(others))} others: {whole(sum(tokens for _, tokens in others))}"
+
+
+def progress_words(progress: TokenProgress) -> str:
+    """How far the tokens of the data are."""
+    if progress.elsewhere_bytes is not None:
+        return f"another process makes the tokens of the data, {size(progress.elsewhere_bytes)} of them so far"
+    tokens, done = whole(progress.tokens), f"{whole(progress.files_done)} of {whole(progress.files)} files are done"
+    return f"tokens are made of the data, {tokens} so far, {done}"

@@ -36,6 +36,7 @@ from isthmus.programs.engine.request.environment import compute_anywhere, comput
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.programs.engine.run.order import Order
+from isthmus.programs.reading.token_progress import TokenProgress, told_by
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.lines import ProcessLine
@@ -57,6 +58,24 @@ END_SECONDS: Final = 10.0
 """For a daemon that waits to end what it has started: it may still be importing."""
 _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
 _DIED: Final = "the process that prepared the request died"
+_PROGRESS: Final = "progress"
+"""The only key of a message that is no answer yet."""
+_listeners: Final[list[Callable[[TokenProgress], object]]] = []
+
+
+@contextmanager
+def listening(listener: Callable[[TokenProgress], object]) -> Iterator[None]:
+    """Have `listener` called, in this block, with how far the data of a request are that is prepared."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def _pass_on(progress: TokenProgress) -> None:
+    for listener in _listeners:
+        listener(progress)
 
 
 def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -68,7 +87,8 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     because a process with its threads must not be forked.
     """
     if has_backend():
-        return work()
+        with told_by(_pass_on):
+            return work()
     _flush()
     # Counted, because an exception that a handler raises in the middle of a fork is lost.
     with interrupts() as interrupted:
@@ -98,9 +118,10 @@ def _answer_on(line: ProcessLine, pid: int, watch: int, interrupted: Interrupts)
             raise interrupted.error()
         able = readable(watched, SIGNAL_SECONDS)
         if line in able:
-            answers = line.hear()
-            if answers:
-                return answers[0]
+            for message in line.hear():
+                if _PROGRESS not in message:
+                    return message
+                _pass_on(TokenProgress(**message[_PROGRESS]))
         elif watch in able:
             kill_session(pid)
             watched = [line]
@@ -121,7 +142,7 @@ def _prepare(work: Callable[[], dict[str, Any]], command: ProcessLine) -> NoRetu
     follow_daemon()  # A terminal sends them here, too; the command acts on them.
     threading.Thread(target=end_with_command, daemon=True).start()
     try:
-        _say(_answer(work), command)
+        _say(_answer(work, command), command)
     finally:
         os._exit(0)
 
@@ -131,10 +152,11 @@ _KINDS: Final[Mapping[str, type[RequestError]]] = {
 }
 
 
-def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _answer(work: Callable[[], dict[str, Any]], command: ProcessLine) -> dict[str, Any]:
     try:
         compute_on_cpu()
-        return {"done": work()}
+        with told_by(lambda progress: command.offer({_PROGRESS: progress._asdict()})):
+            return {"done": work()}
     except RequestError as error:
         kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
         return {"kind": kind, "faults": [list(fault) for fault in error.faults]}
@@ -311,7 +333,7 @@ def _prepare_and_serve(
     from isthmus.programs.engine.run.script_processes import ask_through
 
     ask_through(scripts)
-    answer = _answer(work)
+    answer = _answer(work, command)
     scripts.close()
     done = answer.get("done", {})
     _say(answer, command)

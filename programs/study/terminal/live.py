@@ -48,9 +48,11 @@ from isthmus.programs.engine.results.absences import (
     waiting_of,
 )
 from isthmus.programs.engine.results.changes import is_better, sentence
+from isthmus.programs.engine.results.data_words import progress_words
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
 from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line, without_figures
+from isthmus.programs.engine.run.preparing import listening
 from isthmus.programs.study.terminal.figures import (
     WORKING,
     FigureWords,
@@ -398,21 +400,30 @@ def watching(
 
 @contextmanager
 def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
-    """Show that a run is being prepared: on a terminal, a line that is erased at the end.
+    """Show that a run is being prepared, and how far its data are: on a terminal, a line that is erased at the end.
 
     There is no spinner, because that needs a thread, and preparing forks.
     """
     console = console or Screen()
-    is_shown = console.is_terminal and not quiet
-    if is_shown:
-        console.print(Text("preparing: the request is read, the task is run on shapes"), end="")
-        console.file.flush()
-    try:
+    if quiet or not console.is_terminal:
         yield
+        return
+
+    def show(words: str) -> None:
+        console.file.write(_ERASED)
+        console.print(Text(f"preparing: {words}"), end="", no_wrap=True, overflow="ellipsis", crop=True)
+        console.file.flush()
+
+    try:
+        show("the request is read, the task is run on shapes")
+        with listening(lambda progress: show(progress_words(progress))):
+            yield
     finally:
-        if is_shown:
-            console.file.write("\r\x1b[2K")
-            console.file.flush()
+        console.file.write(_ERASED)
+        console.file.flush()
+
+
+_ERASED: Final = "\r\x1b[2K"
 
 
 def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], data: Iterable[str], *, quiet: bool) -> None:

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from isthmus.ops.data.corpus import Corpus, DataError, TokenIds, split_of
-from isthmus.programs.reading import token_files
+from isthmus.programs.reading import token_files, token_progress
 from isthmus.programs.reading.found import described
 from isthmus.programs.reading.token_files import FOUND, MADE, NOT_KEPT, TokenFile, TokenWriter, clear, token_file
+from isthmus.programs.reading.token_progress import TokenProgress, told_by
 from tests.patience import PATIENCE
 
 NAME = "0" * 32
@@ -442,3 +443,17 @@ def test_an_empty_corpus_has_no_tokens(tmp_path: Path) -> None:
     file = of([np.empty(0, np.int32)])
     assert (len(file.ids), file.sizes) == (0, (0,))
     assert len(file.corpus(100).train) == 0
+
+
+def test_how_far_a_file_is_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(token_progress, "PAUSE_NS", 0)
+    files = [tmp_path / name for name in "ab"]
+    for file in files:
+        file.write_text("x")
+    heard: list[TokenProgress] = []
+    make = writing([np.arange(1500) % 100, np.arange(700) % 100])
+    with told_by(heard.append):
+        token_file(NAME, [described(file) for file in files], 100, make)
+    assert heard == [TokenProgress(1000, 0, 2), TokenProgress(1500, 0, 2), TokenProgress(2200, 1, 2)]
+    again(make)
+    assert len(heard) == 3

@@ -142,6 +142,27 @@ def test_what_the_command_has_open_does_not_stay_with_hosts(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+TELLING = """
+from isthmus.programs.engine.run.preparing import DaemonAhead, in_child, listening
+from isthmus.programs.reading.token_progress import TokenProgress, tell
+def work():
+    tell(TokenProgress(1234, 5, 67))
+    tell(TokenProgress(99))  # Too soon after the other.
+    return {"task": "", "is": "done"}
+heard = []
+with listening(heard.append):
+    print(in_child(work)["is"], DaemonAhead(work).answer["is"], heard == 2 * [TokenProgress(1234, 5, 67)])
+DaemonAhead(work)
+print(len(heard))
+"""
+
+
+def test_how_far_the_data_are_is_told_before_the_answer() -> None:
+    command = [sys.executable, "-c", TELLING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout.splitlines() == ["done done True", "2"], done.stderr
+
+
 NAMED = """
 import os
 from isthmus.programs.engine.run.preparing import DaemonAhead

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final, cast
@@ -15,6 +17,7 @@ from rich.console import Console
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import evaluated_at, times
 from isthmus.programs.engine.run.in_processes import Resumption
+from isthmus.programs.reading.token_progress import TokenProgress
 from isthmus.programs.study.terminal import figures, live
 from isthmus.programs.study.terminal.figures import evaluated, resumption_words
 from tests.programs.engine.results import event_lines
@@ -511,12 +514,26 @@ def test_time_left_is_that_of_late(watched: Request) -> None:
 def test_what_is_prepared_is_said_and_wiped_away() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     with live.preparing(quiet=False, console=console):
-        assert text_of(console).startswith("preparing: ")
+        assert "preparing: " in text_of(console)
     assert text_of(console).endswith("\r\x1b[2K")
     for silent in (plain(), Console(file=io.StringIO(), force_terminal=True)):
         with live.preparing(quiet=silent.is_terminal, console=silent):
             pass
         assert text_of(silent) == ""
+
+
+def test_how_far_the_data_are_is_said_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    listeners: list[Callable[[TokenProgress], object]] = []
+    monkeypatch.setattr(live, "listening", lambda listener: listeners.append(listener) or nullcontext())
+    with live.preparing(quiet=False, console=console):
+        for progress in (TokenProgress(1234, 5, 67), TokenProgress(elsewhere_bytes=5_000_000)):
+            listeners[0](progress)
+    _, _, *said, last = text_of(console).split("\r\x1b[2K")
+    assert last == ""
+    assert [len(each) <= console.width for each in said] == [True, True]
+    assert "1,234" in said[0]
+    assert "\n" not in text_of(console)
 
 
 def test_deaths_and_errors_are_told_at_the_end(watched: Request) -> None:
