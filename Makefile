@@ -139,7 +139,7 @@ TORCH ?= torch
 	touch $@
 
 test-torch: .venv-torch/installed
-	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m "torch and not soak" tests/torch_tasks
+	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m "torch and not soak" tests/torch_tasks tests/programs/reading tests/programs/test_forms_of_data.py
 
 # By the Python that makes the environment of the clone: nothing of this one is there for a reader of the README.
 readme:
