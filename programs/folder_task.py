@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import DataError, TokenIds
 from isthmus.ops.data.held_out_sets import text_sets
-from isthmus.ops.island.schedule import share_of_peak
+from isthmus.ops.island.schedule import Schedule
 from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
@@ -36,6 +36,7 @@ from isthmus.programs.language_model import (
     ClipSetting,
     DecaySetting,
     RateSetting,
+    ScheduleSetting,
     TokenDtypeSetting,
     WarmupSetting,
     rate_default,
@@ -125,6 +126,7 @@ def task(
     batch: BatchSetting = None,
     lr: RateSetting = None,
     warmup: WarmupSetting = 0.2,
+    schedule: ScheduleSetting = "cosine",
     weight_decay: DecaySetting = 0.1,
     clip: ClipSetting = 1.0,
     token_dtype: TokenDtypeSetting = "uint16",
@@ -205,7 +207,9 @@ def task(
     peak = _rate(facts.width, sequences, lora_rank) if lr is None else lr
     steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
     make = partial(_in_torch, adapters=adapters) if facts.framework == TORCH else _in_jax
-    return make(Path(folder), windows, terms, steps, dtype=dtype, warmup=warmup, checkpoint=checkpoint)
+    return make(
+        Path(folder), windows, terms, steps, dtype=dtype, schedule=Schedule(warmup, schedule), checkpoint=checkpoint
+    )
 
 
 def _tokens_per_batch(sequences: int | tuple[int, ...], length: int, *, is_counted: bool) -> TokensPerBatch:
@@ -241,7 +245,7 @@ def _in_jax(
     steps: Mapping[str, float],
     *,
     dtype: str | None,
-    warmup: float,
+    schedule: Schedule,
     checkpoint: bool,
 ) -> AnyTask:
     """The task by our own transformer: leaves have the folder's names, and its dtype each."""
@@ -255,7 +259,7 @@ def _in_jax(
         partial(_init, config, tuple(model.dtypes.items())),
         partial(_loss, config),
         windows.batch,
-        optimizer=adamw(warmup=warmup, **steps),
+        optimizer=adamw(schedule=schedule, **steps),
         merge={
             "model/embed_tokens/weight": "average",
             **({} if config.tied else {"lm_head/weight": "average"}),
@@ -273,7 +277,7 @@ def _in_torch(
     steps: Mapping[str, float],
     *,
     dtype: str | None,
-    warmup: float,
+    schedule: Schedule,
     checkpoint: bool,
     adapters: Adapters | None,
 ) -> AnyTask:
@@ -295,7 +299,7 @@ def _in_torch(
         partial(_module_loss, dtype or ("bfloat16" if kind == "bfloat16" else "float32")),
         windows.batch,
         optimizer=partial(ClippedAdamW, **steps),
-        rate=partial(share_of_peak, warmup=warmup),
+        rate=schedule.share,
         merge={**({} if adapters else dict.fromkeys(model.embeddings(doing), "average")), "**": "rda"},
         **terms,
     )

@@ -31,6 +31,7 @@ from isthmus.ops.data.held_out_sets import text_sets
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
+from isthmus.ops.island.schedule import Schedule, ScheduleName
 from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find, find_set
@@ -132,6 +133,14 @@ WarmupSetting: TypeAlias = Annotated[
         resumes=True,
     ),
 ]
+ScheduleSetting: TypeAlias = Annotated[
+    ScheduleName,
+    Setting(
+        "The learning rate after that: it falls along half a cosine; or it is constant until the last tenth of the "
+        "run, so that a run may be trained on.",
+        resumes=True,
+    ),
+]
 DecaySetting: TypeAlias = Annotated[
     float, Setting("Weight decay of matrices.", ge=0, expected="a number of at least 0", resumes=True)
 ]
@@ -158,6 +167,7 @@ def task(
     batch: BatchSetting = None,
     lr: RateSetting = None,
     warmup: WarmupSetting = 0.2,
+    schedule: ScheduleSetting = "cosine",
     weight_decay: DecaySetting = 0.1,
     clip: ClipSetting = 1.0,
     optimizer: Annotated[
@@ -272,7 +282,7 @@ def task(
         loss,
         windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
-        optimizer=_optimizer(optimizer, rate, warmup, weight_decay, clip),
+        optimizer=_optimizer(optimizer, rate, Schedule(warmup, schedule), weight_decay, clip),
         evaluation=windows.evaluation_batches,
         extract=windows.extract,
         sets=held_out,
@@ -296,12 +306,12 @@ def _functions(config: ModelConfig) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=4)
-def _optimizer(name: str, peak: float, warmup: float, weight_decay: float, clip: float) -> Any:
+def _optimizer(name: str, peak: float, schedule: Schedule, weight_decay: float, clip: float) -> Any:
     from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon
 
     kind = adamw if name == "adamw" else partial(muon, is_hidden=transformer.is_hidden)
-    return kind(peak=peak, warmup=warmup, weight_decay=weight_decay, clip=clip)
+    return kind(peak=peak, schedule=schedule, weight_decay=weight_decay, clip=clip)
 
 
 def _routing(experts: int, chosen: int, slack: float, balance: float) -> Routing | None:

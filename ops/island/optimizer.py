@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE
+from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE, Schedule
 
 NORM = "norm"
 """How the path of a norm ends."""
@@ -30,27 +30,25 @@ RMS_MUON: Final = 0.2
 so that one learning rate and one weight decay serve both."""
 
 
-def learning_rate(progress: jax.Array | float, *, peak: float, warmup: float) -> jax.Array:
-    """The learning rate (float32) at `progress` in [0, 1].
-
-    It rises from 0 to `peak` on a line while progress < `warmup` (0 <= warmup < 1), then falls along half a cosine to 5
-    % of `peak`; outside [0, 1] it is that of the nearer end.
-    """
+def learning_rate(progress: jax.Array | float, *, peak: float, schedule: Schedule) -> jax.Array:
+    """The learning rate (float32) at `progress` in [0, 1]: `peak` times `schedule.share`, traced."""
+    warmup, begin = schedule.warmup, schedule.falls_from
     progress = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
-    after = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
-    cosine = FINAL_SHARE + (1.0 - FINAL_SHARE) * 0.5 * (1.0 + jnp.cos(jnp.pi * after))
-    share = jnp.where(progress < warmup, progress / warmup, cosine) if warmup > 0.0 else cosine
+    fallen = jnp.maximum(progress - begin, 0.0) / (1.0 - begin)
+    twice = 1.0 + jnp.cos(jnp.pi * fallen) if schedule.name == "cosine" else 2.0 * (1.0 - fallen)
+    falling = FINAL_SHARE + (1.0 - FINAL_SHARE) * 0.5 * twice
+    share = jnp.where(progress < warmup, progress / warmup, falling) if warmup > 0.0 else falling
     return peak * share
 
 
-def scale_by_progress(*, peak: float, warmup: float) -> optax.GradientTransformationExtraArgs:
+def scale_by_progress(*, peak: float, schedule: Schedule) -> optax.GradientTransformationExtraArgs:
     """Multiplies updates by minus `learning_rate(progress)`; its `update` needs the keyword `progress`. No state."""
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, *, progress: Any, **_: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
-        rate = learning_rate(progress, peak=peak, warmup=warmup)
+        rate = learning_rate(progress, peak=peak, schedule=schedule)
         return jax.tree.map(lambda leaf: -rate.astype(leaf.dtype) * leaf, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
@@ -66,17 +64,19 @@ def is_matrix(params: optax.Params) -> Any:
     return jax.tree_util.tree_map_with_path(is_one, params)
 
 
-def adamw(*, peak: float, warmup: float, weight_decay: float, clip: float) -> optax.GradientTransformationExtraArgs:
+def adamw(
+    *, peak: float, schedule: Schedule, weight_decay: float, clip: float
+) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) with betas (0.9, 0.95) and eps 1e-8, with decay on matrices only.
 
     The gradient's global norm is clipped at `clip` first, and the learning rate follows progress: `update(grads, state,
     params, progress=...)`.
     """
-    return _scheduled(optax.scale_by_adam(BETA_1, BETA_2, EPSILON), peak, warmup, weight_decay, clip)
+    return _scheduled(optax.scale_by_adam(BETA_1, BETA_2, EPSILON), peak, schedule, weight_decay, clip)
 
 
 def muon(
-    *, peak: float, warmup: float, weight_decay: float, clip: float, is_hidden: Callable[[Any], Any]
+    *, peak: float, schedule: Schedule, weight_decay: float, clip: float, is_hidden: Callable[[Any], Any]
 ) -> optax.GradientTransformationExtraArgs:
     """Muon for the tensors that `is_hidden(params)` marks, and AdamW for the others; decay, clipping and learning rate
     as `adamw` has them.
@@ -89,7 +89,7 @@ def muon(
     parted = optax.partition(
         chosen, lambda params: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden(params))
     )
-    return _scheduled(parted, peak, warmup, weight_decay, clip)
+    return _scheduled(parted, peak, schedule, weight_decay, clip)
 
 
 def _scale_by_muon() -> optax.GradientTransformation:
@@ -107,11 +107,11 @@ def _scale_by_muon() -> optax.GradientTransformation:
 
 
 def _scheduled(
-    scaling: Any, peak: float, warmup: float, weight_decay: float, clip: float
+    scaling: Any, peak: float, schedule: Schedule, weight_decay: float, clip: float
 ) -> optax.GradientTransformationExtraArgs:
     return optax.chain(
         optax.clip_by_global_norm(clip),
         scaling,
         optax.add_decayed_weights(weight_decay, mask=is_matrix),
-        scale_by_progress(peak=peak, warmup=warmup),
+        scale_by_progress(peak=peak, schedule=schedule),
     )
