@@ -121,7 +121,8 @@ def serve(
 
         services.append(OwnRun(own.file, own.run_dir, goes_on=own.goes_on))
     is_far = place is not None
-    permitted = replace(permitted, is_far=is_far, has_porter=is_far, grace=grace, until_over=until_over)
+    # On loopback, too: a tunnel may lead there. Machines that join dial out only, and need none.
+    permitted = replace(permitted, is_far=is_far, has_porter=True, grace=grace, until_over=until_over)
     return run(name, endpoint, permitted, services, metrics)
 
 
