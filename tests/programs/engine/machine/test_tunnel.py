@@ -15,6 +15,7 @@ from tests.programs.engine.machine.tunnel import Tunnel
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+RUN = "runs/cluster"
 HOME = "tcp://127.0.0.1:7400"
 CLUSTER = """
 [keys]
@@ -26,7 +27,6 @@ public_key = "alpha.pub"
 islands = 1
 [run]
 tokens = 1000000000
-run_dir = "run"
 task = "paced.py:task"
 """
 
@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def voters(place: Place) -> list[list[int]]:
-    path = place.folder / "run" / "merges.jsonl"
+    path = place.folder / RUN / "merges.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line)["voters"] for line in lines if line.endswith("\n")]
 
@@ -77,7 +77,7 @@ def test_a_machine_that_reaches_one_port_through_a_tunnel_is_merged_and_again_af
         assert invited.returncode == 0, invited.stderr
         beta = begin("beta", "join", "--invite", "beta.invite", "--config", "beta.toml")
         place.wait_for(lambda: [0, 1] in voters(place))
-        status = json.loads(place.call("status", "run", "--json").stdout)
+        status = json.loads(place.call("status", RUN, "--json").stdout)
         hosts = {host["name"]: host for host in status["hosts"]}
         assert sorted(hosts["learner/1"]["relayed"]) == ["evaluator/0", "recorder/0", "syncer/0"]
         assert not hosts["learner/0"]["relayed"]  # Nor does anything at the home take a detour.
@@ -85,7 +85,7 @@ def test_a_machine_that_reaches_one_port_through_a_tunnel_is_merged_and_again_af
     before = len(voters(place))
     with closing(Tunnel(HOME, port=port, **ends)):
         place.wait_for(lambda: [0, 1] in voters(place)[before + 8 :])
-        status = json.loads(place.call("status", "run", "--json").stdout)
+        status = json.loads(place.call("status", RUN, "--json").stdout)
         assert {host["name"]: host["incarnation"] for host in status["hosts"]}["learner/1"] == 1
-    assert place.call("stop", "run").returncode == 0
-    place.wait_for(lambda: (folder / "run" / "over.json").exists())
+    assert place.call("stop", RUN).returncode == 0
+    place.wait_for(lambda: (folder / RUN / "over.json").exists())
