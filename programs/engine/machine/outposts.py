@@ -420,7 +420,7 @@ class Outposts:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
         unreached = await ways_to_others.faults(
-            message.get("ways", []), self._name, f"Taking part in a run of {home.name}"
+            message.get("ways", []), self._name, f"Looking for ways to the machines of a run of {home.name}"
         )
         if unreached and self.guest is not None:
             self.guest.refuse(unreached)

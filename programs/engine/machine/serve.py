@@ -33,7 +33,7 @@ from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.machine.services import DaemonService
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
-from isthmus.programs.engine.run.interrupts import Interrupts, handle, leave_output
+from isthmus.programs.engine.run.interrupts import Interrupts, drop_untaken_output, handle
 from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
@@ -194,7 +194,7 @@ def run(
     machine.close()
     claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
-    _drop_untold()
+    drop_untaken_output()
     if machine.fault is not None:
         raise machine.fault
     if machine.has_killed or machine.has_failed:
@@ -285,14 +285,6 @@ def _tell_unresolved(endpoint: str) -> None:
             f"warning: this machine cannot resolve {host} ({error.strerror or error}), so that nothing here finds this "
             f"daemon by that name: enter it in /etc/hosts or DNS, or listen at an address, --listen tcp://10.0.0.1:{port}"
         )
-
-
-def _drop_untold() -> None:
-    """Let lines be lost that standard output has not taken, of which Python would make an error at its end."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        leave_output()
 
 
 def _tell(line: str) -> None:
