@@ -7,15 +7,24 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import neighbours
+from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.readiness import to_take_part
 from isthmus.programs.engine.machine.ways_to_others import UNREACHED, faults, needed, told
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.wire.porter_greeting import GREETED
+from tests.loops import run_until
+from tests.programs.engine.machine.owner import Owner
 
 ADDRESS = "tcp://10.0.0.3:7400"
 SITES = {
@@ -94,6 +103,49 @@ def test_a_machine_needs_no_way_to_itself_and_one_without_an_address_is_named() 
 def test_what_are_no_ways_are_refused(ways: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         asyncio.run(faults(ways, "beta", "Trying"))
+
+
+def test_a_machine_without_a_way_is_told_and_asked_again_later_and_one_that_refuses_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "WAYS_SECONDS", 0.01)
+    loop, owner = uvloop.new_event_loop(), Owner()
+    made = MachineDaemon(loop, "home", "tcp://127.0.0.1:*", MachineConfig(runs=tmp_path), None, tmp_path / "s", owner)
+    asked: list[str] = []
+    joined: list[tuple[str, int]] = []
+    answers: list[Any] = [ConfigError("a", "b", "c", "d"), *[{UNREACHED: [["e", "f", "g", "h"]]}] * 2, {}]
+
+    async def request(name: str, message: Any, seconds_max: float) -> Any:
+        asked.append(name)
+        answer = answers.pop(0)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    def join(name: str, islands: int) -> list[Replica]:
+        joined.append((name, islands))
+        return []
+
+    monkeypatch.setattr(made.neighbours.links, "request", request)
+    fleet = SimpleNamespace(
+        parties=SimpleNamespace(of=lambda name: SimpleNamespace(name=name, slots=None)), learners=[]
+    )
+    daemon = SimpleNamespace(join=join, home=SimpleNamespace(fleet=fleet))
+    run: Any = SimpleNamespace(name="run", folder=tmp_path, takes_loops=False, check=dict, daemon=daemon)
+    run.station, run.log = (lambda *of: None), (lambda line: None)
+
+    def announce() -> bool:
+        for name in () if joined else ("gamma", "beta"):
+            made.neighbours._let_join(run, name, f"instance of {name}", 1, is_loop=False)
+        return bool(joined)
+
+    try:
+        run_until(loop, announce)
+    finally:
+        made.close()
+        loop.close()
+    assert asked == ["gamma", "beta", "beta", "beta"]
+    assert joined == [("beta", 1)]
 
 
 def test_a_home_reads_what_it_is_told() -> None:
