@@ -140,6 +140,11 @@ def island_kind(name: str) -> Any:
     return _there(next(made, None), "Taking an island", f"islands of the kind {name!r}")
 
 
+def has_door() -> bool:
+    """Whether a wing has what `door` makes."""
+    return any(wing.door for wing in WINGS)
+
+
 def door() -> Any:
     """What makes a door of a daemon that leads to the hosts of its machine; ConfigError where there is none."""
     made = (_loaded(wing, wing.door) for wing in WINGS if wing.door)

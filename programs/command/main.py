@@ -18,7 +18,14 @@ import typer
 from isthmus.programs import wing_table
 from isthmus.programs.command import data_commands, machine_commands, model_commands, run_commands
 from isthmus.programs.command.commands import Commands
-from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
+from isthmus.programs.engine.run.interrupts import (
+    drop_untaken_output,
+    handle,
+    ignore,
+    interrupt,
+    leave_output,
+    open_standard_streams,
+)
 from isthmus.runtime.system.processes import check_descriptors, check_linux, signal_masks, unblock
 
 _HELP: Final = ("-h", "--help")
@@ -117,6 +124,10 @@ def main() -> None:
         narrowed(sys.argv[1:])(prog_name="isthmus", obj=inherited)
     except BrokenPipeError:  # As with `| head`: whoever reads has what they wanted.
         leave_output()
+    except SystemExit as end:
+        if end.code:  # Why it did not succeed was told.
+            drop_untaken_output()
+        raise
     finally:
         # A Ctrl-C while Python shuts down has nothing left to stop, and would end in a traceback.
         ignore()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -63,7 +65,7 @@ from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.system.user_files import user_places
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
-from isthmus.runtime.wire import account_files
+from isthmus.runtime.wire import account_files, loopback_marks
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -85,6 +87,7 @@ class PeerReach:
         porter: the endpoint of this machine's porter; '' if it has none.
         reaches: addresses of other machines' porters as this machine reaches them, where it knows better than they do.
         only_porters: there is no other way to another machine.
+        is_inside: this host, where it listens on loopback, is reached by others through its porter alone.
         machines: gets the machine of each replica that a roster names.
         keys: gets the keys of the machines in the directory; None in a run without keys.
     """
@@ -94,6 +97,7 @@ class PeerReach:
     porter: str = ""
     reaches: Mapping[str, str] = field(default_factory=dict)
     only_porters: bool = False
+    is_inside: bool = False
     machines: dict[Replica, str] = field(default_factory=dict)
     keys: Keyring | None = None
 
@@ -105,7 +109,8 @@ class Meetings:
     to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
     has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
     before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
-    later roster. When the relay has a new life, the members behind it are reached through that.
+    later roster. When the relay has a new life, the members behind it are reached through that. `is_here` says of the
+    endpoint of a host that listens on loopback whether that is the loopback of this host.
     """
 
     def __init__(
@@ -116,8 +121,10 @@ class Meetings:
         *,
         channel: DiallingChannel,
         tell: Callable[[Event], None],
+        is_here: Callable[[str], bool] = lambda control: False,
     ) -> None:
         self.live: dict[Replica, Member] = {member.replica: member}
+        self._is_here = is_here
         self._member, self._reach, self._channel, self._tell = member, reach, channel, tell
         crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
         mine = member.replica.role
@@ -167,12 +174,13 @@ class Meetings:
     def _endpoints(self, endpoints: Sequence[str], machine: str, own: str, keys: Mapping[str, str]) -> Endpoints:
         """The endpoints of a host on `machine`, for a host on the machine `own`.
 
-        A host that listens on loopback of another machine with a porter is inside. Where there is no porter, all
-        machines are one, as in tests.
+        A host that listens on loopback of another machine with a porter is inside, unless that machine is this
+        computer. Where there is no porter, all machines are one, as in tests.
         """
         control, data, *porters = endpoints
         porter = self._reach.reaches.get(machine, porters[0]) if porters and machine != own else ""
-        is_inside = bool(porter) and (self._reach.only_porters or is_loopback(control))
+        is_far = is_loopback(control) and not self._is_here(control)
+        is_inside = bool(porter) and (self._reach.only_porters or is_far)
         return Endpoints(control, data, keys.get(machine, ""), porter, is_inside)
 
     def _is_former(self, member: Member) -> bool:
@@ -485,7 +493,15 @@ class HostProcess:
             on_failed=self._failed,
             on_opened=lambda: self._note("open", self._clock.now()),
         )
-        self._meetings = Meetings(plan, life.member, reach, channel=self._channel, tell=self._host.handle)
+        self._meetings = Meetings(
+            plan,
+            life.member,
+            reach,
+            channel=self._channel,
+            tell=self._host.handle,
+            is_here=partial(loopback_marks.is_here, life.run),
+        )
+        self._mark: socket.socket | None = None
         self._places: dict[Member, str] = {}
         """The machine of each member that was ever in a roster."""
         self._endpoints = list[str]()
@@ -508,7 +524,9 @@ class HostProcess:
         """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
         if self._reach.listens is not None:
             self._endpoints = list(self._channel.bind(self._reach.listens)[:2])
-            self._endpoints += [self._reach.porter] if self._reach.porter else []
+            if self._reach.porter:
+                self._endpoints += [self._reach.porter]
+                self._mark = None if self._reach.is_inside else loopback_marks.mark(self._life.run, self._endpoints[0])
         self._loop.call_soon(self._begin)
         self._loop.run_forever()
         self._close()
@@ -773,4 +791,6 @@ class HostProcess:
             write_bytes(spans_file(self._life.folder, self._life.member), spans)
         self._tape_files.close()
         self._daemon.close()
+        if self._mark is not None:
+            self._mark.close()
         self._loop.close()

@@ -251,8 +251,12 @@ def began_ns() -> int:
 
 
 def boot_id() -> bytes:
-    """The id of this machine's present boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    """The id of this machine's present boot; in a container that hides it, what tells its present start from others: a
+    setting of the clock must not look like one, so the time of the boot will not do."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except (FileNotFoundError, PermissionError):
+        return f"process 1 started at {started_at(1)}".encode()
 
 
 def started_at(pid: int) -> int | None:

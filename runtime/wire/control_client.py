@@ -63,7 +63,7 @@ def ask(
                 # A handshake may have failed already, so that sending is impossible; the monitor reports the reason.
                 with suppress(zmq.Again):
                     socket.send(encode(message), zmq.NOBLOCK)
-                data = _first(socket, monitor, seconds_max, doing, keys)
+                data = _first(socket, monitor, seconds_max, doing, keys, endpoint)
             finally:
                 socket.disable_monitor()
                 monitor.close()
@@ -94,8 +94,33 @@ def _reached(endpoint: str) -> str:
         return endpoint
 
 
+def check_greeting(endpoint: str, seconds_max: float) -> None:
+    """OSError unless what listens at an endpoint greets, as every daemon does before keys are shown; blocks.
+
+    A tunnel accepts connections, and hangs up where nothing listens at its far end.
+    """
+    try:
+        with addresses.connect(endpoint, seconds_max) as connection:
+            connection.settimeout(seconds_max)
+            connection.sendall(_SIGNATURE)
+            first = connection.recv(1)
+    except TimeoutError:
+        raise OSError(f"no answer within {seconds_max:g} s") from None
+    except ConnectionResetError:
+        first = b""
+    except OSError as error:
+        raise OSError(error.strerror or str(error)) from None
+    if first != _SIGNATURE[:1]:
+        raise OSError("no daemon is there, but what answers otherwise" if first else HUNG_UP)
+
+
 def _first(
-    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], seconds_max: float, doing: str, keys: Keyring | None
+    socket: zmq.Socket[bytes],
+    monitor: zmq.Socket[bytes],
+    seconds_max: float,
+    doing: str,
+    keys: Keyring | None,
+    endpoint: str,
 ) -> bytes | None:
     """The first message that comes in time, None if none does; ConfigError if keys prevent it.
 
@@ -115,7 +140,18 @@ def _first(
         reason = security_curve.failure(monitor.recv_multipart())
         cuts += reason == security_curve.CUT
         if reason is not None and (reason != security_curve.CUT or cuts == CUTS_MAX):
+            if reason == security_curve.CUT:
+                _check_behind(endpoint, doing)
             raise ConfigError(doing, *_in_the_way(reason, keys))
+
+
+def _check_behind(endpoint: str, doing: str) -> None:
+    """ConfigError where no daemon is behind what accepts connections at an endpoint."""
+    try:
+        check_greeting(endpoint, CONNECT_SECONDS_MAX)
+    except OSError as error:
+        do = "Start it there. If a tunnel leads there, its far end is the address at which the daemon listens."
+        raise ConfigError(doing, "a daemon there", str(error), do) from None
 
 
 def _in_the_way(reason: str, keys: Keyring | None) -> tuple[str, str, str]:
@@ -132,6 +168,10 @@ def _in_the_way(reason: str, keys: Keyring | None) -> tuple[str, str, str]:
     return "the machine whose public key was given", "one that has another key, or none", do
 
 
+_SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
+"""The first bytes of ZMTP, which both sides send."""
+HUNG_UP: Final = "it accepts connections, and hangs up before it says anything"
+"""What `check_greeting` finds at a tunnel to nowhere."""
 RETRY_SECONDS: Final = 1.0
 """Delay between two attempts of a client that is not admitted yet; each costs the server half a millisecond."""
 

@@ -46,18 +46,8 @@ def dial(proxy: str, endpoint: str, seconds_max: float) -> socket.socket:
     There are few reasons, and none has what the proxy has said: one that is new is told.
     """
     request = _request(*addresses.host_and_port(endpoint))
-    try:
-        way = addresses.connect(f"tcp://{proxy}", seconds_max)
-    except TimeoutError:
-        raise OSError(f"no answer within {seconds_max:g} s") from None
-    except OSError as error:
-        raise OSError(error.strerror or str(error)) from None
     with ExitStack() as stack:
-        stack.enter_context(way)
-        answers = ProxyAnswers(way, time.monotonic() + seconds_max, seconds_max)
-        answers.send(_GREETING)
-        if answers.receive(len(GREETED)) != GREETED:
-            raise OSError(_NO_SOCKS)
+        way, answers = _greeted(stack, proxy, seconds_max)
         answers.send(request)
         version, reply, _, kind = answers.receive(4)
         if version != VERSION:
@@ -70,6 +60,27 @@ def dial(proxy: str, endpoint: str, seconds_max: float) -> socket.socket:
         answers.receive(size + 2)
         stack.pop_all()
     return way
+
+
+def check(proxy: str, seconds_max: float) -> None:
+    """OSError, as of `dial`, unless what listens at ADDRESS:PORT greets as porters do; blocks."""
+    with ExitStack() as stack:
+        _greeted(stack, proxy, seconds_max)
+
+
+def _greeted(stack: ExitStack, proxy: str, seconds_max: float) -> tuple[socket.socket, ProxyAnswers]:
+    """A connection to a proxy, which has greeted, and its further answers."""
+    try:
+        way = stack.enter_context(addresses.connect(f"tcp://{proxy}", seconds_max))
+    except TimeoutError:
+        raise OSError(f"no answer within {seconds_max:g} s") from None
+    except OSError as error:
+        raise OSError(error.strerror or str(error)) from None
+    answers = ProxyAnswers(way, time.monotonic() + seconds_max, seconds_max)
+    answers.send(_GREETING)
+    if answers.receive(len(GREETED)) != GREETED:
+        raise OSError(_NO_SOCKS)
+    return way, answers
 
 
 def _request(host: str, port: str) -> bytes:

@@ -93,6 +93,18 @@ def test_a_run_is_done_below_a_read_only_root(room: Path, uid: int, home: str, i
     assert "done " in result.stdout
 
 
+@pytest.mark.parametrize(("uid", "home", "is_first"), PLACES)
+@pytest.mark.parametrize("extra", ["", "shm", "files"])
+def test_a_machine_that_joins_waits_for_its_home_or_says_where_its_state_is_to_be(
+    room: Path, uid: int, home: str, is_first: bool, extra: str
+) -> None:
+    words = ("join", "tcp://127.0.0.1:1", "--name", "beta", "--wait", "1")
+    result = typed(room, uid, home, *words, is_first=is_first, extra=extra)
+    assert result.returncode == 2, result.stderr + result.stdout
+    is_homeless = uid != 0 and home == "none"  # Its state is in the temporary folder; root's is at /root.
+    assert ("a link within 1 s" if is_homeless else "XDG_STATE_HOME") in result.stderr
+
+
 def test_a_run_is_done_without_shared_memory_of_files(room: Path) -> None:
     result = typed(room, 12345, "none", *RUN, is_first=True, extra="shm")
     assert result.returncode == 0, result.stderr + result.stdout

@@ -178,10 +178,8 @@ class MachineDaemon:
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims_refused: set[tuple[str, str]] = set()
-        is_led = spec.is_porter_needed(listen, config.ports) or config.has_porter
-        self._door: Door = OwnDoor(listen)
-        if is_led:
-            self._door = door_that_leads_in()(loop, listen, keys, self._listening, self.tell)
+        make = door_that_leads_in(listen) if config.has_porter else None
+        self._door: Door = OwnDoor(listen) if make is None else make(loop, listen, keys, self._listening, self.tell)
         config = self.config = replace(config, has_porter=self._door.leads_in)
         self._server = ControlServer(
             loop,

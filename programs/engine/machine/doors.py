@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, final
 
 from isthmus.programs import wing_table
-from isthmus.runtime.wire.security_keys import Keyring
+from isthmus.runtime.wire.security_keys import Keyring, is_loopback
 
 
 class Door(Protocol):
@@ -60,7 +60,12 @@ class OwnDoor:
         return
 
 
-def door_that_leads_in() -> MakeDoor:
-    """What makes a door that leads to the hosts of a machine; ConfigError where nothing does."""
+def door_that_leads_in(listen: str) -> MakeDoor | None:
+    """What makes a door at `listen` that leads to the hosts of a machine; None on loopback where nothing does.
+
+    ConfigError where nothing does and others than this machine come there.
+    """
+    if is_loopback(listen) and not wing_table.has_door():
+        return None
     made: MakeDoor = wing_table.door()
     return made

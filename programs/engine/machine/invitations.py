@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -48,7 +49,7 @@ from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_keys
-from isthmus.runtime.wire.control_client import CUTS_MAX, ControlClient
+from isthmus.runtime.wire.control_client import CUTS_MAX, ControlClient, check_greeting
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import CLAIM
 from isthmus.runtime.wire.security_curve import CUT, KEYLESS, UNADMITTED
@@ -385,10 +386,18 @@ def home_in(file: Path, machine: str | None, doing: str) -> HomeAddress:
 # -- on a machine that joins -------------------------------------------------------------------------------------------
 
 
+ANOTHER_KEY: Final = (
+    "a machine with another key: not the home of this invitation",
+    "Have one made by its home",
+)
+GREETING_SECONDS_MAX: Final = 3.0
+"""For the greeting of what hangs up before keys are shown."""
+
+
 @final
 class InvitationClaim:
     """Has this machine admitted by an invitation; dials until it is. `waiting` says in words what it waits for, if not
-    for the home.
+    for the home, and `unanswered` why no daemon is where the home's address leads: a tunnel may be there before it.
 
     Arguments:
         loop: where it dials.
@@ -413,8 +422,8 @@ class InvitationClaim:
         on_refused: Callable[[ConfigError], None],
         is_far: bool = False,
     ) -> None:
-        self.waiting = ""
-        self._is_far = is_far
+        self.waiting = self.unanswered = ""
+        self._is_far, self._is_looking = is_far, False
         self.is_heard = False
         self._loop, self._locate, self._home = loop, locate, invitation.home
         self._on_admitted, self._on_refused = on_admitted, on_refused
@@ -453,7 +462,7 @@ class InvitationClaim:
     def _answered(self, message: Message) -> None:
         if self._is_over:
             return
-        self._silent_beats, self._cuts, self.is_heard = 0, 0, True
+        self._silent_beats, self._cuts, self.is_heard, self.unanswered = 0, 0, True, ""
         if message["type"] == "admitted":
             self._end(self._on_admitted)
         elif message["type"] == "refused":
@@ -481,14 +490,43 @@ class InvitationClaim:
         self._cuts += reason == CUT
         if self._is_over or (reason == CUT and self._cuts < CUTS_MAX):
             return
+        if reason == CUT:
+            self._cuts = 0
+            self._look_behind()
+            return
         if reason == UNADMITTED:
             found, do = "one that is not known there: withdrawn, or of another home", "Have another one made there"
         elif reason == KEYLESS:
             found, do = "a daemon without keys", "Start it with a machine.toml that has [keys] secret"
         else:
-            found, do = "a machine with another key: not the home of this invitation", "Have one made by its home"
+            found, do = ANOTHER_KEY
+        self._turn_away(found, do)
+
+    def _turn_away(self, found: str, do: str) -> None:
         at = f"an invitation of the home at {self._client.endpoint}"
         self._refuse(ConfigError(self._doing, at, found, f"{do}: isthmus invite."))
+
+    def _look_behind(self) -> None:
+        """See, apart from the loop, who hangs up: a daemon that has another key, or what has no daemon behind it."""
+        endpoint = self._client.endpoint
+
+        def look() -> None:
+            found = ""
+            try:
+                check_greeting(endpoint, GREETING_SECONDS_MAX)
+            except OSError as error:
+                found = str(error)
+            with suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self._seen, found)
+
+        if not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=look, name="isthmus-greeting", daemon=True).start()
+
+    def _seen(self, found: str) -> None:
+        self._is_looking, self.unanswered = False, found
+        if not found and not self._is_over:
+            self._turn_away(*ANOTHER_KEY)
 
     def _other_version(self, message: Message) -> None:
         do = "Install the same isthmus on both."

@@ -6,8 +6,11 @@ all of its machines are linked; the runtime then has its processes live and end 
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self, final
 
@@ -15,7 +18,9 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.system.refusals import remedy
+from isthmus.runtime.wire.security_keys import is_loopback
 
 SIZE_MAX: Final = 64
 """Machines of one island: as many as the names of its processes are tried with."""
@@ -35,18 +40,20 @@ _SIZE: Final = "Reading --size"
 @dataclass(frozen=True, slots=True)
 class IslandPart:
     """A machine's part of an island of `size` machines, at whose address `host` the others reach it; `source` says
-    where rank and size are from."""
+    where rank and size are from. `loopback` says whose loopback `host` is of, if it is one: '' off loopback."""
 
     island: str
     rank: int
     size: int
     host: str
     source: str = ""
+    loopback: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
         """The part that a machine announces; ValueError, LookupError or TypeError for what is none."""
-        part = cls(str(data["island"]), int(data["rank"]), int(data["size"]), str(data["host"]))
+        loopback = str(data.get("loopback", ""))[:HOST_LENGTH_MAX]
+        part = cls(str(data["island"]), int(data["rank"]), int(data["size"]), str(data["host"]), loopback=loopback)
         if not cluster_file.is_name(part.island) or not 0 <= part.rank < part.size <= SIZE_MAX:
             raise ValueError(f"rank {part.rank} of {part.size} of an island {part.island[:100]!r}")
         if not 0 < len(part.host) <= HOST_LENGTH_MAX or not part.host.isprintable():
@@ -90,7 +97,22 @@ def part_of(
         faults.append(Fault(_RANK, f"from 0 to {size - 1}, in an island of {size}", str(rank), do))
     if faults or rank is None or size is None:
         raise ConfigError.of(faults)
-    return IslandPart(island, rank, size, host(), source)
+    where = host()
+    return IslandPart(
+        island,
+        rank,
+        size,
+        where,
+        source,
+        loopback_of_machine() if is_loopback(f"tcp://{addresses.text_of(where, 1)}") else "",
+    )
+
+
+def loopback_of_machine() -> str:
+    """What tells the loopback of this machine, or of this network namespace of it, from any other."""
+    with suppress(OSError):
+        return hashlib.sha256(boot_id() + os.readlink("/proc/self/ns/net").encode()).hexdigest()[:32]
+    return ""
 
 
 def host_towards(endpoint: str) -> str:
@@ -135,6 +157,10 @@ class IslandParts:
             if its.size != part.size:
                 do = "Give all machines of an island the same --size."
                 raise ConfigError(doing, f"an island of {its.size}, as {other!r} says", f"one of {part.size}", do)
+            if part.loopback and its.loopback and its.loopback != part.loopback:
+                do = "Let each machine of an island dial the home by an address of its network, and not by a tunnel."
+                expected = f"an address at which {other!r}, of its island, reaches it"
+                raise ConfigError(doing, expected, f"loopback, {part.host}, of another machine", do)
         self._parts[name] = part
 
     def host(self, name: str) -> str:

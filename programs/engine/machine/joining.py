@@ -284,7 +284,8 @@ class _Joining(DaemonService):
     def _state(self, link: HomeLink | None) -> str:
         if link is None:
             reason = "" if self._claim is None else self._claim.waiting
-            return f"waits {reason}" if reason else f"waits for {self._where}"
+            why = "" if self._claim is None or not self._claim.unanswered else f": {self._claim.unanswered}"
+            return f"waits {reason}" if reason else f"waits for {self._where}{why}"
         do = f"; type there: {self._admit}" if self._admit else ""
         what = f"{self._request.islands} island{'' if self._request.islands == 1 else 's'}"
         if self._part is not None:
@@ -315,7 +316,8 @@ class _Joining(DaemonService):
         if self._claim is not None and self._claim.waiting:
             do = "Join with another --name, or wait for longer."
             return ConfigError(doing, expected, f"another machine that had the name {self._name!r}", do)
-        found = "no answer" if self._link is None or not self._link.refused else self._link.refused
+        found = "no answer" if self._claim is None or not self._claim.unanswered else self._claim.unanswered
+        found = found if self._link is None or not self._link.refused else self._link.refused
         do = "Start it there: isthmus daemon --name NAME --listen ADDRESS; and look at the way to it."
         if self._request.via is not None:
             do = "Start it there, with the same --via: isthmus daemon --name NAME --listen ADDRESS --via URL."

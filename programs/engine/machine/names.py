@@ -6,6 +6,7 @@ that name can adopt them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -90,7 +91,8 @@ class NameClaim:
             self._lock = opened_at_end(self._path.with_suffix(".lock"))
         except OSError as error:
             do = "Set XDG_STATE_HOME to a folder that it may write to."
-            raise ConfigError(doing, f"to write to {self._path.parent}", reason(error), remedy(error, do)) from None
+            do = do if error.errno == errno.EROFS else remedy(error, do)  # Of a container whose root is read-only.
+            raise ConfigError(doing, f"to write to {self._path.parent}", reason(error), do) from None
         try:
             self._claim = FileLock(self._lock.fileno(), Path(self._lock.name))
             is_taken = self._claim.take()

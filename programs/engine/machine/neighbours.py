@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.island_parts import IslandPart, IslandParts
 from isthmus.programs.engine.machine.links import (
@@ -37,6 +38,8 @@ ERROR_LENGTH_MAX: Final = 500
 FORMER_MAX: Final = 100
 """Runs that are over whose outcomes a daemon keeps."""
 LEAVE: Final = "leave"
+WAYS_SECONDS: Final = 30.0
+"""After which a machine that lacks a way to another one of the run is asked again."""
 PARTING_SECONDS: Final = 0.25
 """For the last message to leave this process; without it a home takes this machine for lost 20 s later."""
 
@@ -348,7 +351,7 @@ class Neighbours:
 
     async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
         try:
-            await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            await self._check(run, name)
             run.station(name, islands)
             slots = run.daemon.join(name, islands)
             slots_text = ", ".join(map(str, slots)) or "no slot"
@@ -356,10 +359,21 @@ class Neighbours:
             self._tell(f"machine {name} joins {run.folder}: {slots_text}")
             run.log(f"{name} joins: {slots_text}")
         except ConfigError as error:
-            self._refused.add(key)
+            self._refuse([key], error)
             self._tell(f"machine {name} does not join {run.folder}: {error}")
         finally:
             self._joining.discard(key)
+
+    async def _check(self, run: MachineRun, name: str) -> None:
+        """Ask a machine whether it may take part in a run; ConfigError if not, UnreachedError for want of a way."""
+        if faults := ways_to_others.told(await self.links.request(name, run.check(), CHECK_SECONDS_MAX)):
+            raise ways_to_others.UnreachedError.of(faults)
+
+    def _refuse(self, keys: list[tuple[str, str]], error: ConfigError) -> None:
+        """Let machines not join a run: never, or, for want of a way that may come, for a while."""
+        self._refused.update(keys)
+        if isinstance(error, ways_to_others.UnreachedError):
+            self._loop.call_later(WAYS_SECONDS, self._refused.difference_update, keys)
 
     def _let_island_join(self, run: MachineRun, names: tuple[str, ...]) -> None:
         """Let the machines of an island that is whole join a run, once each confirms that it may load the program."""
@@ -376,7 +390,7 @@ class Neighbours:
         together = ", ".join(names)
         try:
             for name in names:
-                await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+                await self._check(run, name)
             slots = run.daemon.join_island(names)
             for name in names if slots else ():  # After the slot is known: their processes learn how many they are.
                 run.station(name, host=self._parts.host(name))
@@ -386,7 +400,7 @@ class Neighbours:
             if not slots:
                 self._refused.update(keys)
         except ConfigError as error:
-            self._refused.update(keys)
+            self._refuse(keys, error)
             self._tell(f"machines {together}, one island, do not join {run.folder}: {error}")
         finally:
             self._joining.difference_update(keys)

@@ -28,6 +28,7 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request import spec
@@ -54,6 +55,8 @@ HEIR_SECONDS: Final = 2.0
 """Interval between dials of possible heirs of a silent home."""
 NOTE: Final = "outpost.json"
 PIECE_BYTES: Final = 1 << 18
+REFUSALS_MAX: Final = 64
+"""Reasons for taking no part in a run, of which each is told once."""
 FILES: Final = re.compile(
     r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
     rf"|{account_files.OF_HOST.pattern}"
@@ -153,6 +156,7 @@ class Outposts:
         self._left: set[str] = set()
         """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
+        self._refusals = set[str]()
         self.guest = guest
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -196,7 +200,12 @@ class Outposts:
 
     async def answer(self, home: HomeAddress, message: Message) -> Message:
         """The answer to a home's request; ConfigError for a refusal."""
-        return await self._requests[message["type"]](home, message)
+        try:
+            return await self._requests[message["type"]](home, message)
+        except ConfigError as error:
+            if message["type"] == "check":
+                self._tell_refusal(home, error.faults)
+            raise
 
     def _of(self, home: HomeAddress, message: Message) -> Outpost:
         """The outpost that a home's message names; KeyError if there is none, or it is another home's."""
@@ -410,7 +419,20 @@ class Outposts:
             if digest != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
-        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)._asdict()}
+        unreached = await ways_to_others.faults(
+            message.get("ways", []), self._name, f"Looking for ways to the machines of a run of {home.name}"
+        )
+        if unreached and self.guest is not None:
+            self.guest.refuse(unreached)
+        self._tell_refusal(home, unreached)
+        standing = self.standing(str(message.get("run", "")), home.name)._asdict()
+        return {"type": "permitted", **standing, ways_to_others.UNREACHED: [list(fault) for fault in unreached]}
+
+    def _tell_refusal(self, home: HomeAddress, faults: Sequence[Fault]) -> None:
+        """Tell why this machine takes no part in a run, once; the home is told by the answer."""
+        if faults and (text := str(ConfigError.of(list(faults)))) not in self._refusals:
+            self._refusals = {*self._refusals, text} if len(self._refusals) < REFUSALS_MAX else {text}
+            self._tell(f"takes no part in a run of {home.name}: {text}")
 
     def _permit(self, program: str, task: str) -> None:
         faults = list(self._config.faults(program, task, self._name))

@@ -13,10 +13,12 @@ from typing import Final, final
 
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.links import HomeAddress, MachineLinks
 from isthmus.programs.job import Job
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import takes_island
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -43,12 +45,14 @@ def to_take_part(sites: Sites, home: str, program: str, task: str, computing: li
     """
     at_home = sites.sites[sites.home]
     here, check = HomeAddress(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
-    return [
-        LinkRequest(
-            site, here, {"type": "check", **check, "digest": sites.digest if sites.computes(site, computing) else ""}
-        )
-        for site in sites.others
-    ]
+    needed = ways_to_others.needed(sites.placement.items(), sites, home)
+    with_learners = {name for replica, name in sites.placement.items() if takes_island(replica)}
+
+    def asked(site: MachineSite) -> Message:
+        digest = sites.digest if sites.computes(site, computing) else ""
+        return {"type": "check", **check, "digest": digest, "ways": needed if site.name in with_learners else []}
+
+    return [LinkRequest(site, here, asked(site)) for site in sites.others]
 
 
 async def check_machines(links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None) -> list[Fault]:
@@ -69,10 +73,10 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
 async def _faults(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> list[Fault]:
     try:
         await reach(links, request, keys)
-        await links.request(request.site.name, request.check, CHECK_SECONDS_MAX)
+        answer = await links.request(request.site.name, request.check, CHECK_SECONDS_MAX)
     except ConfigError as error:
         return list(error.faults)
-    return []
+    return ways_to_others.told(answer)
 
 
 async def reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> None:

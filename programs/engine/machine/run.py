@@ -20,6 +20,7 @@ from typing import Any, Final, final
 import zmq
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.inherited import bring_home
 from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
@@ -273,7 +274,8 @@ class MachineRun:
 
             layout = layout_rows(job.layout)
         asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
-        return {**asked, "layout": layout}
+        placed = [(Replica.parse(text), machine) for text, machine in self.daemon.home.fleet.placed()]
+        return {**asked, "layout": layout, "ways": ways_to_others.needed(placed, self._sites, self._machine)}
 
     def station(self, machine: str, islands: int = 0, host: str = "") -> None:
         """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet;

@@ -33,7 +33,7 @@ from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.machine.services import DaemonService
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
-from isthmus.programs.engine.run.interrupts import Interrupts, handle
+from isthmus.programs.engine.run.interrupts import Interrupts, drop_untaken_output, handle
 from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
@@ -121,7 +121,8 @@ def serve(
 
         services.append(OwnRun(own.file, own.run_dir, goes_on=own.goes_on))
     is_far = place is not None
-    permitted = replace(permitted, is_far=is_far, has_porter=is_far, grace=grace, until_over=until_over)
+    # On loopback, too: a tunnel may lead there. Machines that join dial out only, and need none.
+    permitted = replace(permitted, is_far=is_far, has_porter=True, grace=grace, until_over=until_over)
     return run(name, endpoint, permitted, services, metrics)
 
 
@@ -193,6 +194,7 @@ def run(
     machine.close()
     claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
+    drop_untaken_output()
     if machine.fault is not None:
         raise machine.fault
     if machine.has_killed or machine.has_failed:

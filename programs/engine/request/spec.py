@@ -34,7 +34,6 @@ from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
-from isthmus.runtime.wire.security_keys import is_loopback
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.snapshots.stored import StorePlace
@@ -54,11 +53,6 @@ def is_one_port(ports: str) -> bool:
     """Whether a range `A-B` has one port, which is the daemon's: hosts listen inside, for its porter alone."""
     first, _, last = ports.partition("-")
     return bool(ports) and first == last
-
-
-def is_porter_needed(listen: str, ports: str) -> bool:
-    """Whether a daemon at `listen` has a porter: on loopback everything can be dialled, unless hosts are inside."""
-    return not is_loopback(listen) or is_one_port(ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +95,14 @@ class Here:
         return self.daemon if self.has_porter else ""
 
     @property
+    def is_inside(self) -> bool:
+        """Whether hosts here are reached by others through the porter alone."""
+        return is_one_port(self.ports)
+
+    @property
     def listens(self) -> str:
         """The endpoint at which a host listens (`Reception.bind`)."""
-        return "tcp://127.0.0.1:0" if is_one_port(self.ports) else f"tcp://{self.address}:{self.ports or 0}"
+        return "tcp://127.0.0.1:0" if self.is_inside else f"tcp://{self.address}:{self.ports or 0}"
 
 
 @dataclass(frozen=True, slots=True)

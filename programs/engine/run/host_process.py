@@ -73,6 +73,7 @@ def host_of(
         porter=here.porter,
         reaches=dict(here.reaches),
         only_porters=here.is_far and bool(here.reaches),
+        is_inside=here.is_inside,
         keys=Keyring(read_pair(Path(here.secret)), name=here.machine) if here.secret else None,
     )
     return HostProcess(

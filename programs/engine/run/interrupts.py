@@ -110,6 +110,15 @@ def leave_output() -> None:
     os.close(null)
 
 
+def drop_untaken_output() -> None:
+    """Let lines be lost that standard output has not taken, of which Python would make an error of its own at the end:
+    where the disk is full, and a process has told so, or goes on without being read."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        leave_output()
+
+
 def _names(number: int) -> list[str]:
     """The name of a signal; nothing for SIGINT, as in Python's own KeyboardInterrupt."""
     return [] if number == signal.SIGINT else [signal_name(number)]

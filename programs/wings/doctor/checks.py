@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.programs.engine.results.words import seconds, size
 from isthmus.programs.engine.run.room_for_hosts import DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
+from isthmus.runtime.wire.security_keys import is_loopback
 
 State: TypeAlias = Literal["ok", "note", "fails"]
 OK: Final = "ok"
@@ -159,6 +160,11 @@ class PeerFacts:
     is_here: bool = False
     answer: PeerAnswer | None = None
     fault: tuple[str, str, str] | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether its address is one of loopback, to which a tunnel may lead."""
+        return is_loopback(self.endpoint)
 
 
 @final
@@ -415,13 +421,17 @@ def _peer(peer: PeerFacts) -> Iterator[Check]:
         return
     if way.is_refused:
         do = f"Before a run: isthmus daemon --name {name} --listen {peer.endpoint}"
+        if peer.is_loopback:
+            do += "; or the tunnel to it, for example ssh -L"
         where = "on this machine: nothing listens yet" if peer.is_here else "the way is open, nothing listens yet"
         yield Check(name, NOTE, f"{peer.endpoint}, {where}", expected, do)
         return
     if peer.fault is not None:
         yield Check(name, FAILS, peer.fault[1], peer.fault[0], peer.fault[2])
         return
-    where = ", on this machine" if peer.is_here else f" in {seconds(way.seconds)}"
+    where = f" in {seconds(way.seconds)}"
+    if peer.is_here:
+        where = ", on this machine or at the end of a tunnel" if peer.is_loopback else ", on this machine"
     does = "accepts connections" if peer.answer is None else "answers"
     yield Check(name, OK, f"its daemon {does} at {peer.endpoint}{where}", expected)
     if peer.answer is not None and not peer.is_here:

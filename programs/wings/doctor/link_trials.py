@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.loop_clock import LoopClock
+from isthmus.runtime.wire import loopback_marks
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message
@@ -117,6 +119,8 @@ class TrialEnd:
         self._changed, self.is_up, self.is_asked, self.is_gone = (asyncio.Event() for _ in range(4))
         self.result: asyncio.Future[Any] = loop.create_future()
         self.reason = ""
+        self.is_relayed = False
+        """Whether a porter passes on what crosses, as the end says that has dialled."""
         self._encoded: dict[int, Encoded] = {}
         self.channel = WireChannel(
             member,
@@ -141,6 +145,7 @@ class TrialEnd:
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         if parcel.edge == GO:
+            self.is_relayed = bool(parcel.item)
             self.is_asked.set()
         elif parcel.edge == DONE and not self.result.done():
             self.result.set_result(parcel.item)
@@ -242,6 +247,7 @@ class LinkTrials(DaemonService):
     def __init__(self) -> None:
         self._end: TrialEnd | None = None
         self._listening: list[str] = []
+        self._mark: socket.socket | None = None
         self._opened_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancel: Callable[[], object] = lambda: None
@@ -258,7 +264,9 @@ class LinkTrials(DaemonService):
         self._cancel()
         if self._end is not None:
             self._end.close()
-        self._end, self._listening = None, []
+        if self._mark is not None:
+            self._mark.close()
+        self._end, self._mark, self._listening = None, None, []
         present = asyncio.current_task(self._loop)
         for task in self._tasks:
             if task is not present:
@@ -325,19 +333,17 @@ class LinkTrials(DaemonService):
     def _offer(self, name: str, doing: str) -> Message:
         """Listen for one machine, and answer what it asks for."""
         run = secrets.token_hex(16)
-        end = self._begin(OPENER, run, name, doing)
+        end, is_inside = self._begin(OPENER, run, name, doing), is_one_port(self._machine.config.ports)
         host, _ = addresses.host_and_port(self._machine.endpoint)
         try:
-            where = (
-                "tcp://127.0.0.1:0"
-                if is_one_port(self._machine.config.ports)
-                else f"tcp://{host}:{self._machine.config.ports or 0}"
-            )
+            where = "tcp://127.0.0.1:0" if is_inside else f"tcp://{host}:{self._machine.config.ports or 0}"
             endpoints = end.channel.bind(where)
         except ConfigError:
             self.close()
             raise
         self._listening = list(endpoints[:2])
+        if not is_inside:
+            self._mark = loopback_marks.mark(run, endpoints.control)
         end.channel.expect(DIALLER)
         task = self._loop.create_task(self._serve(end, _port(endpoints.data)))
         self._tasks.add(task)
@@ -350,10 +356,7 @@ class LinkTrials(DaemonService):
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
                 await end.is_asked.wait()
-                is_relayed = self._machine.config.has_porter and any(
-                    is_loopback(f"tcp://{each}:1") for each in _callers(port)
-                )
-                end.tell(DONE, asdict(await end.push(None if is_relayed else port, None)))
+                end.tell(DONE, asdict(await end.push(None if end.is_relayed else port, None)))
                 await end.is_gone.wait()
         except TimeoutError:
             return
@@ -391,13 +394,13 @@ class LinkTrials(DaemonService):
         try:
             control, data = map(str, offer["endpoints"])
             porter = peer.address if offer["has_porter"] else ""
-            inside = bool(porter) and is_loopback(control)
+            inside = bool(porter) and is_loopback(control) and not loopback_marks.is_here(str(offer["run"]), control)
             end.channel.connect(OPENER, Endpoints(control, data, peer.public_key, porter, inside))
             async with asyncio.timeout(TRIAL_SECONDS):
                 await end.is_up.wait()
                 offer["is_relayed"] = bool(end.channel.reachability().relayed)
                 there = asdict(await end.push(None, None if offer["is_relayed"] else _port(data)))
-                end.tell(GO, None)
+                end.tell(GO, offer["is_relayed"])
                 back = dict(await end.result)
         except TimeoutError:
             if there is not None:
@@ -408,8 +411,3 @@ class LinkTrials(DaemonService):
         finally:
             self.close()
         return there, back
-
-
-def _callers(port: int) -> list[str]:
-    """The addresses from which a port here was reached."""
-    return [each.remote[0] for each in tcp_info.connections() if each.local[1] == port]

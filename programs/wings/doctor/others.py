@@ -22,6 +22,7 @@ from isthmus.programs.wings.doctor.checks import PeerAnswer, PeerFacts, TriedCon
 from isthmus.programs.wings.doctor.trial_ports import DIAL, OPEN
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system import addresses
+from isthmus.runtime.wire.control_client import check_greeting
 from isthmus.runtime.wire.control_messages import Message
 
 DIAL_SECONDS_MAX: Final = 3.0
@@ -89,11 +90,22 @@ def local_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> 
 
 
 def inviting(home: HomeAddress) -> PeerFacts:
-    """The facts of the home of an invitation: its address alone, since the key in it is for joining."""
+    """The facts of the home of an invitation: its address, and whether a daemon greets there, which it does not at the
+    end of a tunnel to nowhere; no more, since the key in it is for joining."""
     host, port = addresses.host_and_port(home.address)
     found, unresolved = resolved(host)
     facts = PeerFacts(home.name or "home", home.address, unresolved)
-    return facts if unresolved else replace(facts, way=way_to(host, int(port)), is_here=all(map(is_own, found)))
+    if unresolved:
+        return facts
+    facts = replace(facts, way=way_to(host, int(port)), is_here=all(map(is_own, found)))
+    if facts.way is None or facts.way.seconds is None:
+        return facts
+    try:
+        check_greeting(home.address, DIAL_SECONDS_MAX)
+    except OSError as error:
+        do = "Start the daemon there. If a tunnel leads there, its far end is the address at which the daemon listens."
+        return replace(facts, fault=(f"a daemon behind {home.address}", str(error), do))
+    return facts
 
 
 def peer(cluster: Cluster, machine: Machine, own: Machine | None) -> PeerFacts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan, lower
@@ -46,6 +48,7 @@ class Story:
 
     def connect(self, peer: Member, endpoints: Endpoints) -> None:
         self.told.append(("dial", str(peer), endpoints.key))
+        self.dialled = endpoints
 
     def relay(self, peer: Member, through: Member) -> None:
         self.told.append(("relay", str(peer), str(through)))
@@ -87,6 +90,38 @@ def test_everybody_whom_an_edge_concerns_is_met_in_the_order_of_their_names() ->
     ]
     made.follow([THIRD, OTHER, ME], NOBODY)
     assert story.take() == []
+
+
+@pytest.mark.parametrize(
+    ("control", "is_here", "only_porters", "is_inside"),
+    [
+        ("tcp://127.0.0.1:1", False, False, True),  # At the end of a tunnel.
+        ("tcp://127.0.0.1:1", True, False, False),  # On this computer.
+        ("tcp://[::1]:1", False, False, True),
+        ("tcp://10.0.0.1:1", False, False, False),
+        ("tcp://10.0.0.1:1", False, True, True),  # Through a bucket.
+        ("tcp://127.0.0.1:1", True, True, True),
+    ],
+)
+def test_a_host_on_the_loopback_of_another_machine_is_dialled_through_its_porter_alone(
+    control: str, *, is_here: bool, only_porters: bool, is_inside: bool
+) -> None:
+    story: Any = Story()
+    mine = Member(Replica("learner", 0), 1)
+    reaches = {"home": "tcp://127.0.0.1:7500"}
+    reach = PeerReach(lambda other: meets(mine.replica, other), reaches=reaches, only_porters=only_porters)
+    asked: list[str] = []
+    made = Meetings(
+        plan(to_others=False),
+        mine,
+        reach,
+        channel=story,
+        tell=story.tell,
+        is_here=lambda control: asked.append(control) is None and is_here,
+    )
+    made.follow([["recorder/0", 1, [control, "tcp://127.0.0.1:2", "tcp://127.0.0.1:7400"], "home"], ME], NOBODY)
+    assert (story.dialled.porter, story.dialled.is_inside) == ("tcp://127.0.0.1:7500", is_inside)
+    assert asked == ([control] if "10.0" not in control else [])
 
 
 def test_whose_the_machine_of_a_host_is_outlives_its_life() -> None:

@@ -38,7 +38,7 @@ class Namespaces:
         for number, name in enumerate(machines, 1):
             self._make(name)
             port = f"p{number}"
-            self._in("bridge", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", self._name(name))
+            self._in("bridge", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", self.name(name))
             self._in("bridge", "link", "set", port, "master", "br0", "up")
             self._in(name, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
             self._in(name, "link", "set", "eth0", "up")
@@ -54,12 +54,12 @@ class Namespaces:
 
     def prefix(self, machine: str) -> tuple[str, ...]:
         """What to put before a command to carry it out on a machine."""
-        return "ip", "netns", "exec", self._name(machine)
+        return "ip", "netns", "exec", self.name(machine)
 
     def listening(self, machine: str) -> set[str]:
         """The addresses, as the kernel writes them, on which anything there listens for TCP."""
         pids = subprocess.run(
-            ["ip", "netns", "pids", self._name(machine)], capture_output=True, text=True, check=True
+            ["ip", "netns", "pids", self.name(machine)], capture_output=True, text=True, check=True
         ).stdout.split()
         lines = Path(f"/proc/{pids[0]}/net/tcp").read_text().splitlines()[1:]
         rows = [line.split() for line in lines]
@@ -70,16 +70,17 @@ class Namespaces:
         for name in self._made:
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
-    def _name(self, machine: str) -> str:
+    def name(self, machine: str) -> str:
+        """The namespace of a machine."""
         return f"{self._mark}-{machine}"
 
     def _make(self, machine: str) -> None:
-        subprocess.run(["ip", "netns", "add", self._name(machine)], check=True)
-        self._made.append(self._name(machine))
+        subprocess.run(["ip", "netns", "add", self.name(machine)], check=True)
+        self._made.append(self.name(machine))
         self._in(machine, "link", "set", "lo", "up")
 
     def _in(self, machine: str, *words: str) -> None:
-        fault = _ip("-n", self._name(machine), *words)
+        fault = _ip("-n", self.name(machine), *words)
         assert not fault, (words, fault)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.programs.loop_script import INVITE
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
-from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_client import HUNG_UP, ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.command_line import app
 from tests.loops import run_until
 from tests.programs.engine.machine.owner import Owner
+from tests.programs.engine.machine.tunnel import Tunnel
 
 ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (KeyPair.draw() for _ in range(6))
 NOW = 1_800_000_000.0
@@ -654,6 +656,20 @@ def test_a_machine_waits_for_its_home_and_finds_it_where_its_file_says_by_then(
     assert joining.outcome is None
     written(place, home.daemon.endpoint.replace("127.0.0.1", "localhost"))
     assert joining.until_over() is True
+
+
+def test_a_machine_waits_at_a_tunnel_that_leads_nowhere_yet(
+    home: Home, machine: Callable[..., Machine], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invitations, "CUTS_MAX", 1)
+    home.invite(SINGLE, Invitation("beta"))
+    with closing(Tunnel()) as tunnel:
+        joining = machine(written(place, tunnel.address))
+        run_until(joining.loop, lambda: joining.claim.unanswered == HUNG_UP)
+        assert joining.outcome is None
+        tunnel.target = home.daemon.endpoint
+        assert joining.until_over() is True
+        assert joining.claim.unanswered == ""
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,22 @@ def test_two_machines_of_one_rank_and_of_two_sizes_are_refused() -> None:
         assert error.value.faults[0].found == actual
 
 
+def test_parts_on_the_loopback_of_two_machines_are_no_island() -> None:
+    parts = IslandParts(lambda name: True)
+    parts.record("b", IslandPart("pod", 0, 3, "127.0.0.1", loopback="one"))
+    parts.record("c", IslandPart("pod", 1, 3, "127.0.0.1", loopback="one"))
+    with pytest.raises(ConfigError) as error:
+        parts.record("d", IslandPart("pod", 2, 3, "127.0.0.1", loopback="other"))
+    assert error.value.faults[0].found == "loopback, 127.0.0.1, of another machine"
+    parts.record("d", IslandPart("pod", 2, 3, "10.0.0.2"))
+
+
+def test_a_part_says_whose_loopback_it_is_reached_at() -> None:
+    here = [part_of("pod", 0, 2, {}, lambda host=host: host) for host in ("127.0.0.1", "::1", "10.0.0.2")]  # type: ignore[misc]
+    assert [bool(part.loopback) for part in here] == [True, True, False]
+    assert IslandPart.read(here[0].as_data()) == here[0]
+
+
 @pytest.mark.parametrize(
     "changed",
     [

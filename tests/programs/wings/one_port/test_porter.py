@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from isthmus.programs import wing_table
 from isthmus.programs.engine.cluster.cluster_file import check_room, checked_ports
-from isthmus.programs.engine.request.spec import Here, is_one_port, is_porter_needed
+from isthmus.programs.engine.machine import serve
+from isthmus.programs.engine.machine.doors import door_that_leads_in
+from isthmus.programs.engine.request.spec import Here, is_one_port
 from isthmus.programs.wings.one_port import porter as porter_module
 from isthmus.programs.wings.one_port.porter import Porter
 from isthmus.runtime.errors import ConfigError
@@ -157,12 +160,23 @@ def test_a_bound_that_a_porter_has_reached_is_told(served: Served) -> None:
     assert served.porter.peer("127.1.0.1") == "10.0.0.7"
 
 
-def test_a_daemon_on_loopback_has_none_unless_its_hosts_are_inside() -> None:
-    needed = [is_porter_needed(*each) for each in (
-        ("tcp://127.0.0.1:7400", ""), ("tcp://127.0.0.1:7400", "7401-7410"), ("tcp://127.0.0.1:7400", "7400-7400"),
-        ("tcp://10.0.0.1:7400", ""), ("tcp://[fd00::1]:7400", "7401-7410"),
-    )]  # fmt: skip
-    assert needed == [False, False, True, True, True]
+@pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7400", "tcp://10.0.0.1:7400", "tcp://[fd00::1]:7400"])
+def test_a_daemon_has_one_wherever_it_listens(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert door_that_leads_in(listen) is Porter
+    monkeypatch.setattr(wing_table, "WINGS", ())
+    if "127" in listen:
+        assert door_that_leads_in(listen) is None  # Without the wing such a daemon is for this machine alone.
+    else:
+        with pytest.raises(ConfigError, match="installation without that wing"):
+            door_that_leads_in(listen)
+
+
+def test_a_machine_that_joins_has_none_and_a_daemon_has_one(typed: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    configs: list[Any] = []
+    monkeypatch.setattr(serve, "run", lambda name, endpoint, config, *more: configs.append(config) or 0)
+    assert typed(tmp_path, "daemon", "--name", "alpha", "--listen", "tcp://127.0.0.1:0").exit_code == 0
+    assert typed(tmp_path, "join", "tcp://127.0.0.1:7400", "--name", "beta").exit_code == 0
+    assert [config.has_porter for config in configs] == [True, False]
 
 
 def test_hosts_listen_where_the_ports_say() -> None:
