@@ -72,10 +72,11 @@ def train(options: Options, starting: Starting) -> None:
 
 
 def _with_room(request: Request) -> Request:
-    """The request, if there is room for its snapshots; in the process that prepares it."""
+    """The request, if there are room for its snapshots and memory; in the process that prepares it."""
+    from isthmus.programs.engine.islands.memory_room import with_memory
     from isthmus.programs.engine.request.snapshot_room import with_room
 
-    return with_room(request)
+    return with_room(with_memory(request))
 
 
 def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs import SHIPPED_TASKS
+from isthmus.programs.engine.islands.memory_room import with_memory
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
@@ -479,7 +480,7 @@ def _read(
     more = {} if store is None else {"snapshots": store}
     today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
     kept = sum(path.stat().st_size for name in KEPT for path in (folder / name).rglob("*") if path.is_file())
-    with_room(replace(today, run_dir=folder), has=kept)
+    with_room(with_memory(replace(today, run_dir=folder)), has=kept)
     changed = changes(run_spec, today.job, doing)
     if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])

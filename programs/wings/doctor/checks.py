@@ -332,7 +332,10 @@ def _memory(facts: Facts) -> Check:
         return Check("memory", OK, f"{size(free)} free", "not known")
     found = f"{size(free)} free, {size(need.memory_bytes)} needed at least"
     if free < need.memory_bytes:
-        do = "Take a smaller model, fewer learners here (`islands`), more shards, or a machine with more memory."
+        do = (
+            "Take a smaller model, fewer learners here (`islands`), more shards, or a machine with more memory; of a "
+            "container, raise the limit."
+        )
         return Check("memory", FAILS, found, expected, do)
     return Check("memory", OK, found, expected)
 

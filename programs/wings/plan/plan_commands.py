@@ -60,6 +60,7 @@ def plan(
     from isthmus.programs.wings.plan import plan
     from isthmus.programs.wings.plan.plan import PlanRequest, check, islands_of
     from isthmus.programs.wings.report.page import show_sheet
+    from isthmus.runtime.system.control_groups import memory_most
 
     wanted = PlanRequest(
         parameters,
@@ -82,7 +83,7 @@ def plan(
         steps=steps,
     )
     check(wanted)
-    show_sheet(plan.sheet(plan.plan_of(wanted, plan.measure(wanted))), page, as_json=as_json)
+    show_sheet(plan.sheet(plan.plan_of(wanted, plan.measure(wanted), memory_most())), page, as_json=as_json)
 
 
 def offer(app: typer.Typer) -> None:
