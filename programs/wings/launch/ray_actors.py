@@ -75,7 +75,8 @@ class MachineActor:
                 address = f"tcp://{self._host}:{server.getsockname()[1]}"
             self._write("cluster.toml", self._plan.cluster.replace("{address}", address, 1))
             self._write("machine.toml", self._plan.home_machine)
-            self._call(self._plan.invite)
+            for command in filter(None, (self._plan.settle, self._plan.invite)):
+                self._call(command)
             self._start(self._plan.daemon.format(address=address))
         return {**self._state(), "invitation": read_text(self._folder / "island.invite")}
 
