@@ -109,8 +109,10 @@ def _train(
     from isthmus.programs.engine.islands.memory_room import with_memory
     from isthmus.programs.engine.islands.sizes import check_in_process
     from isthmus.programs.engine.request.snapshot_room import with_room
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler
 
     if transport == "inproc":
+        check_compiler("Training in this process")
         claims.take_all()
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
     computes = transport == "inproc" or not claims.would_take()

@@ -99,9 +99,11 @@ def train(
         from isthmus.programs.engine.islands.memory_room import with_memory
         from isthmus.programs.engine.islands.sizes import check_in_process
         from isthmus.programs.engine.request.snapshot_room import with_room
+        from isthmus.programs.engine.run.room_for_hosts import check_compiler
         from isthmus.programs.study.terminal.live import announce
         from isthmus.programs.training import start
 
+        check_compiler("Training in this process")
         take_all()  # Before the request is prepared: that may compute a first loss.
         request = check_in_process(requested.request().to_train().in_one_process()).with_store()
         request = with_room(with_memory(request)).with_folder()

@@ -47,10 +47,13 @@ class Starting:
 
 def train(options: Options, starting: Starting) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler
+
     if options.transport == "inproc":
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
+    check_compiler("Training on this machine")  # Before processes begin that load kernels ahead.
     with ExitStack() as while_preparing:
 
         def show() -> None:

@@ -41,7 +41,7 @@ from isthmus.programs.engine.results.run_files import DATA, check_files, over_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import kill_all
-from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
+from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
@@ -199,6 +199,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
+    check_compiler(doing)
     check_loopback(doing)
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     check_room_for(doing, sum(run_spec.roles.values()))

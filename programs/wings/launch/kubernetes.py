@@ -167,7 +167,7 @@ class _Kubernetes:
                 do = f"Mend that, and type `isthmus launch kubernetes` again, or `sh {SUBMIT}` in {launch.folder}."
                 raise ConfigError(f"Submitting {launch.folder / SUBMIT}", "to submit", _words(done), do)
         except BaseException:
-            self.down(launch)
+            _free(launch)
             if is_new:
                 _ask(launch, "delete", *claim)
             raise
@@ -207,16 +207,23 @@ class _Kubernetes:
         outcome = next((OUTCOMES[end] for end in ends if end in OUTCOMES), "")
         return LaunchState(members, outcome, _keeps(launch, members))
 
-    def down(self, launch: Launch) -> None:
-        seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
-        with launch.busy():
-            for words in (("job,pod", "-l", f"{LABEL}={launch.name}"), _others(launch.name)):
-                # kubectl waits until they are gone.
-                words = ("delete", *words, "--ignore-not-found", f"--timeout={seconds}s")
-                done = _kubectl(launch.table.namespace, *words, seconds_max=seconds + COMMAND_SECONDS_MAX)
-                stayed += [_words(done)] * (done.returncode != 0)
-        if stayed:
-            raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
+    def down(self, launch: Launch) -> LaunchState:
+        before = self.state(launch)
+        _free(launch)
+        return LaunchState(before.machines, before.outcome, _keeps(launch, ()))
+
+
+def _free(launch: Launch) -> None:
+    """Delete whatever a launch has but its claim; RunError if something stays."""
+    seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
+    with launch.busy():
+        for words in (("job,pod", "-l", f"{LABEL}={launch.name}"), _others(launch.name)):
+            # kubectl waits until they are gone.
+            words = ("delete", *words, "--ignore-not-found", f"--timeout={seconds}s")
+            done = _kubectl(launch.table.namespace, *words, seconds_max=seconds + COMMAND_SECONDS_MAX)
+            stayed += [_words(done)] * (done.returncode != 0)
+    if stayed:
+        raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
 
 
 def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:

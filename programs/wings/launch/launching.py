@@ -90,10 +90,10 @@ def state_of(note: Launch) -> LaunchState:
 def down(note: Launch) -> str:
     """Free whatever a launch has on its engine; returns the text to print."""
     chosen = engine.engine_of(note.engine)
-    count = len(chosen.state(note).machines)
-    chosen.down(note)
+    state = chosen.down(note)
+    count = len(state.machines)
     told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
-    return "\n".join(filter(None, (told, chosen.state(note).keeps)))
+    return "\n".join(filter(None, (told, state.keeps)))
 
 
 def typed(path: Path | str) -> str:

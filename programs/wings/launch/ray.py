@@ -102,15 +102,10 @@ class _Ray:
         _say(launch, "scale", str(islands))
 
     def state(self, launch: Launch) -> LaunchState:
-        if not (launch.folder / NAME.format(launch.name)).exists():
-            return LaunchState()
-        told = _say(launch, "status")
-        rows = [(name, row["at"], row["state"], row["node"]) for name, row in told["machines"].items()]
-        machines, end = [LaunchedMachine(*row) for row in rows], told["end"]
-        return LaunchState(machines, end.partition("\n")[0], end and f"its run: {end}")
+        return _state(launch, "status")
 
-    def down(self, launch: Launch) -> None:
-        _say(launch, "down")
+    def down(self, launch: Launch) -> LaunchState:
+        return _state(launch, "down")
 
 
 def _extra_faults(request: LaunchRequest) -> Iterator[Fault]:
@@ -162,6 +157,16 @@ def _needs(request: LaunchRequest, *, is_home: bool) -> dict[str, int]:
     if kind and not is_home:
         needs[kind.upper() if kind in ("gpu", "tpu") else kind] = int(count)
     return needs
+
+
+def _state(launch: Launch, word: str) -> LaunchState:
+    """What the printed file says, as a state; nothing where there is no such file."""
+    if not (launch.folder / NAME.format(launch.name)).exists():
+        return LaunchState()
+    told = _say(launch, word)
+    rows = [(name, row["at"], row["state"], row["node"]) for name, row in told["machines"].items()]
+    machines, end = [LaunchedMachine(*row) for row in rows], told["end"]
+    return LaunchState(machines, end.partition("\n")[0], end and f"its run: {end}")
 
 
 def _say(launch: Launch, *words: str) -> Any:

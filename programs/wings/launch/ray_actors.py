@@ -37,10 +37,11 @@ from isthmus.runtime.system.files import put_bytes, read_bytes, read_text
 NAME: Final = "controller"  # Of the actor that makes the others.
 HOME: Final = "home"
 OVER: Final = {0: "done", 1: "failed", 2: "failed"}  # A command with another exit status is started again.
+NOTHING: Final = {"end": "", "machines": {}}  # The state of a run that has no controller.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
 OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
-LATE_SECONDS: Final = 10.0  # Beyond the grace, until a command is killed.
+LATE_SECONDS: Final = 5.0  # Beyond the grace, until a command is killed.
 LINES_MAX: Final = 8  # Of what a command has said last, in the state of its machine.
 ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
 
@@ -132,7 +133,8 @@ class Controller:
     def __init__(self, plan: Any) -> None:
         self._plan = plan
         self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != NAME}
-        self._calls, self._states, self._leaving = dict[str, Any](), dict[str, dict[str, Any]](), set[str]()
+        self._calls, self._states = dict[str, Any](), dict[str, dict[str, Any]]()
+        self._leaving = dict[str, float]()  # Until when.
         self._invitation = self._where = self._end = ""
         self.want(len({name.partition(".")[0] for name in self._actors} - {HOME}) or plan.islands)
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
@@ -165,7 +167,7 @@ class Controller:
         for group, names in groups.items():
             if not self._actors.keys() >= set(names):
                 self._place(group, names)
-        wanted = {name for names in groups.values() for name in names} - self._leaving
+        wanted = {name for names in groups.values() for name in names} - self._leaving.keys()
         for name, actor in list(self._actors.items()):
             if name in self._calls and ray.wait([self._calls[name]], timeout=0)[0]:
                 self._take(name, self._calls.pop(name))
@@ -196,7 +198,8 @@ class Controller:
             answer = {**NOWHERE, "status": 2, "state": f"{OVER[2]}\n{error.cause}"}
         except RayError as error:  # Ray starts it again, unless somebody has killed it: then another one is made.
             self._states.pop(name, None)
-            self._leaving.update([name] if isinstance(error, ActorDiedError) else [])
+            if isinstance(error, ActorDiedError):
+                self._leaving.setdefault(name, time.monotonic())
             return
         if name not in self._leaving:
             self._states[name] = answer
@@ -206,15 +209,16 @@ class Controller:
                 self._end = self._end or (answer["state"] if answer["status"] in OVER else "")
 
     def _dismiss(self, name: str, actor: Any) -> None:
-        """Have an actor's command leave, and then free it; at once where nothing has started."""
+        """Have an actor's command leave, and then free it; at once where nothing has started, and of one that does not
+        answer, because its node is lost and there is no other, once it is late."""
         if name in self._states and name not in self._leaving:
-            self._leaving.add(name)
+            self._leaving[name] = time.monotonic() + self._plan.grace + LATE_SECONDS
             self._calls[name] = actor.leave.remote()
-        elif name not in self._states or name not in self._calls:
+        elif name not in self._states or name not in self._calls or time.monotonic() > self._leaving[name]:
             ray.kill(actor)
             for notes in (self._actors, self._calls, self._states):
                 notes.pop(name, None)
-            self._leaving.discard(name)
+            self._leaving.pop(name, None)
             if (group := name.partition(".")[0]) not in {each.partition(".")[0] for each in self._actors}:
                 with suppress(ValueError):
                     remove_placement_group(get_placement_group(group))
@@ -247,14 +251,17 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     new = ray.remote(Controller).options(name=NAME, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
     controller = ray.get_actor(NAME) if NAME in ray.util.list_named_actors() else None
     if words == ["down"]:  # A controller that is made now finds what another one has left, or nothing.
+        before = NOTHING
         with suppress(RayError):  # It may have gone by now.
             plan.islands = 0
-            ray.get((controller or new.remote(plan)).want.remote(0))
+            controller = controller or new.remote(plan)
+            before = ray.get(controller.status.remote())
+            ray.get(controller.want.remote(0))
         while NAME in ray.util.list_named_actors():
             time.sleep(TURN_SECONDS)
+        print(json.dumps({**before, "end": _end_of(plan)}))
     elif words == ["status"]:
-        end = (_internal_kv_get(plan.run, namespace=NAME) or b"").decode()
-        print(json.dumps(ray.get(controller.status.remote()) if controller else {"end": end, "machines": {}}))
+        print(json.dumps(ray.get(controller.status.remote()) if controller else {**NOTHING, "end": _end_of(plan)}))
     elif words and controller:
         ray.get(controller.want.remote(int(words[-1])))
     elif words:
@@ -262,3 +269,8 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     else:
         check(plan)
         new.remote(plan)
+
+
+def _end_of(plan: Any) -> str:
+    """How the run ended, and where it is; empty where it has not begun."""
+    return (_internal_kv_get(plan.run, namespace=NAME) or b"").decode()

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
@@ -233,8 +234,8 @@ class _Slurm:
         machines = [row.machine for row in _rows(launch.name) if row.folder == str(launch.folder)]
         return LaunchState(machines, outcome_of(launch.folder / RUN) or "")
 
-    def down(self, launch: Launch) -> None:
-        cancelled = set[str]()
+    def down(self, launch: Launch) -> LaunchState:
+        cancelled, before = set[str](), self.state(launch).machines
         end = time.monotonic() + LEAVE_SECONDS_MAX
         while True:
             with launch.busy():
@@ -243,7 +244,7 @@ class _Slurm:
                     _cancel(sorted(new))
                     cancelled |= new
             if not ids:
-                return
+                return replace(self.state(launch), machines=before)
             if time.monotonic() > end:
                 raise RunError(f"jobs {', '.join(sorted(ids))} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
             time.sleep(LOOK_SECONDS)

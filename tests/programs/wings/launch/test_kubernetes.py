@@ -332,6 +332,6 @@ def test_the_claim_of_a_run_that_is_over_is_reached_by_a_pod(monkeypatch: pytest
 
 
 def test_down_says_what_it_could_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers(monkeypatch, lambda words: (1, "", "forbidden") if "delete" in words else (0, "", ""))
+    answers(monkeypatch, lambda words: (1, "", "forbidden") if "delete" in words else (0, '{"items": []}', ""))
     with pytest.raises(RunError, match="forbidden"):
         kubernetes.ENGINE.down(launch(tmp_path))

@@ -177,7 +177,9 @@ def test_a_launch_is_what_its_file_says(say: Say, tmp_path: Path) -> None:
     say("")
     ray.ENGINE.submit(launch)
     ray.ENGINE.scale(launch, 3)
-    ray.ENGINE.down(launch)
+    say(json.dumps({"end": "interrupted\non 10.0.0.1: ~/isthmus/demo/home", "machines": {"home": home}}))
+    left = ray.ENGINE.down(launch)
+    assert ([each.name for each in left.machines], left.outcome, left.has_home) == (["home"], "interrupted", True)
     assert asked[-3:] == [("demo-on-ray.py",), ("demo-on-ray.py", "scale", "3"), ("demo-on-ray.py", "down")]
     say(status=1, error="demo is over, or was not launched here\n")
     with pytest.raises(ConfigError, match="demo is over"):
