@@ -21,6 +21,7 @@ from typing import Final, final
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
+from isthmus.programs.engine.run.room_for_hosts import COMPILER
 from isthmus.programs.wings.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.children import Child
@@ -35,7 +36,7 @@ DISK_SECONDS_MAX: Final = 2.0
 _DISK_BYTES_MAX: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
 _OPENING: Final = "isthmus.programs.wings.doctor.opening"
-_PACKAGES: Final = ("isthmus", "jax", "jaxlib")
+_PACKAGES: Final = ("isthmus", "jax", "jaxlib", COMPILER)
 
 
 def versions() -> dict[str, str | None]:

@@ -103,6 +103,31 @@ def test_what_contradicts_the_scripts_is_refused_by_name(
     assert scripts(table=LaunchTable(partition="high", extra="#SBATCH -p high"))
 
 
+@pytest.mark.process
+def test_steps_are_started_in_a_container_by_the_function_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "slurm.md").read_text()
+    (function,) = [block for block in page.split('"""') if "srun() {" in block]
+    for name in ("srun", "apptainer"):
+        path = tmp_path / name
+        path.write_text('#!/bin/sh\nprintf "%s|" "${0##*/}" "$@"; echo\nwhile [ "${1#-}" != "$1" ]; do shift; done\n')
+        path.chmod(0o755)
+    home, _ = scripts(table=LaunchTable(cpus=3, extra=function))
+    assert home.index("srun() {") < home.index("srun --cpus-per-task=3 isthmus daemon")
+    script = f"{function}\nsrun --cpus-per-task=3 bash -c 'x \"$@\"' 'a b' --grace 20"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    words = done.stdout.strip().split("|")[:-1]
+    assert words[:4] == ["srun", "--cpus-per-task=3", "apptainer", "exec"]
+    assert words[-6:] == ["bash", "-c", 'x "$@"', "a b", "--grace", "20"]
+    assert f"{tmp_path},/scratch/data:/data" in words
+
+
 def test_an_island_of_several_nodes_is_one_element() -> None:
     _, island = scripts(nodes_per_island=4)
     assert "--array=0-1 --nodes=4\n" in island
