@@ -61,6 +61,8 @@ def test_the_plan_has_the_request_and_todays_commands() -> None:
     assert found["daemon"].endswith("--run-dir run --resume-or-start --until-over --grace 45.5")
     assert found["join"].endswith("--name {name} --until-over --grace 45.5")
     assert "--count 16 --for island- " in found["invite"]
+    assert found["settle"] == ""
+    assert plan(is_for_home=True)["settle"] == "isthmus launch settle cluster.toml --islands 2"
 
 
 def test_an_island_of_several_nodes_says_which_part_each_is() -> None:
