@@ -54,8 +54,9 @@ def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
     shown = typed(os.path.relpath(folder))
+    prepared = "prepared   there, by the home: it has what launch.on_machines names\n" if request.is_for_home else ""
     return (
-        f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n"
+        f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n{prepared}"
         f"watch it   isthmus launch status --to {shown}\n"
         f"end it     isthmus launch down --to {shown}"
     )

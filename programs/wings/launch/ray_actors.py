@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -28,7 +29,12 @@ from typing import Any, Final, final
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from isthmus.runtime.system.disk import opened_at_end
@@ -41,6 +47,7 @@ NOTHING: Final = {"end": "", "machines": {}}  # The state of a run that has no c
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
 OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
+ANSWER_SECONDS: Final = 5.0  # For the controller, until it is asked again.
 LATE_SECONDS: Final = 5.0  # Beyond the grace, until a command is killed.
 LINES_MAX: Final = 8  # Of what a command has said last, in the state of its machine.
 ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
@@ -209,12 +216,13 @@ class Controller:
                 self._end = self._end or (answer["state"] if answer["status"] in OVER else "")
 
     def _dismiss(self, name: str, actor: Any) -> None:
-        """Have an actor's command leave, and then free it; at once where nothing has started, and of one that does not
-        answer, because its node is lost and there is no other, once it is late."""
-        if name in self._states and name not in self._leaving:
+        """Have an actor's command leave, and then free it; at once where nothing has started, or its node is lost and
+        there is no other, and of one that does not answer once it is late."""
+        has_place = _has_place(name.partition(".")[0])
+        if name in self._states and name not in self._leaving and has_place:
             self._leaving[name] = time.monotonic() + self._plan.grace + LATE_SECONDS
             self._calls[name] = actor.leave.remote()
-        elif name not in self._states or name not in self._calls or time.monotonic() > self._leaving[name]:
+        elif not (name in self._states and name in self._calls and has_place) or self._is_late(name):
             ray.kill(actor)
             for notes in (self._actors, self._calls, self._states):
                 notes.pop(name, None)
@@ -222,6 +230,16 @@ class Controller:
             if (group := name.partition(".")[0]) not in {each.partition(".")[0] for each in self._actors}:
                 with suppress(ValueError):
                     remove_placement_group(get_placement_group(group))
+
+    def _is_late(self, name: str) -> bool:
+        return time.monotonic() > self._leaving.get(name, math.inf)
+
+
+def _has_place(group: str) -> bool:
+    """Whether the nodes of a group are there: not where one is lost, and there is no other."""
+    with suppress(ValueError):
+        return bool(placement_group_table(get_placement_group(group))["state"] == "CREATED")
+    return False
 
 
 def machine_of(plan: Any, *, is_home: bool) -> tuple[dict[str, float], Any]:
@@ -250,16 +268,11 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     ray.init("auto", namespace=f"isthmus-{plan.run}", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR)
     new = ray.remote(Controller).options(name=NAME, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
     controller = ray.get_actor(NAME) if NAME in ray.util.list_named_actors() else None
-    if words == ["down"]:  # A controller that is made now finds what another one has left, or nothing.
-        before = NOTHING
-        with suppress(RayError):  # It may have gone by now.
-            plan.islands = 0
-            controller = controller or new.remote(plan)
-            before = ray.get(controller.status.remote())
-            ray.get(controller.want.remote(0))
-        while NAME in ray.util.list_named_actors():
-            time.sleep(TURN_SECONDS)
-        print(json.dumps({**before, "end": _end_of(plan)}))
+    if words == ["down"]:
+        plan.islands = 0
+        if controller is None:  # One that is made now finds what another one has left, or nothing.
+            controller = new.remote(plan)
+        print(json.dumps({**_down(controller), "end": _end_of(plan)}))
     elif words == ["status"]:
         print(json.dumps(ray.get(controller.status.remote()) if controller else {**NOTHING, "end": _end_of(plan)}))
     elif words and controller:
@@ -269,6 +282,22 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     else:
         check(plan)
         new.remote(plan)
+
+
+def _down(controller: Any) -> dict[str, Any]:
+    """Have a controller free everything, and wait until it has gone; returns what there was, as far as it says.
+
+    It is asked again and again, because one whose node is lost is started again, and knows nothing of a wish.
+    """
+    before = NOTHING
+    while True:
+        with suppress(RayError):  # It has gone, or is away.
+            if before == NOTHING:
+                before = ray.get(controller.status.remote(), timeout=ANSWER_SECONDS)
+            ray.get(controller.want.remote(0), timeout=ANSWER_SECONDS)
+        time.sleep(TURN_SECONDS)
+        if NAME not in ray.util.list_named_actors():
+            return before
 
 
 def _end_of(plan: Any) -> str:
