@@ -28,8 +28,8 @@ from tests.engines.launched_run import (
 )
 from tests.engines.ray_rig import RayRig, why_not
 
-DOWN_SECONDS_MAX = 30.0
-"""For `isthmus launch down`, with a grace of 20 s."""
+DOWN_SECONDS_MAX = 60.0
+"""For `isthmus launch down`, with a grace of 20 s, on a machine that is busy with others: it took 29 s beside 30."""
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
 
@@ -172,7 +172,8 @@ def test_down_ends_soon_also_where_a_node_is_lost_and_there_is_no_other(launched
         summary = launch.run.summary()
         assert (summary["outcome"], len(summary["per_learner"])) == ("interrupted", 2)
         assert summary["tokens_total"] > 0
-        launch.wait_for_nothing()
+        # Processes of the node are still here, unlike those of a machine that is lost; the fixture waits for their end.
+        wait_for(lambda: not (launch.rig.actors() or launch.rig.places()), launch.story)
     finally:
         launch.rig.add()
 
