@@ -106,14 +106,18 @@ def _train(
     if task is not None and len(sys.argv) > 1:
         run = {"argv": tuple(sys.argv), **run}
     from isthmus.programs.engine.islands import claims
+    from isthmus.programs.engine.islands.memory_room import with_memory
     from isthmus.programs.engine.islands.sizes import check_in_process
     from isthmus.programs.engine.request.snapshot_room import with_room
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler
 
     if transport == "inproc":
+        check_compiler("Training in this process")
         claims.take_all()
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
     computes = transport == "inproc" or not claims.would_take()
-    request = with_room(prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train())
+    prepared = prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train()
+    request = with_room(with_memory(prepared))
     if transport != "inproc" and isinstance(task, AnyTask):
         _check_importable(request)
 

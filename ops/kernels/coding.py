@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, CODED, FORMATS, LANES
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.kernels import sweeps
+from isthmus.ops.kernels import plain_codes, sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
-from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
+from isthmus.ops.kernels.stripes import HAS_COMPILER, Int64, kernel, kernel_input, share, stripes
 from isthmus.ops.kernels.sweeps import FLOAT32, INT8, VALUES, Bytes
 
 SCALE_MAX: Final = float(np.finfo(np.float32).max) / 128
@@ -116,12 +116,15 @@ def is_finite(values: Values) -> bool:
     if not isinstance(values, Coded):
         return largest(values) < np.inf
     if values.form == "bf16":
-        return bool(_halves_are_finite(np.require(values.codes, None, ["C", "A"]).view(np.uint16)))
+        halves = np.require(values.codes, None, ["C", "A"]).view(np.uint16)
+        return bool((_halves_are_finite if HAS_COMPILER else plain_codes.halves_are_finite)(halves))
     return bool(((values.scales >= 0) & (values.scales <= SCALE_MAX)).all())
 
 
 def largest(values: Float32) -> float:
     """The largest magnitude in float32[n], 0 without any; inf or nan where a value is not finite."""
+    if not HAS_COMPILER:
+        return plain_codes.largest(values)
     bits, cuts = kernel_input(values).view(np.int32), stripes((0, values.size))
     maxima: list[np.int32] = [np.int32(0)]
 
@@ -148,9 +151,12 @@ def encode(values: Float32, fragment: Fragment, form: str) -> Values:
         return values
     if form == "bf16":
         halves = np.empty(fragment.size, np.uint16)
-        _encode_halves(kernel_input(values).view(np.int32), halves)
+        (_encode_halves if HAS_COMPILER else plain_codes.encode_halves)(kernel_input(values).view(np.int32), halves)
         return Coded(halves.view(ml_dtypes.bfloat16), _NONE, form)
     coded = _room(fragment, form)
+    if not HAS_COMPILER:
+        plain_codes.encode(values, None, fragment, form, coded.codes, coded.scales, None)
+        return coded
     _encode(kernel_input(values), _NONE, *_outputs(coded, fragment), empty(0))
     return coded
 
@@ -162,6 +168,9 @@ def advance(target: Float32, published: Float32, fragment: Fragment, form: str) 
         assert isinstance(halves, Coded)
         return halves, add(published, halves, fragment)
     coded, moved = _room(fragment, form), empty(fragment.size)
+    if not HAS_COMPILER:
+        plain_codes.encode(target, published, fragment, form, coded.codes, coded.scales, moved)
+        return coded, moved
     _encode(kernel_input(target), kernel_input(published), *_outputs(coded, fragment), moved)
     return coded, moved
 
@@ -169,6 +178,9 @@ def advance(target: Float32, published: Float32, fragment: Fragment, form: str) 
 def add(published: Float32, coded: Coded, fragment: Fragment) -> Float32:
     """published + the decoded values, float32[n] in a new buffer."""
     moved = empty(fragment.size)
+    if not HAS_COMPILER:
+        plain_codes.add(published, coded.codes, coded.scales, coded.form, fragment, moved)
+        return moved
     sweeps.add_to(kernel_input(published), *kernel_inputs(coded), *places(fragment.offsets), moved)
     return moved
 

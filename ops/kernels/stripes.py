@@ -17,15 +17,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
-from typing import ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.ops.kernels.buffers import Float32
 
+_COMPILER: Final[Any] = import_module("numba") if find_spec("numba") is not None else None
+HAS_COMPILER: Final = _COMPILER is not None
+"""Whether kernels are compiled here. Without a compiler codes are made and read by NumPy (`plain_codes`), to the same
+bits, and nothing can be merged."""
 Int64: TypeAlias = NDArray[np.int64]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,11 +47,20 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
     Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
     """
-    compiled = numba.njit(nogil=True, fastmath=False)(function)
+    if _COMPILER is None:
+        return _missing(function.__name__)
+    compiled = _COMPILER.njit(nogil=True, fastmath=False)(function)
     if has_cache():
         with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
             compiled.enable_caching()
     return cast(Callable[P, R], compiled)
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    def call(*_: object) -> Any:
+        raise ModuleNotFoundError(f"the kernel {name} needs numba, which merges: pip install numba")
+
+    return call
 
 
 def has_cache() -> bool:

@@ -96,14 +96,17 @@ def train(
 
         from isthmus.programs.command.metered import viewing
         from isthmus.programs.engine.islands.claims import take_all
+        from isthmus.programs.engine.islands.memory_room import with_memory
         from isthmus.programs.engine.islands.sizes import check_in_process
         from isthmus.programs.engine.request.snapshot_room import with_room
+        from isthmus.programs.engine.run.room_for_hosts import check_compiler
         from isthmus.programs.study.terminal.live import announce
         from isthmus.programs.training import start
 
+        check_compiler("Training in this process")
         take_all()  # Before the request is prepared: that may compute a first loss.
         request = check_in_process(requested.request().to_train().in_one_process()).with_store()
-        request = with_room(request).with_folder()
+        request = with_room(with_memory(request)).with_folder()
         announce(request.chosen, request.warnings, request.data_lines, quiet=quiet)
         with viewing(meter, request, quiet=quiet) as view:
             start(request, view)

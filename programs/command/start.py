@@ -47,10 +47,13 @@ class Starting:
 
 def train(options: Options, starting: Starting) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler
+
     if options.transport == "inproc":
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
+    check_compiler("Training on this machine")  # Before processes begin that load kernels ahead.
     with ExitStack() as while_preparing:
 
         def show() -> None:
@@ -72,10 +75,11 @@ def train(options: Options, starting: Starting) -> None:
 
 
 def _with_room(request: Request) -> Request:
-    """The request, if there is room for its snapshots; in the process that prepares it."""
+    """The request, if there are room for its snapshots and memory; in the process that prepares it."""
+    from isthmus.programs.engine.islands.memory_room import with_memory
     from isthmus.programs.engine.request.snapshot_room import with_room
 
-    return with_room(request)
+    return with_room(with_memory(request))
 
 
 def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:

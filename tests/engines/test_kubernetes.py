@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import yaml
 
 from tests.engines.kubernetes_rig import Cluster, cluster, wait_for
 from tests.engines.launched_run import (
@@ -367,26 +366,6 @@ def test_wrong_requests_submit_nothing(rig: Cluster, tmp_path: Path) -> None:
     assert "Install it" in session.isthmus("launch", "kubernetes", "wrong.toml", status=2)
     assert session.left() == []
     assert not (tmp_path / "launches").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ("", ()),
-        ('devices = "gpu:1"\ncpus = 1\nmemory = "1Gi"\ntime = "2h"', ("--nodes-per-island", "2", "--islands", "3")),
-    ],
-)
-def test_the_newest_schemas_take_what_is_printed(
-    rig: Cluster, tmp_path: Path, more: str, words: tuple[str, ...]
-) -> None:
-    import kubernetes_validate  # Of the extra for engines alone; this file is collected without.
-
-    session = Session(rig, tmp_path, "strict", tokens=FOREVER, more=more)
-    session.launch("--print", "--to", "printed", *words)
-    items = yaml.safe_load((tmp_path / "printed" / "kubernetes.yaml").read_text())["items"]
-    assert len(items) == 3 + (6 if words else 1)
-    for item in items:
-        kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
 
 
 def _preempt(rig: Cluster, victim: str) -> None:

@@ -28,6 +28,9 @@ from tests.engines.launched_run import (
 )
 from tests.engines.ray_rig import RayRig, why_not
 
+DOWN_SECONDS_MAX = 60.0
+"""For `isthmus launch down`, with a grace of 20 s, on a machine that is busy with others: it took 29 s beside 30."""
+
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
 
 
@@ -152,6 +155,29 @@ def test_down_frees_all_and_the_same_launch_goes_on_and_the_controller_may_die(
     launch.set_aside()
 
 
+def test_down_ends_soon_also_where_a_node_is_lost_and_there_is_no_other(launched: Callable[..., Launched]) -> None:
+    launch = launched(FOREVER)
+    launch.begin()
+    launch.run.wait_for_merges(0, 1, why=launch.story)
+    places = launch.rig.places()
+    lost = next(name for name in ("island-1", "island-0") if places[name] != launch.rig.head)
+    launch.rig.remove(places[lost])
+    try:
+        begun = time.monotonic()
+        told = launch.type("down").stdout
+        print(f"down with a lost node: {time.monotonic() - begun:.1f} s")
+        assert time.monotonic() - begun < DOWN_SECONDS_MAX
+        assert "of 3 before" in told
+        assert "its run: interrupted" in told
+        summary = launch.run.summary()
+        assert (summary["outcome"], len(summary["per_learner"])) == ("interrupted", 2)
+        assert summary["tokens_total"] > 0
+        # Processes of the node are still here, unlike those of a machine that is lost; the fixture waits for their end.
+        wait_for(lambda: not (launch.rig.actors() or launch.rig.places()), launch.story)
+    finally:
+        launch.rig.add()
+
+
 def test_a_launcher_that_is_killed_half_way_leaves_nothing_that_down_does_not_find(
     launched: Callable[..., Launched],
 ) -> None:
@@ -196,10 +222,10 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
         ('devices = "gpu:1"', "found each island: 1 node with {'CPU': 1, 'GPU': 1}; 0 of ", {}),
         ("cpus = 2", "found home: 1 node with {'CPU': 2}; 0 of ", {}),
         ("""extra = 'resources={"tape": 1},'""", "found home: 1 node with {'CPU': 1, 'tape': 1}; 0 of ", {}),
-        ("extra = 'num_cpus=3,'", "found TypeError: ", {}),
+        ("extra = 'num_cpus=3,'", "launch.cpus", {}),
         ("extra = 'patience=3,'", "found ValueError: ", {}),
         ('partition = "high"', "none on Ray", {}),
-        ("extra = 'num retries'", "SyntaxError", {}),
+        ("extra = 'num retries'", "invalid syntax", {}),
         ("", "expected an answer", {"RAY_ADDRESS": nowhere}),
     ):
         launch = launched(FOREVER, launch=table)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -150,6 +151,45 @@ case $* in
 esac
 exec {sbatch} "$@"
 """
+
+
+IN_A_CONTAINER = """
+[run]
+tokens = {tokens}
+[task]
+layers = 1
+width = 16
+heads = 2
+context = 16
+data = ["{there}/corpus"]
+[launch]
+partition = "low"
+cpus = 1
+on_machines = ["{there}"]
+extra = '''
+srun() {{ local o=(); while [[ $1 == -* ]]; do o+=("$1"); shift; done
+    command srun "${{o[@]}}" unshare --mount sh -c 'mount --bind {data} {there} && exec "$@"' sh "$@"; }}
+'''
+"""
+
+
+def test_data_that_only_containers_have(launched: Callable[..., Launched], tmp_path: Path) -> None:
+    """A mount namespace stands in for a container: where the command is typed, nothing is in the folder of the data."""
+    launch = launched(FOREVER)
+    data, there = tmp_path / "data", tmp_path / "there"
+    (data / "corpus").mkdir(parents=True)
+    there.mkdir()
+    (data / "corpus" / "words.txt").write_text("to be or not to be, that is the question. " * 4000)
+    (launch.here / launch.file).write_text(IN_A_CONTAINER.format(tokens=FOREVER, there=there, data=data))
+    launch.begin()
+    launch.run.wait_for_merges(0, 1, why=launch.story)
+    assert not list(there.iterdir())
+    config = tomllib.loads((launch.run.folder / "config.toml").read_text())
+    assert config["task"]["data"] == [f"{there}/corpus"]
+    assert "lr" in tomllib.loads((launch.folder / "cluster.toml").read_text())["task"]
+    assert "lr" not in tomllib.loads((launch.folder / "run.toml").read_text())["task"]
+    launch.set_aside()
+    assert launch.run.summary()["outcome"] == "interrupted"
 
 
 def test_a_launcher_that_is_killed_half_way_leaves_nothing_that_down_does_not_find(

@@ -52,6 +52,7 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
+from isthmus.programs.engine.run.room_for_hosts import check_compiler
 from isthmus.programs.engine.run.run_end import error_of
 from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -452,6 +453,7 @@ class MachineDaemon:
         doing = f"Handing a run to the daemon {self.name!r}"
         run_spec = spec.read(handed.spec)
         self.permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
+        check_compiler(doing)
         handed.check(run_spec, self.name, self.run_names(), doing)
         ports = self.config.ports
         if ports and not spec.is_one_port(ports):

@@ -108,12 +108,13 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     from isthmus.programs.engine.request.graph_view import as_json
     from isthmus.programs.engine.request.kept_model import keep
     from isthmus.programs.engine.request.weights import weights_of
-    from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_loopback, check_room_for
 
     fragments = fragments_in(request.graph)
     weights = None if begins_from is None else weights_of(begins_from, fragments)
     elastic = sizes_here(request)
     doing = f"Starting {request.name}"
+    check_compiler(doing)
     check_room_for(doing, sum(roster_counts(request.graph, request.job.learners).values()))
     check_loopback(doing)
     request = request.with_folder()

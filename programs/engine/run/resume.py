@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs import SHIPPED_TASKS
+from isthmus.programs.engine.islands.memory_room import with_memory
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
@@ -40,7 +41,7 @@ from isthmus.programs.engine.results.run_files import DATA, check_files, over_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.private_daemon import kill_all
-from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
+from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
@@ -198,6 +199,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
+    check_compiler(doing)
     check_loopback(doing)
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     check_room_for(doing, sum(run_spec.roles.values()))
@@ -479,7 +481,7 @@ def _read(
     more = {} if store is None else {"snapshots": store}
     today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
     kept = sum(path.stat().st_size for name in KEPT for path in (folder / name).rglob("*") if path.is_file())
-    with_room(replace(today, run_dir=folder), has=kept)
+    with_room(with_memory(replace(today, run_dir=folder)), has=kept)
     changed = changes(run_spec, today.job, doing)
     if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])

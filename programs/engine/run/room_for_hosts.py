@@ -1,8 +1,9 @@
-"""Whether this machine lets processes be hosts of a run: descriptors, and a loopback interface over which they talk."""
+"""Whether this machine lets processes be hosts of a run: descriptors, a compiler, a loopback interface to talk over."""
 
 from __future__ import annotations
 
 import socket
+from importlib.util import find_spec
 from typing import Final
 
 from isthmus.runtime.errors import ConfigError
@@ -10,6 +11,7 @@ from isthmus.runtime.system.processes import check_descriptors
 from isthmus.runtime.system.refusals import is_own, remedy
 from isthmus.runtime.wire.daemon_notes import forget, private_endpoint
 
+COMPILER: Final = "numba"
 LOOPBACK_SECONDS_MAX: Final = 2.0
 DESCRIPTORS_BASE: Final = 48
 """Of a host: it has 40 beside those of its connections, and some more while it opens its bodies."""
@@ -20,6 +22,14 @@ DESCRIPTORS_A_HOST: Final = 4
 def check_room_for(doing: str, hosts: int) -> None:
     """ConfigError unless each of so many hosts may have as many files open as it has connections."""
     check_descriptors(doing, DESCRIPTORS_BASE + DESCRIPTORS_A_HOST * hosts)
+
+
+def check_compiler(doing: str) -> None:
+    """ConfigError unless kernels can be compiled here, without which nothing is merged; a machine that only joins runs
+    needs no compiler."""
+    if find_spec(COMPILER) is None:
+        do = f"Install it: pip install {COMPILER}. Without it this machine can join a run: isthmus join."
+        raise ConfigError(doing, f"{COMPILER}, which compiles what merges", "none", do)
 
 
 def check_loopback(doing: str) -> None:

@@ -17,7 +17,7 @@ from isthmus.programs.engine.cluster.cluster_file import HOSTS_OF_RUN
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.room_for_hosts import check_room_for
+from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_room_for
 from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.terminal.figures import show
 from isthmus.programs.wings.compare import compare as folders
@@ -52,6 +52,7 @@ class CompareOptions:
 def compare(options: CompareOptions, *, as_json: bool) -> bool:
     """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
     KeyboardInterrupt at a signal."""
+    check_compiler("Comparing")
     comparison_plan = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(options))), ComparisonPlan)
     if comparison_plan.pacing is None:
         learners = max(variant.run.learners for variant, _ in comparison_plan.runs(options.seeds))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.programs.engine.results.words import seconds, size
-from isthmus.programs.engine.run.room_for_hosts import DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
+from isthmus.programs.engine.run.room_for_hosts import COMPILER, DESCRIPTORS_A_HOST, DESCRIPTORS_BASE
 from isthmus.runtime.wire.security_keys import is_loopback
 
 State: TypeAlias = Literal["ok", "note", "fails"]
@@ -224,9 +224,11 @@ def judge(facts: Facts) -> list[Check]:
 def _software(facts: Facts) -> Iterator[Check]:
     parts = [f"{name} {version}" for name, version in facts.versions.items() if version is not None]
     missing = [name for name, version in facts.versions.items() if version is None]
-    state: State = FAILS if missing else OK
+    state: State = OK if not missing else NOTE if missing == [COMPILER] else FAILS
     do = f"Install isthmus again, with its requirements: {', '.join(missing)} is missing." if missing else ""
-    yield Check("versions", state, ", ".join(parts), "python, isthmus, jax, jaxlib", do)
+    if state == NOTE:
+        do = f"Nothing, where this machine joins runs. To train here, or be a home: pip install {COMPILER}."
+    yield Check("versions", state, ", ".join(parts), f"python, isthmus, jax, jaxlib, {COMPILER}", do)
     yield _devices(facts)
     found = ", ".join(facts.stale) or "none"
     do = "Nothing: a learner on a TPU clears those by which jax would wait for processes that are gone."
@@ -338,7 +340,10 @@ def _memory(facts: Facts) -> Check:
         return Check("memory", OK, f"{size(free)} free", "not known")
     found = f"{size(free)} free, {size(need.memory_bytes)} needed at least"
     if free < need.memory_bytes:
-        do = "Take a smaller model, fewer learners here (`islands`), more shards, or a machine with more memory."
+        do = (
+            "Take a smaller model, fewer learners here (`islands`), more shards, or a machine with more memory; of a "
+            "container, raise the limit."
+        )
         return Check("memory", FAILS, found, expected, do)
     return Check("memory", OK, found, expected)
 

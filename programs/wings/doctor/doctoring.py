@@ -36,6 +36,7 @@ from isthmus.programs.wings.doctor.checks import (
 )
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest, printable
 from isthmus.runtime.system import addresses
+from isthmus.runtime.system.control_groups import memory_free
 from isthmus.runtime.system.processes import SignalMasks, signal_masks
 
 REQUEST_SECONDS_MAX: Final = 60
@@ -136,7 +137,7 @@ def _facts(
             descriptors_max=hard,
             processes_max=this_machine.processes_max(),
             cores=this_machine.cores(),
-            memory_bytes=this_machine.memory_bytes(),
+            memory_bytes=memory_free(),
             shared_memory_bytes=this_machine.shared_memory_bytes(),
             disk=this_machine.disk(RUNS),
             store=this_machine.disk(Path(need.store)) if need.store else None,

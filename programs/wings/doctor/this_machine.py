@@ -21,10 +21,11 @@ from typing import Final, final
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
+from isthmus.programs.engine.run.room_for_hosts import COMPILER
 from isthmus.programs.wings.doctor.checks import DiskFacts, JaxFacts, UserFacts
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.children import Child
-from isthmus.runtime.system.control_groups import groups, number_in
+from isthmus.runtime.system.control_groups import cores_most, processes_free
 from isthmus.runtime.system.files import cache_folder
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import status_name
@@ -35,7 +36,7 @@ DISK_SECONDS_MAX: Final = 2.0
 _DISK_BYTES_MAX: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
 _OPENING: Final = "isthmus.programs.wings.doctor.opening"
-_PACKAGES: Final = ("isthmus", "jax", "jaxlib")
+_PACKAGES: Final = ("isthmus", "jax", "jaxlib", COMPILER)
 
 
 def versions() -> dict[str, str | None]:
@@ -135,9 +136,7 @@ def descriptors() -> tuple[int, int]:
 def processes_max() -> int | None:
     """How many processes and threads may still start: by the limit of this user, and of its control groups."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    rooms = [number_in(group / "pids.max") for group in groups()]
-    used = [number_in(group / "pids.current") for group in groups()]
-    free = [room - count for room, count in zip(rooms, used, strict=True) if room is not None and count is not None]
+    free = [each for each in [processes_free()] if each is not None]
     if soft != resource.RLIM_INFINITY:
         free.append(max(0, soft - _threads_of_user()))
     return min(free, default=None)
@@ -153,27 +152,8 @@ def _threads_of_user() -> int:
 
 
 def cores() -> float:
-    """The cores that this process may use: by its affinity, and by the quota of its control groups."""
-    count = float(len(os.sched_getaffinity(0)))
-    for group in groups():
-        with suppress(OSError, ValueError):
-            quota, period = (group / "cpu.max").read_text().split()
-            count = min(count, float(quota) / float(period))
-    return round(count, 2)
-
-
-def memory_bytes() -> int | None:
-    """The memory that processes may still take: of the machine, and of this one's control groups; None if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None
-    for group in groups():
-        limit, used = number_in(group / "memory.max"), number_in(group / "memory.current")
-        if limit is not None and used is not None:
-            free = min(free, max(0, limit - used))
-    return free
+    """The cores that this process may use."""
+    return round(cores_most(), 2)
 
 
 def shared_memory_bytes() -> int | None:

@@ -99,8 +99,9 @@ class Engine(Protocol):
     def state(self, launch: Launch) -> LaunchState:
         """What there is of a launch; ConfigError if the engine does not answer."""
 
-    def down(self, launch: Launch) -> None:
-        """Have all of it leave, and free what was allocated; returns when nothing is left. RunError if it stays."""
+    def down(self, launch: Launch) -> LaunchState:
+        """Have all of it leave, and free what was allocated; returns when nothing is left: the machines that there
+        were, how the run ended, and what is kept. RunError if it stays."""
 
 
 def engine_of(name: str) -> Engine:

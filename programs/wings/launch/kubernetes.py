@@ -1,6 +1,7 @@
 """What `isthmus launch kubernetes` has in a cluster: a Job for the home and one for each machine of an island.
 
-Decides the manifests, which are of core kinds only, and what is asked of `kubectl`; what is trained is the request's.
+Decides the objects, which are of core kinds only, and what is asked of `kubectl`; what is trained is the request's, and
+`manifests` says how objects are written, and what a user may add to them.
 
 Theory of operation. A Job makes its pod again wherever and whenever it is preempted, and ends with it. Its name is the
 identity of its machine, so that another pod of it comes back as the same machine; `scale` adds and deletes Jobs. The
@@ -28,7 +29,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
-from isthmus.programs.wings.launch import user_files
+from isthmus.programs.wings.launch import manifests, user_files
 from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.wings.launch.folder import RUN, Launch
 from isthmus.programs.wings.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
@@ -46,67 +47,41 @@ COMMAND_SECONDS_MAX: Final = 60.0
 SUBMIT_SECONDS_MAX: Final = 600.0
 LEAVE_SECONDS_MAX: Final = 60.0  # Beyond the grace, until pods are gone that were deleted.
 MANIFESTS, SUBMIT, COPY, CLUSTER, MACHINE, JOIN = (
-    "kubernetes.yaml", "submit.sh", "copy.yaml", "cluster.toml", "machine.toml", "island.toml",
+    "kubernetes", "submit.sh", "copy.yaml", "cluster.toml", "machine.toml", "island.toml",
 )  # fmt: skip
 DEVICES: Final[Mapping[str, str]] = {"gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
 
-_MANIFESTS: Final = """\
-# The claim keeps the run when all else is gone. Islands come last: a Job for each machine, alike but for its name.
-apiVersion: v1
-kind: List
-items:
-- {{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}}},
-   spec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: {claim_size}}}}}}}}}
-- {{apiVersion: v1, kind: Service, metadata: {{name: {name}-home, labels: &launch {{{label}: {name}}}}},
-   spec: {{clusterIP: None, publishNotReadyAddresses: true, selector: {{job-name: {name}-home}}}}}}
-- apiVersion: batch/v1
-  kind: Job
-  metadata: {{name: {name}-home, labels: *launch}}
-  spec:
-    <<: &job {{backoffLimit: 2147483647, ttlSecondsAfterFinished: 0{deadline}}}
-    template:
-      metadata: {{labels: *launch}}
-      spec:
-        <<: &pod {{restartPolicy: OnFailure, terminationGracePeriodSeconds: {seconds},
-          automountServiceAccountToken: false,
-          securityContext: {user}}}{extra}
-        hostname: {name}-home
-        volumes: [{{name: work, persistentVolumeClaim: {{claimName: {name}}}}},
-          {{name: launch, projected: {{defaultMode: 0440, sources: [{home_sources}]}}}}]
-        containers:
-        - <<: &container {{name: isthmus, image: {image}, command: [sh, -ec], env: [
-            {{name: HOME, value: /isthmus}}, {{name: JOB, valueFrom: {{fieldRef: {{fieldPath: "{job_label}"}}}}}}],
-            volumeMounts: [{{name: work, mountPath: /isthmus}}, {{name: launch, mountPath: /launch}}],
-            securityContext: {rights}}}
-{home_needs}          args:
-          - |
-            umask 077; cd /isthmus; daemons=.local/state/isthmus/daemons/machines; mkdir -p $daemons
-            cmp -s /launch/home.pub home.pub || cp -f /launch/home.admitted $daemons/
-            cp -f /launch/* .; flock $daemons/home.lock true # A former pod may still be leaving.
-            trap 'kill $!' TERM; isthmus daemon --name home --listen 'tcp://*:{port}' --config machine.toml \
---run cluster.toml --run-dir {run} --resume-or-start --until-over --grace {grace:g} &
-            wait $! || wait $! || grep -q '"outcome": "failed"' {run}/summary.json # That is an end, too.
-- apiVersion: batch/v1
-  kind: Job
-  metadata: {{name: {first}, labels: *launch}}
-  spec: &island
-    <<: *job
-    template:
-      metadata: {{labels: *launch}}
-      spec:
-        <<: *pod{extra}
-        volumes: [{{name: work, emptyDir: {{}}}},
-          {{name: launch, projected: {{defaultMode: 0440, sources: [{sources}]}}}}]
-        containers:
-        - <<: *container
-{needs}          args:
-          - |
-            umask 077; cd /isthmus; cp -f /launch/* .; name=${{JOB#{name}-}}
-            exec isthmus join --invite island.invite --name $name{part}{config} --until-over --grace {grace:g}
+_HOME_ABOUT: Final = "The home. It owns whatever else there is, which goes with it once the run is over."
+_HOME_SCRIPT: Final = """\
+umask 077
+cd /isthmus
+daemons=.local/state/isthmus/daemons/machines
+mkdir -p $daemons
+cmp -s /launch/home.pub home.pub || cp -f /launch/home.admitted $daemons/
+cp -f /launch/* .
+flock $daemons/home.lock true  # A former pod may still be leaving.
+{settle}trap 'kill $!' TERM
+isthmus daemon --name home --listen 'tcp://*:{port}' --config machine.toml \\
+  --run cluster.toml --run-dir {run} --resume-or-start --until-over --grace {grace:g} &
+wait $! || wait $! || grep -q '"outcome": "failed"' {run}/summary.json  # That is an end, too.
 """
-_NEXT: Final = "- {{apiVersion: batch/v1, kind: Job, metadata: {{name: {job}, labels: *launch}}, spec: *island}}\n"
-_USER: Final = "{runAsNonRoot: true, runAsUser: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}"
-_RIGHTS: Final = "{allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
+_ISLAND_ABOUT: Final = "A machine of an island. All of these are alike but for the name, which is the machine's."
+_ABOUT: Final[Mapping[str, str]] = {
+    "claim": "The claim keeps the run when all else is gone.",
+    "service": "By it islands find the home.",
+    HOME: _HOME_ABOUT,
+}
+_ISLAND_SCRIPT: Final = """\
+umask 077
+cd /isthmus
+cp -f /launch/* .
+name=${{JOB#{name}-}}
+exec isthmus join --invite island.invite --name $name{part}{config} --until-over --grace {grace:g}
+"""
+_USER: Final[Mapping[str, Any]] = {
+    "runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+_RIGHTS: Final[Mapping[str, Any]] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _PART: Final = " --island ${{name%-*}} --rank ${{name##*-}} --size {size}"
 _OWNER: Final = """\
 {{"metadata":{{"ownerReferences":[{{"apiVersion":"batch/v1","kind":"Job","name":"{name}-home","uid":"{{{{.metadata.uid}}}}"}}]}}}}"""
@@ -119,19 +94,10 @@ XDG_STATE_HOME=$PWD/state isthmus invite --count {names} --for {island} --cluste
 {kubectl} create secret generic {name} --from-file=home.key --from-file=home.pub --from-file=island.invite \
 --from-file=state/isthmus/daemons/machines/home.admitted
 {kubectl} create configmap {name}{files}
-{kubectl} apply -f {manifests}
+{kubectl} apply -f {manifests}/
 # The home's Job owns the rest, which goes with it when the run is over.
 owner=$({kubectl} get job {name}-home -o go-template='{owner}')
 {kubectl} patch secret/{name} configmap/{name} service/{name}-home {jobs} -p "$owner"
-"""
-_COPY: Final = """\
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}-copy, labels: {{{label}: {name}}}}}
-spec:
-  {{restartPolicy: Never, automountServiceAccountToken: false, securityContext: {user},
-   volumes: [{{name: work, persistentVolumeClaim: {{claimName: {name}}}}}], containers: [{{name: copy, image: {image},
-   command: [sleep, "3600"], securityContext: {rights}, volumeMounts: [{{name: work, mountPath: /isthmus}}]}}]}}
 """
 
 
@@ -150,7 +116,7 @@ class _Kubernetes:
         others = [
             {"apiVersion": "v1", "kind": kind, "metadata": {"name": request.name}} for kind in ("Secret", "ConfigMap")
         ]
-        text = "\n---\n".join([_manifests(request), *map(json.dumps, others)])
+        text = "\n---\n".join([*(file.text for file in _manifests(request)), *map(json.dumps, others)])
         done = _kubectl(table.namespace, "apply", "--dry-run=server", "-f", "-", text=text)
         if done.returncode:
             yield Fault(doing, "a cluster that takes the manifests", _words(done), _remedy(done))
@@ -170,6 +136,8 @@ class _Kubernetes:
                 yield Fault("Reading launch.devices", f"one of {', '.join(known)}", resource, do)
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
+        if faults := list(_own_faults(request)):
+            raise ConfigError.of(faults)
         sent = _sent(request)
         submit = _SUBMIT.format(
             name=request.name,
@@ -182,7 +150,7 @@ class _Kubernetes:
             owner=_OWNER.format(name=request.name),
             jobs=" ".join(f"job/{job}" for job in _jobs(request.name, request.islands, request.nodes_per_island)),
         )
-        return [PrintedFile(MANIFESTS, _manifests(request)), *sent, PrintedFile(SUBMIT, submit)]
+        return [*_manifests(request), *sent, PrintedFile(SUBMIT, submit)]
 
     def by_hand(self, request: LaunchRequest) -> str:
         return f"sh {SUBMIT}"
@@ -199,27 +167,32 @@ class _Kubernetes:
                 do = f"Mend that, and type `isthmus launch kubernetes` again, or `sh {SUBMIT}` in {launch.folder}."
                 raise ConfigError(f"Submitting {launch.folder / SUBMIT}", "to submit", _words(done), do)
         except BaseException:
-            self.down(launch)
+            _free(launch)
             if is_new:
                 _ask(launch, "delete", *claim)
             raise
 
     def scale(self, launch: Launch, islands: int) -> None:
-        path, wanted = launch.folder / MANIFESTS, _jobs(launch.name, islands, launch.nodes_per_island)
-        former, home = read_text(path), f"{launch.name}-{HOME}"
-        line = re.compile(re.escape(_NEXT.format(job=f"{launch.name}-{ISLAND}@")).replace("@", r"([\d-]+)"))
-        put_bytes(path, (line.sub("", former) + _next(wanted)).encode())
+        wanted, home = _jobs(launch.name, islands, launch.nodes_per_island), f"{launch.name}-{HOME}"
+        there = {job["metadata"]["name"] for job in _items(launch, "job")} - {home}
+        new, surplus = [job for job in wanted if job not in there], sorted(there.difference(wanted))
+        paths = {_manifest_of(launch, job): job for job in new}
+        made = [path for path in paths if not path.exists()]
+        for path in made:
+            _write_another(launch, paths[path], path)
         try:
-            there = {job["metadata"]["name"] for job in _items(launch, "job")} - {home}
-            if new := [f"job/{job}" for job in wanted if job not in there]:
-                _ask(launch, "apply", "-f", str(path))
+            if new:
+                _ask(launch, "apply", *(word for path in paths for word in ("-f", str(path))))
                 owner = _ask(launch, "get", "job", home, "-o", f"go-template={_OWNER.format(name=launch.name)}")
-                _ask(launch, "patch", *new, "-p", owner)
+                _ask(launch, "patch", *(f"job/{job}" for job in new), "-p", owner)
         except BaseException:
-            put_bytes(path, former.encode())
+            for path in made:
+                path.unlink(missing_ok=True)
             raise
-        if surplus := sorted(there.difference(wanted)):
+        if surplus:
             _ask(launch, "delete", "job", *surplus)
+        for job in surplus:
+            _manifest_of(launch, job).unlink(missing_ok=True)
 
     def state(self, launch: Launch) -> LaunchState:
         found = _items(launch, "job,pod")
@@ -234,16 +207,23 @@ class _Kubernetes:
         outcome = next((OUTCOMES[end] for end in ends if end in OUTCOMES), "")
         return LaunchState(members, outcome, _keeps(launch, members))
 
-    def down(self, launch: Launch) -> None:
-        seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
-        with launch.busy():
-            for words in (("job,pod", "-l", f"{LABEL}={launch.name}"), _others(launch.name)):
-                # kubectl waits until they are gone.
-                words = ("delete", *words, "--ignore-not-found", f"--timeout={seconds}s")
-                done = _kubectl(launch.table.namespace, *words, seconds_max=seconds + COMMAND_SECONDS_MAX)
-                stayed += [_words(done)] * (done.returncode != 0)
-        if stayed:
-            raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
+    def down(self, launch: Launch) -> LaunchState:
+        before = self.state(launch)
+        _free(launch)
+        return LaunchState(before.machines, before.outcome, _keeps(launch, ()))
+
+
+def _free(launch: Launch) -> None:
+    """Delete whatever a launch has but its claim; RunError if something stays."""
+    seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
+    with launch.busy():
+        for words in (("job,pod", "-l", f"{LABEL}={launch.name}"), _others(launch.name)):
+            # kubectl waits until they are gone.
+            words = ("delete", *words, "--ignore-not-found", f"--timeout={seconds}s")
+            done = _kubectl(launch.table.namespace, *words, seconds_max=seconds + COMMAND_SECONDS_MAX)
+            stayed += [_words(done)] * (done.returncode != 0)
+    if stayed:
+        raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
 
 
 def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
@@ -255,9 +235,9 @@ def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
         return f"copy its run folder from the claim    {kubectl} cp {home[0]}:/isthmus/{RUN} {to}"
     if not launch.folder.exists():  # It was not launched from here.
         return ""
-    path, image = launch.folder / COPY, json.dumps(launch.table.image)
+    path = launch.folder / COPY
     copy = shlex.quote(str(path))
-    put_bytes(path, _COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image).encode())
+    put_bytes(path, manifests.text_of(_copy_pod(launch)).encode())
     return (
         f"copy its run folder from the claim    {kubectl} apply -f {copy} && {kubectl} wait --for=condition=Ready "
         f"pod/{pod} && {kubectl} cp {pod}:/isthmus/{RUN} {to} && {kubectl} delete -f {copy}\n"
@@ -265,29 +245,143 @@ def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
     )
 
 
-def _manifests(request: LaunchRequest) -> str:
-    table, size = request.table, request.nodes_per_island
-    jobs, limits, needs = _jobs(request.name, request.islands, size), _limits(request), "          resources: {}\n"
-    amounts = {name: value for name, value in (("cpu", table.cpus), ("memory", table.memory)) if value}
-    whole, invite = f"{{name: {request.name}}}", "items: [{key: island.invite, path: island.invite}]"
-    seconds = cluster_file.duration_seconds(table.time, "Reading launch.time") if table.time else None
+def _manifests(request: LaunchRequest) -> list[PrintedFile]:
+    """A file for each object but the secrets and the ConfigMap, which `submit.sh` makes."""
+    name, size = request.name, request.nodes_per_island
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": CLAIM_SIZE}}},
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"{name}-{HOME}", "labels": {LABEL: name}},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": f"{name}-{HOME}"},
+        },
+    }
+    settle = f"{request.settling}\n" if request.is_for_home else ""
+    port = request.table.port or PORT
+    home = _job(
+        request,
+        f"{name}-{HOME}",
+        _HOME_SCRIPT.format(port=port, run=RUN, grace=request.grace, settle=settle),
+        {"persistentVolumeClaim": {"claimName": name}},
+        [{"configMap": {"name": name}}, {"secret": {"name": name}}],
+        {},
+    )
+    home["spec"]["template"]["spec"]["hostname"] = f"{name}-{HOME}"
     part, config = (_PART.format(size=size) if size > 1 else ""), (f" --config {JOIN}" if request.modules else "")
-    words = {"name": request.name, "label": LABEL, "claim_size": CLAIM_SIZE, "user": _USER, "rights": _RIGHTS}
-    words |= {"image": json.dumps(table.image), "job_label": "metadata.labels['job-name']", "run": RUN}
-    words |= {"extra": "".join(f"\n        {line}" for line in table.extra.splitlines() if line.strip())}
-    words |= {"deadline": f", activeDeadlineSeconds: {math.ceil(seconds)}" if seconds is not None else ""}
-    words |= {"home_needs": needs.format(json.dumps({"requests": amounts})) if amounts else ""}
-    needs = needs.format(json.dumps({"requests": amounts, "limits": limits})) if amounts or limits else ""
-    words |= {"needs": needs, "home_sources": f"configMap: {whole}, secret: {whole}", "first": jobs[0]}
-    own = f"configMap: {whole}, " if user_files.paths(request) else ""
-    words |= {"sources": f"{own}secret: {whole[:-1]}, {invite}}}", "part": part, "config": config}
-    numbers = {"seconds": math.ceil(request.grace) + AFTER_GRACE_SECONDS, "port": table.port or PORT}
-    return _MANIFESTS.format(**words, **numbers, grace=request.grace) + _next(jobs)
+    script = _ISLAND_SCRIPT.format(name=name, part=part, config=config, grace=request.grace)
+    invitation: dict[str, Any] = {
+        "secret": {"name": name, "items": [{"key": "island.invite", "path": "island.invite"}]}
+    }
+    sources = [*([{"configMap": {"name": name}}] if user_files.paths(request) else []), invitation]
+    extra, documents = manifests.read_extra(request.table.extra), {"claim": claim, "service": service, HOME: home}
+    for job in _jobs(name, request.islands, size):
+        documents[job.removeprefix(f"{name}-")] = _job(
+            request, job, script, {"emptyDir": {}}, sources, _limits(request)
+        )
+    files = list[PrintedFile]()
+    for file, document in documents.items():
+        if document["kind"] == "Job":
+            template = document["spec"]["template"]
+            template["spec"] = manifests.with_extra(template["spec"], extra)
+        about = _ABOUT.get(file, _ISLAND_ABOUT)
+        files.append(PrintedFile(f"{MANIFESTS}/{file}.yaml", f"# {about}\n{manifests.text_of(document)}"))
+    return files
 
 
-def _next(jobs: Sequence[str]) -> str:
-    """The Jobs after the first, whose spec is the first's."""
-    return "".join(_NEXT.format(job=job) for job in jobs[1:])
+def _job(
+    request: LaunchRequest,
+    name: str,
+    script: str,
+    work: Mapping[str, Any],
+    sources: Sequence[Mapping[str, Any]],
+    limits: Mapping[str, int],
+) -> dict[str, Any]:
+    """The Job of a machine, whose folder is the volume `work`, with what is mounted from the `sources`."""
+    table, labels = request.table, {LABEL: request.name}
+    amounts = {key: value for key, value in (("cpu", table.cpus), ("memory", table.memory)) if value}
+    resources = {key: dict(value) for key, value in (("requests", amounts), ("limits", limits)) if value}
+    seconds = cluster_file.duration_seconds(table.time, "Reading launch.time") if table.time else None
+    container = {
+        "name": manifests.CONTAINER,
+        "image": table.image,
+        "command": ["sh", "-ec"],
+        "args": [script],
+        "env": [
+            {"name": "HOME", "value": "/isthmus"},
+            {"name": "JOB", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}},
+        ],
+        **({"resources": resources} if resources else {}),
+        "volumeMounts": [{"name": "work", "mountPath": "/isthmus"}, {"name": "launch", "mountPath": "/launch"}],
+        "securityContext": _RIGHTS,
+    }
+    pod = {
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": math.ceil(request.grace) + AFTER_GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "securityContext": _USER,
+        "volumes": [
+            {"name": "work", **work},
+            {"name": "launch", "projected": {"defaultMode": 0o440, "sources": list(sources)}},
+        ],
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "backoffLimit": 2147483647,
+            "ttlSecondsAfterFinished": 0,
+            **({"activeDeadlineSeconds": math.ceil(seconds)} if seconds is not None else {}),
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _copy_pod(launch: Launch) -> dict[str, Any]:
+    """A pod from which the run folder can be copied when no other is there."""
+    container = {
+        "name": "copy",
+        "image": launch.table.image,
+        "command": ["sleep", "3600"],
+        "securityContext": _RIGHTS,
+        "volumeMounts": [{"name": "work", "mountPath": "/isthmus"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{launch.name}-copy", "labels": {LABEL: launch.name}},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": _USER,
+            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": launch.name}}],
+            "containers": [container],
+        },
+    }
+
+
+def _manifest_of(launch: Launch, job: str) -> Path:
+    return launch.folder / MANIFESTS / f"{job.removeprefix(f'{launch.name}-')}.yaml"
+
+
+def _write_another(launch: Launch, job: str, path: Path) -> None:
+    """Write the manifest of another machine of an island: that of the first as it is by now, with another name."""
+    first = _jobs(launch.name, 1, launch.nodes_per_island)[0]
+    text = read_text(_manifest_of(launch, first))
+    line = f"\n  name: {first}\n"
+    if line not in text:
+        do = "Write it as it was printed; it is a pattern for those of further islands."
+        raise ConfigError(f"Reading {_manifest_of(launch, first)}", f"the line{line.rstrip()!r}", "none", do)
+    put_bytes(path, text.replace(line, f"\n  name: {job}\n", 1).encode())
 
 
 def _jobs(name: str, islands: int, size: int) -> list[str]:
@@ -324,6 +418,9 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     faults = list[Fault]()
     with collecting(faults):
         _ = table.time and cluster_file.duration_seconds(table.time, "Reading launch.time")
+    if not faults and table.image:
+        with collecting(faults):
+            _manifests(request)  # For what launch.extra contradicts.
     yield from faults
     yield from user_files.faults(request, FILES_BYTES_MAX, (MANIFESTS, SUBMIT, COPY, CLUSTER, MACHINE, JOIN))
 

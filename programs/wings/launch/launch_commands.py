@@ -79,6 +79,17 @@ for _engine, _about in ENGINES.items():
     _add(_engine, _about)
 
 
+@commands.command(hidden=True)
+def settle(
+    file: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The home's file.", show_default=False)],
+    islands: Annotated[int, typer.Option("--islands", metavar="N", help="How many learners.", show_default=False)],
+) -> None:
+    """Prepare a request where its home is, and add what follows from the number of islands: for scripts of launches."""
+    from isthmus.programs.wings.launch import launch_options
+
+    launch_options.settle(file, islands)
+
+
 @commands.command()
 def scale(
     islands: Annotated[int, typer.Argument(metavar="N", help="How many islands there are to be.", show_default=False)],

@@ -7,6 +7,7 @@ nothing else is said; names, addresses and keys are the engine's business.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,21 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
     invite_by: Annotated[
         Literal["file", "env"], Setting("How islands get the invitation: by a file of a shared folder, or `env`.")
     ] = "file"
-    extra: Annotated[str, Setting("Lines that go as they are into script, actor options or pod template.")] = ""
+    on_machines: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Folders that machines of the run have and this one does not: of their image, or mounted there. What is "
+            "below is not looked for here, and the home prepares the request."
+        ),
+    ] = ()
+    extra: Annotated[
+        str,
+        Setting("What you add, in the engine's words: lines of the scripts, options of actors, keys of a pod's spec."),
+    ] = ""
+
+    def is_there_only(self, path: str) -> bool:
+        """Whether a path is of the machines of the run, and not looked for here."""
+        return any(Path(path).is_relative_to(folder) for folder in self.on_machines)
 
 
 @final
@@ -125,6 +140,13 @@ class LaunchRequest:
     """The user's own code."""
     chosen: frozenset[str] = frozenset()
     """Keys of `sections`, as section.key, that nobody asked for: they follow from the others."""
+    is_for_home: bool = False
+    """The home prepares it, by `settling`, because this machine does not have what it names."""
+
+    @property
+    def settling(self) -> str:
+        """The command by which the home adds to its cluster file what follows from the number of islands."""
+        return f"isthmus launch settle cluster.toml --islands {self.islands}"
 
     @property
     def run_text(self) -> str:
@@ -211,6 +233,11 @@ def _table(values: Any, path: Path, chosen: Mapping[str, str]) -> LaunchTable:
         if complete[name] and not _WORD.fullmatch(complete[name]):
             do = "Write it without spaces and quotes; further options of the engine stand in launch.extra."
             faults.append(Fault(f"Reading launch.{name}", "a word, as the engine has it", repr(complete[name]), do))
+    for each in complete["on_machines"]:
+        if not Path(each).is_absolute():
+            do = "Write the whole path, as machines have it."
+            faults.append(Fault("Reading launch.on_machines", "paths that begin with /", repr(each), do))
+    complete["on_machines"] = tuple(map(os.path.normpath, complete["on_machines"]))
     complete["files"] = tuple(str(path.absolute().parent / Path(each).expanduser()) for each in complete["files"])
     for each in complete["files"]:
         if not Path(each).exists():

@@ -1,30 +1,36 @@
 """`isthmus launch`: makes up the request of a file and options, and shows launches.
 
 The request is prepared before anything is submitted, as that of `isthmus train` is: a wrong one waits in no queue. What
-follows from the number of learners is written down, since the home begins with none.
+follows from the number of learners is written down, since the home begins with none. Of a request that names what only
+the machines of the run have, the home's script does that by `settle`.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import typer
 
-from isthmus.programs import DEFAULT
+from isthmus.programs import DEFAULT, FOLDER, SHIPPED
 from isthmus.programs.command import config
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.program import Program
-from isthmus.programs.engine.request.request import Request, prepare
-from isthmus.programs.engine.request.run_settings import LEARNERS
+from isthmus.programs.engine.request.request import Request, prepare, shipped_task
+from isthmus.programs.engine.request.run_settings import LEARNERS, RunSettings
 from isthmus.programs.engine.run.preparing import in_child
+from isthmus.programs.settings import Schema, Text, collecting
 from isthmus.programs.wings.launch import launching
 from isthmus.programs.wings.launch.folder import Launch
 from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchRequest, modules_of
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, printable
+from isthmus.runtime.system.files import put_bytes, read_text
 
 
 @final
@@ -58,11 +64,13 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
     given = options.train
     known = Cluster(file.path, (), file.sections)
     sections, faults = config.read(given.config, given.model, given.keys(), given.sets or (), known)
-    if LEARNERS in sections.run:
+    if sections.run.get(LEARNERS):  # 0 is what is printed for a home, where `settle` reads it.
         do = "Leave it out: each island is a learner."
         faults.append(Fault("Reading run.learners", "--islands in its place", str(sections.run[LEARNERS]), do))
     sections.run[LEARNERS] = islands
     program = sections.program_reference or DEFAULT
+    if file.table.on_machines:
+        return _for_home(options, file, sections, faults, islands)
 
     def work() -> dict[str, Any]:
         request = prepare(
@@ -90,6 +98,85 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
         modules_of(sections.program_reference, sections.task_reference),
         frozenset(prepared["chosen"]),
     )
+    return _with_its_numbers(request)
+
+
+def settle(file: Path, islands: int) -> None:
+    """Prepare the request of a home's cluster file for so many islands, where the home is, and write down what follows
+    from their number; ConfigError with its faults, and the file as it was."""
+    text = read_text(file)
+    request = request_of(LaunchOptions(Options(), file, islands, 1, GRACE_SECONDS, is_printed=True, to=None))
+    put_bytes(file, f"{_without_sections(text)}{request.run_text}".encode(), mode=file.stat().st_mode & 0o777)
+
+
+def _without_sections(text: str) -> str:
+    """A cluster file without its sections of the run."""
+    kept, is_kept = list[str](), True
+    for line in text.splitlines(keepends=True):
+        if header := _HEADER.match(line):
+            is_kept = header[1] not in config.SECTIONS
+        kept += [line] if is_kept else []
+    return "".join(kept)
+
+
+_HEADER: Final = re.compile(r"\[+\s*([\w-]+)")
+
+
+def _for_home(
+    options: LaunchOptions, file: LaunchFile, sections: config.Sections, faults: list[Fault], islands: int
+) -> LaunchRequest:
+    """The request that the home prepares: here names, types and ranges of keys are checked, and what is to be here.
+    ConfigError with all faults."""
+    sections.run[LEARNERS] = islands
+    run, program, tables = RunSettings(), sections.program_reference, dict[str, dict[str, Any]]()
+    with collecting(faults):
+        run = RunSettings.read(sections.run)
+        tables["run"] = {name: getattr(run, name) for name in sections.run}
+    with collecting(faults):
+        if program is None or program in SHIPPED:
+            values = Program(program or DEFAULT, **sections.program).schema().read(sections.program)
+            tables["program"] = {name: values[name] for name in sections.program}
+        else:
+            tables["program"] = dict(sections.program)
+            yet_text = [name for name, value in sections.program.items() if isinstance(value, Text)]
+            faults += [_untyped(f"program.{name}", sections.program[name]) for name in yet_text]
+    with collecting(faults):
+        if sections.task_reference is None:
+            schema = Schema.of("task", shipped_task(sections.task)[1].task)
+            values = schema.read(sections.task)
+            tables["task"] = {name: values[name] for name in sections.task}
+            faults += schema.out_of_range(values)
+    faults += _not_here(file, sections)
+    if faults:
+        raise ConfigError.of(list(map(_of_islands, faults)))
+    references = {"program": program, "task": sections.task_reference}
+    tables["run"] |= {LEARNERS: 0, **{key: each for key, each in references.items() if each is not None}}
+    modules = modules_of(sections.program_reference, sections.task_reference)
+    numbers = islands, run.slots_max, options.grace, options.nodes_per_island
+    return _with_its_numbers(LaunchRequest(file.name, file.table, tables, *numbers, modules, is_for_home=True))
+
+
+def _untyped(key: str, value: str) -> Fault:
+    do = "Write it into the file, in its section."
+    return Fault(f"Reading --set {key}", "a key of a shipped program, whose type is known here", repr(value), do)
+
+
+def _not_here(file: LaunchFile, sections: config.Sections) -> Iterator[Fault]:
+    """Paths of the request that lead nowhere here, and are in no folder that only machines have."""
+    task = sections.task
+    named = [("task.data", path) for path in task.get("data") or ()]
+    named += [("task.sets", path) for path in (task.get("sets") or {}).values()]
+    named += [(f"task.{key}", task[key]) for key in (FOLDER, "router") if task.get(key)]
+    modules = modules_of(sections.program_reference, sections.task_reference)
+    named += [("the code of the run", path) for path in modules if Path(path).is_absolute()]
+    for key, path in named:
+        if isinstance(path, str) and not file.table.is_there_only(path) and not Path(path).exists():
+            do = "Correct the path, or add its folder to launch.on_machines."
+            expected = f"a path of this machine, or below {', '.join(file.table.on_machines)}"
+            yield Fault(f"Reading {key}", expected, f"nothing at {path}", do)
+
+
+def _with_its_numbers(request: LaunchRequest) -> LaunchRequest:
     if numbers := list(request.faults()):
         raise ConfigError.of(numbers)
     return request

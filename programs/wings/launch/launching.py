@@ -54,8 +54,9 @@ def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
     shown = typed(os.path.relpath(folder))
+    prepared = "prepared   there, by the home: it has what launch.on_machines names\n" if request.is_for_home else ""
     return (
-        f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n"
+        f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n{prepared}"
         f"watch it   isthmus launch status --to {shown}\n"
         f"end it     isthmus launch down --to {shown}"
     )
@@ -90,10 +91,10 @@ def state_of(note: Launch) -> LaunchState:
 def down(note: Launch) -> str:
     """Free whatever a launch has on its engine; returns the text to print."""
     chosen = engine.engine_of(note.engine)
-    count = len(chosen.state(note).machines)
-    chosen.down(note)
+    state = chosen.down(note)
+    count = len(state.machines)
     told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
-    return "\n".join(filter(None, (told, chosen.state(note).keeps)))
+    return "\n".join(filter(None, (told, state.keeps)))
 
 
 def typed(path: Path | str) -> str:
@@ -137,9 +138,10 @@ def _islands(count: int) -> str:
 def _write(files: Sequence[PrintedFile], folder: Path) -> None:
     """Write the files; a secret one is at no time readable by others. ConfigError if that fails."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _remove_former(files, folder)
         for file in files:
             path = folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
             if file.is_secret:
                 put_bytes(path, file.text.encode(), mode=0o600)
             else:
@@ -147,3 +149,15 @@ def _write(files: Sequence[PrintedFile], folder: Path) -> None:
     except OSError as error:
         do = "Name another folder with --to."
         raise ConfigError(f"Writing to {folder}", "to write", str(error), remedy(error, do)) from None
+
+
+def _remove_former(files: Sequence[PrintedFile], folder: Path) -> None:
+    """Take away what a launch of more islands has left in folders whose files are submitted together. It has the first
+    line of a file that is written now."""
+    written = {folder / file.name: file.text.partition("\n")[0] for file in files if "/" in file.name}
+    for path in [each for parent in {path.parent for path in written} for each in parent.glob("*")]:
+        if path not in written and path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                is_ours = file.readline().rstrip("\n") in written.values()
+            if is_ours:
+                path.unlink()

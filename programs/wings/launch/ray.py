@@ -5,6 +5,7 @@ What the file does is in `ray_actors`. It runs in processes of its own, so that 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -23,6 +24,11 @@ from isthmus.runtime.errors import ConfigError, Fault
 SECONDS_MAX: Final = 120.0  # For Ray to answer, beside the grace.
 FILES_BYTES_MAX: Final = 100 * 2**20  # Of what travels with a run: Ray refuses 500 MiB.
 PYTHON: Final = ("env", "RAY_NUM_REDIS_GET_RETRIES=1", sys.executable)  # Where no cluster answers, 40 s are enough.
+OF_KEYS: Final = {"num_cpus": "launch.cpus", "num_gpus": "launch.devices", "memory": "launch.memory"}
+OPTIONS: Final = ("CPU", "GPU", "memory")
+"""Resources that Ray takes by options of their own."""
+NEEDED: Final = ("name", "namespace", "lifetime", "get_if_exists", "max_restarts", "scheduling_strategy")
+"""Options by which actors are found, and come back."""
 NAME: Final = "{}-on-ray.py"  # Of the printed file: one that nothing can import by mistake.
 _FILE: Final = '''\
 """The run {name} on Ray: launches it, or, with these words behind the file, `status`, `scale N` or `down`."""
@@ -48,8 +54,11 @@ class _Ray:
         do = "Leave it out: options of actors, such as runtime_env, stand in launch.extra."
         yield from request.useless("Ray", do, "image", "partition", "namespace", "time", "invite_by")
         yield from user_files.faults(request, FILES_BYTES_MAX, [NAME.format(request.name)])
+        yield from _extra_faults(request)
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
+        if faults := list(_extra_faults(request)):
+            raise ConfigError.of(faults)
         there, paths = user_files.placed(request, "../"), user_files.paths(request)  # Above the folders of machines.
         # In the commands stand {address}, where the home listens, and {name}, {island} and {rank} of a machine.
         nodes, leaving = request.nodes_per_island, f"--until-over --grace {request.grace:g}"
@@ -64,6 +73,7 @@ class _Ray:
             "home_machine": there.home_text,
             "island_machine": there.machine_text,
             "cluster": home_table("{address}") + there.run_text,
+            "settle": request.settling if request.is_for_home else "",
             "invite": f"isthmus invite --count {request.names} --for {ISLAND} --cluster cluster.toml"
             " --to island.invite",
             "daemon": f"isthmus daemon --name {HOME} --listen {{address}} --config machine.toml --run cluster.toml"
@@ -92,15 +102,46 @@ class _Ray:
         _say(launch, "scale", str(islands))
 
     def state(self, launch: Launch) -> LaunchState:
-        if not (launch.folder / NAME.format(launch.name)).exists():
-            return LaunchState()
-        told = _say(launch, "status")
-        rows = [(name, row["at"], row["state"], row["node"]) for name, row in told["machines"].items()]
-        machines, end = [LaunchedMachine(*row) for row in rows], told["end"]
-        return LaunchState(machines, end.partition("\n")[0], end and f"its run: {end}")
+        return _state(launch, "status")
 
-    def down(self, launch: Launch) -> None:
-        _say(launch, "down")
+    def down(self, launch: Launch) -> LaunchState:
+        return _state(launch, "down")
+
+
+def _extra_faults(request: LaunchRequest) -> Iterator[Fault]:
+    """Why what a user adds to the options of actors cannot be added."""
+    doing, extra = "Reading launch.extra", request.table.extra
+    do = "Write options of Ray's actors as in a call: runtime_env={...}, in as many lines as you want."
+    try:
+        text = f"dict(\n{extra}\n)"
+        compile(text, doing, "eval")  # A keyword that is there twice is no fault of the grammar.
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        yield Fault(doing, "keywords of a call in Python", f"{error.msg}: {(error.text or '').strip()}", do)
+        return
+    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+        yield Fault(doing, "keywords of a call in Python", repr(extra), do)
+        return
+    for keyword in call.keywords:
+        name, keys = str(keyword.arg), _keys(keyword.value)
+        if name in OF_KEYS:
+            yield Fault(f"{doing}, {name}", "none: isthmus has it", name, f"Set {OF_KEYS[name]}, or leave it out.")
+        elif name in NEEDED:
+            do = "Leave it out: isthmus finds its actors by it, and has Ray start them again."
+            yield Fault(f"{doing}, {name}", "none: isthmus sets it", name, do)
+        elif name == "resources":
+            for key in sorted(keys & {*_needs(request, is_home=False), *OPTIONS}):
+                of = {"CPU": "cpus", "memory": "memory"}.get(key, "devices")
+                yield Fault(f"{doing}, resources", f"no {key}", key, f"Set launch.{of}, or leave it out.")
+        elif name == "runtime_env" and "working_dir" in keys and user_files.paths(request):
+            do = "Leave it out, or name your files in launch.files."
+            yield Fault(f"{doing}, runtime_env", "no working_dir: your files are there", "working_dir", do)
+
+
+def _keys(value: ast.expr) -> set[str]:
+    """The texts that are keys of a literal mapping."""
+    keys = value.keys if isinstance(value, ast.Dict) else []
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def _literal(field: Any) -> str:
@@ -116,6 +157,16 @@ def _needs(request: LaunchRequest, *, is_home: bool) -> dict[str, int]:
     if kind and not is_home:
         needs[kind.upper() if kind in ("gpu", "tpu") else kind] = int(count)
     return needs
+
+
+def _state(launch: Launch, word: str) -> LaunchState:
+    """What the printed file says, as a state; nothing where there is no such file."""
+    if not (launch.folder / NAME.format(launch.name)).exists():
+        return LaunchState()
+    told = _say(launch, word)
+    rows = [(name, row["at"], row["state"], row["node"]) for name, row in told["machines"].items()]
+    machines, end = [LaunchedMachine(*row) for row in rows], told["end"]
+    return LaunchState(machines, end.partition("\n")[0], end and f"its run: {end}")
 
 
 def _say(launch: Launch, *words: str) -> Any:

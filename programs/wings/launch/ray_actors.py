@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -28,7 +29,12 @@ from typing import Any, Final, final
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from isthmus.runtime.system.disk import opened_at_end
@@ -37,10 +43,12 @@ from isthmus.runtime.system.files import put_bytes, read_bytes, read_text
 NAME: Final = "controller"  # Of the actor that makes the others.
 HOME: Final = "home"
 OVER: Final = {0: "done", 1: "failed", 2: "failed"}  # A command with another exit status is started again.
+NOTHING: Final = {"end": "", "machines": {}}  # The state of a run that has no controller.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
 OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
-LATE_SECONDS: Final = 10.0  # Beyond the grace, until a command is killed.
+ANSWER_SECONDS: Final = 5.0  # For the controller, until it is asked again.
+LATE_SECONDS: Final = 5.0  # Beyond the grace, until a command is killed.
 LINES_MAX: Final = 8  # Of what a command has said last, in the state of its machine.
 ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
 
@@ -75,7 +83,8 @@ class MachineActor:
                 address = f"tcp://{self._host}:{server.getsockname()[1]}"
             self._write("cluster.toml", self._plan.cluster.replace("{address}", address, 1))
             self._write("machine.toml", self._plan.home_machine)
-            self._call(self._plan.invite)
+            for command in filter(None, (self._plan.settle, self._plan.invite)):
+                self._call(command)
             self._start(self._plan.daemon.format(address=address))
         return {**self._state(), "invitation": read_text(self._folder / "island.invite")}
 
@@ -131,7 +140,8 @@ class Controller:
     def __init__(self, plan: Any) -> None:
         self._plan = plan
         self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != NAME}
-        self._calls, self._states, self._leaving = dict[str, Any](), dict[str, dict[str, Any]](), set[str]()
+        self._calls, self._states = dict[str, Any](), dict[str, dict[str, Any]]()
+        self._leaving = dict[str, float]()  # Until when.
         self._invitation = self._where = self._end = ""
         self.want(len({name.partition(".")[0] for name in self._actors} - {HOME}) or plan.islands)
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
@@ -164,7 +174,7 @@ class Controller:
         for group, names in groups.items():
             if not self._actors.keys() >= set(names):
                 self._place(group, names)
-        wanted = {name for names in groups.values() for name in names} - self._leaving
+        wanted = {name for names in groups.values() for name in names} - self._leaving.keys()
         for name, actor in list(self._actors.items()):
             if name in self._calls and ray.wait([self._calls[name]], timeout=0)[0]:
                 self._take(name, self._calls.pop(name))
@@ -195,7 +205,8 @@ class Controller:
             answer = {**NOWHERE, "status": 2, "state": f"{OVER[2]}\n{error.cause}"}
         except RayError as error:  # Ray starts it again, unless somebody has killed it: then another one is made.
             self._states.pop(name, None)
-            self._leaving.update([name] if isinstance(error, ActorDiedError) else [])
+            if isinstance(error, ActorDiedError):
+                self._leaving.setdefault(name, time.monotonic())
             return
         if name not in self._leaving:
             self._states[name] = answer
@@ -205,18 +216,30 @@ class Controller:
                 self._end = self._end or (answer["state"] if answer["status"] in OVER else "")
 
     def _dismiss(self, name: str, actor: Any) -> None:
-        """Have an actor's command leave, and then free it; at once where nothing has started."""
-        if name in self._states and name not in self._leaving:
-            self._leaving.add(name)
+        """Have an actor's command leave, and then free it; at once where nothing has started, or its node is lost and
+        there is no other, and of one that does not answer once it is late."""
+        has_place = _has_place(name.partition(".")[0])
+        if name in self._states and name not in self._leaving and has_place:
+            self._leaving[name] = time.monotonic() + self._plan.grace + LATE_SECONDS
             self._calls[name] = actor.leave.remote()
-        elif name not in self._states or name not in self._calls:
+        elif not (name in self._states and name in self._calls and has_place) or self._is_late(name):
             ray.kill(actor)
             for notes in (self._actors, self._calls, self._states):
                 notes.pop(name, None)
-            self._leaving.discard(name)
+            self._leaving.pop(name, None)
             if (group := name.partition(".")[0]) not in {each.partition(".")[0] for each in self._actors}:
                 with suppress(ValueError):
                     remove_placement_group(get_placement_group(group))
+
+    def _is_late(self, name: str) -> bool:
+        return time.monotonic() > self._leaving.get(name, math.inf)
+
+
+def _has_place(group: str) -> bool:
+    """Whether the nodes of a group are there: not where one is lost, and there is no other."""
+    with suppress(ValueError):
+        return bool(placement_group_table(get_placement_group(group))["state"] == "CREATED")
+    return False
 
 
 def machine_of(plan: Any, *, is_home: bool) -> tuple[dict[str, float], Any]:
@@ -245,15 +268,13 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     ray.init("auto", namespace=f"isthmus-{plan.run}", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR)
     new = ray.remote(Controller).options(name=NAME, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
     controller = ray.get_actor(NAME) if NAME in ray.util.list_named_actors() else None
-    if words == ["down"]:  # A controller that is made now finds what another one has left, or nothing.
-        with suppress(RayError):  # It may have gone by now.
-            plan.islands = 0
-            ray.get((controller or new.remote(plan)).want.remote(0))
-        while NAME in ray.util.list_named_actors():
-            time.sleep(TURN_SECONDS)
+    if words == ["down"]:
+        plan.islands = 0
+        if controller is None:  # One that is made now finds what another one has left, or nothing.
+            controller = new.remote(plan)
+        print(json.dumps({**_down(controller), "end": _end_of(plan)}))
     elif words == ["status"]:
-        end = (_internal_kv_get(plan.run, namespace=NAME) or b"").decode()
-        print(json.dumps(ray.get(controller.status.remote()) if controller else {"end": end, "machines": {}}))
+        print(json.dumps(ray.get(controller.status.remote()) if controller else {**NOTHING, "end": _end_of(plan)}))
     elif words and controller:
         ray.get(controller.want.remote(int(words[-1])))
     elif words:
@@ -261,3 +282,24 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     else:
         check(plan)
         new.remote(plan)
+
+
+def _down(controller: Any) -> dict[str, Any]:
+    """Have a controller free everything, and wait until it has gone; returns what there was, as far as it says.
+
+    It is asked again and again, because one whose node is lost is started again, and knows nothing of a wish.
+    """
+    before = NOTHING
+    while True:
+        with suppress(RayError):  # It has gone, or is away.
+            if before == NOTHING:
+                before = ray.get(controller.status.remote(), timeout=ANSWER_SECONDS)
+            ray.get(controller.want.remote(0), timeout=ANSWER_SECONDS)
+        time.sleep(TURN_SECONDS)
+        if NAME not in ray.util.list_named_actors():
+            return before
+
+
+def _end_of(plan: Any) -> str:
+    """How the run ended, and where it is; empty where it has not begun."""
+    return (_internal_kv_get(plan.run, namespace=NAME) or b"").decode()

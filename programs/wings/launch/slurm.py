@@ -24,11 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.loop_script import INVITE
+from isthmus.programs.settings import collecting
 from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.wings.launch.folder import NOTE, RUN, Launch
 from isthmus.programs.wings.launch.launch_file import (
@@ -57,6 +59,25 @@ APART: Final = "/tmp"
 _ODD: Final = "|%\\"
 """What Slurm replaces in the path of a log, and what is between the columns of squeue."""
 
+EXTRA: Final = "Reading launch.extra"
+SHORT: Final = {
+    "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job-name", "L": "licenses", "M": "clusters",
+    "N": "nodes", "a": "array", "c": "cpus-per-task", "d": "dependency", "e": "error", "n": "ntasks", "o": "output",
+    "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+OF_KEYS: Final = {"partition": "partition", "cpus-per-task": "cpus", "mem": "memory", "time": "time"}
+"""Options that a key of [launch] has: of two Slurm takes the last one."""
+NEEDED: Final = {
+    "job-name": "Rename the file: its name is that of the launch.",
+    "output": "", "open-mode": "", "chdir": "", "requeue": "", "no-requeue": "",
+    "signal": "Set --grace, from which it follows.",
+    "array": "Say how many with --islands.",
+    "nodes": "Say how many with --nodes-per-island.",
+    "ntasks": "", "ntasks-per-node": "",
+}  # fmt: skip
+"""Options of the scripts, and what to do in their place."""
+APART_NEEDED: Final = ("comment",)
+
 _HEAD: Final = """\
 #!/bin/bash
 #SBATCH --job-name={job} --output={log} --open-mode=append
@@ -81,7 +102,7 @@ address=$(scontrol show node -o "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*')
 endpoint=tcp://${{address#NodeAddr=}}:{port}
 cat - run.toml >cluster.toml <<END
 {table}END
-isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
+{settle}isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
 {submit}{step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
     --run-dir {run} --resume-or-start {leaving}
 status=$?
@@ -141,7 +162,14 @@ class _Slurm:
         if odd := [letter for letter in str(folder) if letter in _ODD or not letter.isprintable()]:
             do = "Rename it, or name another folder with --to."
             yield Fault("Reading the launch folder", f"one without {' '.join(_ODD)} in its path", repr(odd[0]), do)
-        if _is_apart(table) and request.modules:
+        own = [module for module in request.modules if not table.is_there_only(module)]
+        faults = list[Fault]()
+        with collecting(faults):
+            _scripts(request)
+        yield from faults
+        if faults:
+            return
+        if _is_apart(table) and own:
             do = "Install them on the nodes as a package, or launch in a folder that all share, by a file."
             yield Fault("Reading launch.invite_by", "file, by which the user's code travels", "env", do)
         done = _run("sinfo", "-h", "-o", "%R")
@@ -206,8 +234,8 @@ class _Slurm:
         machines = [row.machine for row in _rows(launch.name) if row.folder == str(launch.folder)]
         return LaunchState(machines, outcome_of(launch.folder / RUN) or "")
 
-    def down(self, launch: Launch) -> None:
-        cancelled = set[str]()
+    def down(self, launch: Launch) -> LaunchState:
+        cancelled, before = set[str](), self.state(launch).machines
         end = time.monotonic() + LEAVE_SECONDS_MAX
         while True:
             with launch.busy():
@@ -216,7 +244,7 @@ class _Slurm:
                     _cancel(sorted(new))
                     cancelled |= new
             if not ids:
-                return
+                return replace(self.state(launch), machines=before)
             if time.monotonic() > end:
                 raise RunError(f"jobs {', '.join(sorted(ids))} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
             time.sleep(LOOK_SECONDS)
@@ -251,14 +279,78 @@ def _rows(name: str) -> list[_Row]:
     ]
 
 
+class _Extra(NamedTuple):
+    """What a user adds to both scripts: options of sbatch, of which Slurm reads none behind a command, devices, which
+    it takes from one option only, and commands."""
+
+    options: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, table: LaunchTable) -> _Extra:
+        """That of `launch.extra`; ConfigError with what contradicts the scripts."""
+        faults, options, devices, commands = list[Fault](), list[str](), list[str](), list[str]()
+        for line in table.extra.rstrip().splitlines():
+            if not line.startswith("#SBATCH"):
+                commands += [line]
+                continue
+            given = list(_options_of(line, faults))
+            faults += (fault for option in given for fault in _refusals(table, *option))
+            kept = [(name, value) for name, value in given if name != "gres"]
+            devices += [value for name, value in given if name == "gres"]
+            if kept == given:
+                options.append(line.removeprefix("#SBATCH").strip())
+            elif kept:
+                options.append(" ".join(shlex.quote(f"--{name}" + f"={value}" * bool(value)) for name, value in kept))
+        if faults:
+            raise ConfigError.of(faults)
+        return cls(tuple(options), tuple(devices), tuple(commands))
+
+
+def _options_of(line: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
+    """The options of a line of sbatch, by their long names, with their values, if any."""
+    try:
+        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+    except ValueError as error:
+        faults.append(Fault(f"{EXTRA}, {line!r}", "options of sbatch", str(error), "Correct its quotes."))
+        return
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            name, value = SHORT.get(word[1:2], word[1:2]), word[2:]
+            equals = value
+        if not word.startswith("-") or not name:
+            do = "Write --name=value; commands stand in lines of their own."
+            faults.append(Fault(f"{EXTRA}, {line!r}", "options of sbatch", repr(word), do))
+            return
+        if not equals and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        yield name, value
+
+
+def _refusals(table: LaunchTable, name: str, value: str) -> Iterator[Fault]:
+    """Why an option may not stand in `launch.extra`."""
+    doing = f"{EXTRA}, --{name}"
+    key = OF_KEYS.get(name)
+    if key is not None and (given := getattr(table, key)) and str(given) != value:
+        do = f"Leave one of them out, this or launch.{key}."
+        yield Fault(doing, f"{given}, as launch.{key} says", repr(value), do)
+    if name in NEEDED or (name in APART_NEEDED and _is_apart(table)):
+        do = NEEDED.get(name) or "Leave it out."
+        yield Fault(doing, "none: isthmus sets it, to find its jobs and to end them", repr(value or name), do)
+
+
 def _scripts(request: LaunchRequest) -> list[PrintedFile]:
-    """The two scripts of a request."""
+    """The two scripts of a request; ConfigError with what `launch.extra` contradicts."""
     table = request.table
+    given = _Extra.read(table)
     options = {"partition": table.partition, "cpus-per-task": table.cpus, "mem": table.memory, "time": table.time}
     resources = [f"--{name}={value}" for name, value in options.items() if value]
     apart = APART if _is_apart(table) else ""
     seconds = math.ceil(request.grace) + AFTER_GRACE_SECONDS
-    extra = f"{table.extra.rstrip()}\n" if table.extra else ""
+    extra = "".join([*(f"#SBATCH {line}\n" for line in given.options), *(f"{line}\n" for line in given.commands)])
     path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
     path += "export SLURM_EXPORT_ENV=ALL  # A site, or you, may have SBATCH_EXPORT=NONE: then steps had no PATH.\n"
     # Since 22.05 a step does not have its job's cores by itself.
@@ -270,12 +362,13 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         return _HEAD.format(job=job, log=log, resources=words, seconds=seconds, extra=extra, path=path)
 
     home = (
-        head(f"{request.name}-{HOME}", "home.log", "--nodes=1")
+        head(f"{request.name}-{HOME}", "home.log", "--nodes=1", *_gres(*given.devices))
         + _SHARED
         + _HOME.format(
             port=table.port or _FREE_PORT,
             table=home_table("$endpoint"),
             names=request.names,
+            settle=f"{step} {request.settling} &&\n" if request.is_for_home else "",
             submit=_SUBMIT.format(name=request.name) if apart else "",
             step=step,
             run=RUN,
@@ -285,7 +378,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         )
     )
     own = [f"--array=0-{request.islands - 1}", f"--nodes={request.nodes_per_island}"]
-    own += [f"--gres={table.devices}"] if table.devices else []
+    own += _gres(table.devices, *given.devices)
     own += [f"--chdir={apart}"] if apart else []
     log = f"{apart}/{request.name}-island-%A_%a.log" if apart else "island-%a.log"
     join = _JOIN.format(
@@ -298,6 +391,11 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     island = head(f"{request.name}-island", log, *own) + _ALONE.format(name=request.name)
     island += ("" if apart else _SHARED + _WAIT) + _ISLAND.format(look=ALONE_SECONDS, **words)
     return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]
+
+
+def _gres(*devices: str) -> list[str]:
+    """One option for all devices: of two of these Slurm takes the last one."""
+    return [f"--gres={','.join(filter(None, devices))}"] if any(devices) else []
 
 
 def _is_apart(table: LaunchTable) -> bool:

@@ -25,7 +25,8 @@ _TAKEN: Final = (*_SECRETS, NOTE, LOCK, RUN, HOME, "state")
 
 def paths(request: LaunchRequest) -> list[Path]:
     """The files: those of the program and the task, and `launch.files`."""
-    modules = [Path(module) for module in request.modules if Path(module).is_absolute()]
+    is_there = request.table.is_there_only
+    modules = [Path(module) for module in request.modules if Path(module).is_absolute() and not is_there(module)]
     return list(dict.fromkeys([*modules, *map(Path, request.table.files)]))
 
 

@@ -487,14 +487,16 @@ class Outlook:
 @final
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """`chosen` is what `auto` takes on the link that was given, None without one. `merge_seconds` and `overlap_left`
-    are of the largest fragment; `cost_per_hour` is of all devices."""
+    """`chosen` is what `auto` takes on the link that was given, None without one. `memory_here` is what this machine,
+    or the container that it is, may have, in bytes. `merge_seconds` and `overlap_left` are of the largest fragment;
+    `cost_per_hour` is of all devices."""
 
     wanted: PlanRequest
     outlooks: tuple[Outlook, ...]
     pairs: tuple[PlannedPair, ...]
     chosen: Choice | None
     memory: PlannedMemory
+    memory_here: int
     rates: Rates
     merge_seconds: float
     overlap_left: float
@@ -509,8 +511,8 @@ class RunPlan:
         return bucket_load(self.wanted.via_every, (links.up_bits + links.down_bits) / 8)
 
 
-def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
-    """The prediction for a run that `check` has accepted."""
+def plan_of(wanted: PlanRequest, rates: Rates, memory_here: int) -> RunPlan:
+    """The prediction for a run that `check` has accepted; `rates` and `memory_here`, in bytes, are this machine's."""
     merge = rates.merge_seconds(wanted)
     cost = _cost_per_hour(wanted)
     return RunPlan(
@@ -519,6 +521,7 @@ def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
         tuple(pairs_of(wanted)),
         chosen_of(wanted),
         memory_of(wanted),
+        memory_here,
         rates,
         merge,
         overlap_left(wanted, merge),
@@ -609,6 +612,8 @@ def sheet(plan: RunPlan) -> Sheet:
             "pairs": [asdict(pair) for pair in plan.pairs],
             "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
             "memory_bytes": plan.memory,
+            "memory_here_bytes": plan.memory_here,
+            "learners_here": _learners_here(plan),
             "islands": list(_islands(plan)),
             "utilisations": UTILISATIONS,
             "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
@@ -693,6 +698,9 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     memory, rates = plan.memory, plan.rates
     yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
     yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
+    fitting = _learners_here(plan)
+    room = "not enough for a learner" if fitting == 0 else f"enough for {fitting} learner{'s' if fitting > 1 else ''}"
+    yield "here", f"{size(plan.memory_here)}, which this machine or its container may have: {room} on its cores"
     for island in _islands(plan):
         if not island["fits"]:
             yield "too small", f"{island['island']} has {size(island['memory_limit_bytes'])}"
@@ -720,6 +728,12 @@ def _overlap(left: float, overlap: float) -> str:
     if left < 0:
         return f"a fragment is away for {seconds(overlap - left)}, longer than {seconds(overlap)}"
     return f"{seconds(left)} of {seconds(overlap)} left"
+
+
+def _learners_here(plan: RunPlan) -> int:
+    """How many learners and the syncer have room in the memory of this machine, where its cores compute."""
+    left = plan.memory_here - plan.wanted.shards * plan.memory.shard
+    return max(0, min(plan.wanted.learners, int(left // (plan.memory.island + plan.memory.machine))))
 
 
 def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:

@@ -57,9 +57,11 @@ def plan(
 
     Only the merge is measured, on this machine; everything else is computed.
     """
+    from isthmus.programs.engine.run.room_for_hosts import check_compiler
     from isthmus.programs.wings.plan import plan
     from isthmus.programs.wings.plan.plan import PlanRequest, check, islands_of
     from isthmus.programs.wings.report.page import show_sheet
+    from isthmus.runtime.system.control_groups import memory_most
 
     wanted = PlanRequest(
         parameters,
@@ -82,7 +84,8 @@ def plan(
         steps=steps,
     )
     check(wanted)
-    show_sheet(plan.sheet(plan.plan_of(wanted, plan.measure(wanted))), page, as_json=as_json)
+    check_compiler("Measuring a merge on this machine")
+    show_sheet(plan.sheet(plan.plan_of(wanted, plan.measure(wanted), memory_most())), page, as_json=as_json)
 
 
 def offer(app: typer.Typer) -> None:

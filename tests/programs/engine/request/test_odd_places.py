@@ -6,6 +6,7 @@ import errno
 import os
 import pwd
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.run.room_for_hosts import check_loopback
+from isthmus.programs.engine.run.room_for_hosts import COMPILER, check_compiler, check_loopback
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import cache_folder
 
@@ -144,6 +145,15 @@ def test_a_machine_without_loopback_is_told_so_before_anything_starts(monkeypatc
     monkeypatch.setattr(socket, "create_connection", unreachable)
     with pytest.raises(ConfigError, match=r"Starting x: expected a loopback interface.*Network is unreachable"):
         check_loopback("Starting x")
+
+
+def test_a_machine_without_a_compiler_of_kernels_begins_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_compiler("Starting x")
+    monkeypatch.setitem(sys.modules, COMPILER, None)  # As if it were not installed.
+    with pytest.raises(ConfigError) as refused:
+        check_compiler("Starting x")
+    assert refused.value.faults[0].expected.startswith(COMPILER)
+    assert "isthmus join" in refused.value.faults[0].remedy
 
 
 def test_a_machine_without_room_for_a_socket_is_told_so_before_anything_starts(

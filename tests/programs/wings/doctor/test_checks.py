@@ -27,7 +27,7 @@ from isthmus.programs.wings.doctor.checks import (
 )
 
 SOUND = Facts(
-    versions={"python": "3.11.7", "isthmus": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2"},
+    versions={"python": "3.11.7", "isthmus": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2", "numba": "0.68.1"},
     jax=JaxFacts("cpu", ("cpu",), 0.5),
     devices={"cuda": 0, "tpu": 0},
     usable=None,
@@ -78,6 +78,8 @@ def states(facts: Facts) -> dict[str, str]:
     [
         ({}, {}),
         ({"versions": {**SOUND.versions, "jaxlib": None}}, {"versions": FAILS}),
+        ({"versions": {**SOUND.versions, "numba": None}}, {"versions": NOTE}),
+        ({"versions": {**SOUND.versions, "numba": None, "jax": None}}, {"versions": FAILS}),
         ({"jax": JaxFacts(refusal="no GPU")}, {"devices": FAILS}),
         ({"devices": {"cuda": 4, "tpu": 0}}, {"devices": NOTE}),
         ({"devices": {"cuda": 4, "tpu": 0}, "usable": "cuda", "jax": GPUS}, {"/dev/shm": FAILS}),

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from isthmus.programs.wings.launch import kubernetes
 from isthmus.programs.wings.launch.folder import Launch
 from isthmus.programs.wings.launch.launch_file import LaunchTable
+from isthmus.programs.wings.launch.launching import _write
 from isthmus.runtime.errors import ConfigError, RunError
 from tests.programs.wings.launch.launch_request import request
 
@@ -42,47 +44,89 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[tuple[str, 
 def launch(folder: Path, **changes: object) -> Launch:
     """A launch in a folder with its files."""
     asked = request(**{"table": LaunchTable(image=IMAGE), **changes})
-    for file in kubernetes.ENGINE.files(asked):
-        (folder / file.name).write_text(file.text)
+    _write(kubernetes.ENGINE.files(asked), folder)
     return Launch.of("kubernetes", asked, folder)
 
 
+def document(machine: str, **changes: object) -> Any:
+    return yaml.safe_load(text(f"kubernetes/{machine}.yaml", **changes))
+
+
+def pod(machine: str, **changes: object) -> Any:
+    """The spec of the pods of a machine."""
+    return document(machine, **changes)["spec"]["template"]["spec"]
+
+
+def container(machine: str, **changes: object) -> Any:
+    (only,) = pod(machine, **changes)["containers"]
+    return only
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "kubernetes").iterdir())
+
+
 def test_islands_are_alike_but_for_the_names_of_their_jobs() -> None:
-    manifests = text("kubernetes.yaml", islands=3)
-    assert [line.count("spec: *island") for line in manifests.splitlines()[-2:]] == [1, 1]
-    assert "metadata: {name: demo-island-0, labels: *launch}\n  spec: &island\n" in manifests
-    assert "metadata: {name: demo-island-2, labels: *launch}, spec: *island" in manifests
-    assert "--name $name --until-over --grace 20\n" in manifests
-    assert manifests.count("exec isthmus join") == 1
+    first, last = (text(f"kubernetes/island-{number}.yaml", islands=3) for number in (0, 2))
+    assert first.replace("name: demo-island-0", "name: demo-island-2") == last != first
+    (script,) = container("island-0")["args"]
+    assert "exec isthmus join" in script
+    assert script.endswith("--name $name --until-over --grace 20\n")
 
 
 def test_the_machines_of_an_island_have_their_ranks_from_their_names() -> None:
-    manifests = text("kubernetes.yaml", nodes_per_island=2)
-    assert [f"demo-island-{each}" in manifests for each in ("0-0", "0-1", "1-0", "1-1", "1-2")] == [True] * 4 + [False]
-    assert "--name $name --island ${name%-*} --rank ${name##*-} --size 2 " in manifests
+    files = [file.name for file in kubernetes.ENGINE.files(request(table=LaunchTable(image=IMAGE), nodes_per_island=2))]
+    islands = [name for name in files if "island-" in name]
+    assert islands == [f"kubernetes/island-{each}.yaml" for each in ("0-0", "0-1", "1-0", "1-1")]
+    (script,) = container("island-1-0", nodes_per_island=2)["args"]
+    assert "--name $name --island ${name%-*} --rank ${name##*-} --size 2 " in script
 
 
 def test_pods_have_the_grace_and_ten_seconds_and_no_rights() -> None:
-    manifests = text("kubernetes.yaml", grace=45.5)
-    assert "terminationGracePeriodSeconds: 56," in manifests
-    assert manifests.count("--grace 45.5") == 2
-    for line in ("automountServiceAccountToken: false", "runAsNonRoot: true", "capabilities: {drop: [ALL]}"):
-        assert manifests.count(line) == 1
-    assert manifests.count("<<: *pod\n") == manifests.count("<<: *container\n") == 1
+    for machine in ("home", "island-1"):
+        spec = pod(machine, grace=45.5)
+        assert spec["terminationGracePeriodSeconds"] == 56
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        (each,) = spec["containers"]
+        assert "--grace 45.5" in each["args"][0]
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_resources_go_to_both_and_devices_to_islands() -> None:
-    extra = "nodeSelector: {pool: a}\ntolerations:\n- {operator: Exists}\n"
+    extra = "nodeSelector: {pool: a}\ntolerations:\n- {operator: Exists}\nvolumes: [{name: d, emptyDir: {}}]\n"
     table = LaunchTable(image=IMAGE, cpus=3, memory="4Gi", devices="gpu:4", time="12h", extra=extra)
-    home, island = text("kubernetes.yaml", table=table).split("metadata: {name: demo-island-0")
-    for part in (home, island):
-        assert '"requests": {"cpu": 3, "memory": "4Gi"}' in part
-        assert "\n        nodeSelector: {pool: a}\n        tolerations:\n        - {operator: Exists}\n" in part
-    assert "nvidia.com/gpu" not in home
-    assert '"limits": {"nvidia.com/gpu": 4}' in island
-    assert "activeDeadlineSeconds: 43200" in home
+    for machine in ("home", "island-0"):
+        spec = pod(machine, table=table)
+        assert spec["containers"][0]["resources"]["requests"] == {"cpu": 3, "memory": "4Gi"}
+        assert (spec["nodeSelector"], spec["tolerations"]) == ({"pool": "a"}, [{"operator": "Exists"}])
+        assert [each["name"] for each in spec["volumes"]] == ["work", "launch", "d"]
+        assert document(machine, table=table)["spec"]["activeDeadlineSeconds"] == 43200
+    assert "limits" not in container("home", table=table)["resources"]
+    assert container("island-0", table=table)["resources"]["limits"] == {"nvidia.com/gpu": 4}
     table = LaunchTable(image=IMAGE, devices="example.com/abacus:2")
-    assert '"example.com/abacus": 2' in text("kubernetes.yaml", table=table)
+    assert container("island-0", table=table)["resources"] == {"limits": {"example.com/abacus": 2}}
+
+
+def test_what_is_printed_is_plain_yaml_of_one_document_a_file() -> None:
+    for file in kubernetes.ENGINE.files(request(islands=40, slots_max=40, table=LaunchTable(image=IMAGE))):
+        if not file.name.startswith("kubernetes/"):
+            continue
+        tokens = list(yaml.scan(file.text))
+        odd = (yaml.AnchorToken, yaml.AliasToken, yaml.TagToken, yaml.DocumentStartToken)
+        assert not [each for each in tokens if isinstance(each, odd)]
+        assert "<<" not in file.text
+        flows = [each for each in tokens if isinstance(each, yaml.FlowMappingStartToken | yaml.FlowSequenceStartToken)]
+        assert len(flows) == file.text.count("{}")
+
+
+def test_a_request_that_the_home_prepares_is_settled_there(tmp_path: Path) -> None:
+    table = LaunchTable(image=IMAGE, on_machines=("/opt",))
+    found = {"modules": ("/opt/mine.py",), "is_for_home": True, "table": table}
+    (script,) = container("home", **found)["args"]
+    assert script.index("settle cluster.toml --islands 2\n") < script.index("isthmus daemon")
+    assert "mine.py" not in text("submit.sh", **found)
+    assert "settle" not in container("home")["args"][0]
 
 
 def test_own_code_goes_into_the_config_map_by_its_name(tmp_path: Path) -> None:
@@ -94,10 +138,9 @@ def test_own_code_goes_into_the_config_map_by_its_name(tmp_path: Path) -> None:
     for name in ("machine.toml", "island.toml"):
         assert 'modules = ["mine.py"]' in text(name, **changes)
     assert "--from-file=island.toml --from-file=mine.py" in text("submit.sh", **changes)
-    island = text("kubernetes.yaml", **changes).split("&island")[1]
-    assert "configMap" in island
-    assert "--config island.toml" in island
-    assert "configMap" not in text("kubernetes.yaml").split("&island")[1]
+    assert {"configMap": {"name": "demo"}} in pod("island-0", **changes)["volumes"][1]["projected"]["sources"]
+    assert "--config island.toml" in container("island-0", **changes)["args"][0]
+    assert "configMap" not in text("kubernetes/island-0.yaml")
 
 
 def test_secrets_are_made_by_commands_and_printed_nowhere() -> None:
@@ -117,6 +160,8 @@ def test_secrets_are_made_by_commands_and_printed_nowhere() -> None:
         ({"image": IMAGE, "devices": "gpu:a100:8"}, "'gpu:a100:8'"),
         ({"image": IMAGE, "time": "a while"}, "'a while'"),
         ({"image": IMAGE, "files": ("/",)}, "/"),
+        ({"image": IMAGE, "extra": "hostname: other"}, '"other"'),
+        ({"image": IMAGE, "extra": "volumes: [{name: launch, emptyDir: {}}]"}, '{"name": "launch", "emptyDir": {}}'),
         ({"image": IMAGE, "files": ("cluster.toml",)}, "cluster.toml"),
     ],
 )
@@ -182,25 +227,49 @@ def test_scale_adds_jobs_that_the_home_owns_and_takes_the_last_ones(
     there = [{"metadata": {"name": f"demo-{name}"}} for name in ("home", "island-0", "island-1")]
     asked = answers(monkeypatch, lambda words: (0, json.dumps({"items": there}) if "-l" in words else "OWNER", ""))
     note = launch(tmp_path)
-    printed = (tmp_path / "kubernetes.yaml").read_text()
     kubernetes.ENGINE.scale(note, 4)
-    text_of_four = (tmp_path / "kubernetes.yaml").read_text()
-    assert text_of_four.startswith(printed)
-    assert text_of_four.count("spec: *island") == 3
+    assert names(tmp_path) == ["claim", "home", "island-0", "island-1", "island-2", "island-3", "service"]
+    for number in (2, 3):
+        made = yaml.safe_load((tmp_path / f"kubernetes/island-{number}.yaml").read_text())
+        assert made == document(f"island-{number}", islands=4)
+    applied = [words for words in asked if words[1] == "apply"]
+    assert applied == [
+        ("kubectl", "apply", *(w for n in (2, 3) for w in ("-f", f"{tmp_path}/kubernetes/island-{n}.yaml")))
+    ]
     assert ("kubectl", "patch", "job/demo-island-2", "job/demo-island-3", "-p", "OWNER") in asked
     asked.clear()
     kubernetes.ENGINE.scale(note, 1)
-    assert (tmp_path / "kubernetes.yaml").read_text().count("spec: *island") == 0
     assert asked[-1] == ("kubectl", "delete", "job", "demo-island-1")
+    assert "island-1" not in names(tmp_path)
 
 
 def test_a_scale_that_is_refused_changes_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers(monkeypatch, lambda words: (0, '{"items": []}', "") if "-l" in words else (1, "", "forbidden"))
     note = launch(tmp_path)
-    printed = (tmp_path / "kubernetes.yaml").read_text()
     with pytest.raises(ConfigError, match="forbidden"):
         kubernetes.ENGINE.scale(note, 3)
-    assert (tmp_path / "kubernetes.yaml").read_text() == printed
+    assert names(tmp_path) == ["claim", "home", "island-0", "island-1", "service"]
+
+
+def test_a_manifest_that_was_changed_is_the_pattern_of_further_islands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers(monkeypatch, lambda words: (0, '{"items": []}', "") if "-l" in words else (0, "", ""))
+    note, first = launch(tmp_path), tmp_path / "kubernetes" / "island-0.yaml"
+    first.write_text(first.read_text().replace("runAsUser: 1000", "runAsUser: 4000"))
+    kubernetes.ENGINE.scale(note, 3)
+    assert "runAsUser: 4000" in (tmp_path / "kubernetes" / "island-2.yaml").read_text()
+    first.write_text(first.read_text().replace("name: demo-island-0", "name: other"))
+    with pytest.raises(ConfigError) as refused:
+        kubernetes.ENGINE.scale(note, 4)
+    assert "pattern" in refused.value.faults[0].remedy
+
+
+def test_a_launch_of_fewer_islands_leaves_no_manifest_of_the_former(tmp_path: Path) -> None:
+    launch(tmp_path, islands=3)
+    (tmp_path / "kubernetes" / "mine.yaml").write_text("# Mine.\n")
+    launch(tmp_path, islands=1)
+    assert names(tmp_path) == ["claim", "home", "island-0", "mine", "service"]
 
 
 def test_a_submission_that_is_refused_frees_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -263,6 +332,6 @@ def test_the_claim_of_a_run_that_is_over_is_reached_by_a_pod(monkeypatch: pytest
 
 
 def test_down_says_what_it_could_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers(monkeypatch, lambda words: (1, "", "forbidden") if "delete" in words else (0, "", ""))
+    answers(monkeypatch, lambda words: (1, "", "forbidden") if "delete" in words else (0, '{"items": []}', ""))
     with pytest.raises(RunError, match="forbidden"):
         kubernetes.ENGINE.down(launch(tmp_path))

@@ -18,7 +18,6 @@ from isthmus.programs.wings.launch.launch_file import LaunchTable, home_table
 from isthmus.runtime.errors import ConfigError, Fault
 from tests.programs.wings.launch.launch_request import request
 
-LINES_MAX = 80
 Say = Callable[..., list[tuple[str, ...]]]
 
 
@@ -62,6 +61,8 @@ def test_the_plan_has_the_request_and_todays_commands() -> None:
     assert found["daemon"].endswith("--run-dir run --resume-or-start --until-over --grace 45.5")
     assert found["join"].endswith("--name {name} --until-over --grace 45.5")
     assert "--count 16 --for island- " in found["invite"]
+    assert found["settle"] == ""
+    assert plan(is_for_home=True)["settle"] == "isthmus launch settle cluster.toml --islands 2"
 
 
 def test_an_island_of_several_nodes_says_which_part_each_is() -> None:
@@ -99,14 +100,42 @@ def test_your_own_files_travel_and_lie_above_the_folders_of_machines(tmp_path: P
     assert [(file.name, file.text) for file in files[1:]] == [("mine.py", "task = 1\n"), ("words.txt", "a b\n")]
 
 
-def test_the_file_is_short_and_sound_whatever_stands_in_it() -> None:
+def test_the_file_is_sound_whatever_stands_in_it() -> None:
     odd = {"run": {"tokens": 100}, "task": {"note": 'a "quoted" \\ text\nof """ two lines', "width": 64}}
     for changes in ({}, {"sections": odd}):
         (file,) = ray.ENGINE.files(request(**changes))
-        assert file.text.count("\n") <= LINES_MAX
         assert not file.is_secret
     assert plan(sections=odd)["cluster"] == home_table("{address}") + request(sections=odd).run_text
     assert file.name in ray.ENGINE.by_hand(request())
+
+
+@pytest.mark.parametrize(
+    ("extra", "where", "remedy"),
+    [
+        ("num_cpus=3,", ", num_cpus", "launch.cpus"),
+        ("num_gpus=1,", ", num_gpus", "launch.devices"),
+        ("memory=5,", ", memory", "launch.memory"),
+        ("max_restarts=0,", ", max_restarts", "Leave it out"),
+        ("name='x',", ", name", "Leave it out"),
+        ('resources={"GPU": 1, "tape": 1},', ", resources", "launch.devices"),
+        ('runtime_env={"working_dir": "."},', ", runtime_env", "launch.files"),
+        ("num retries", "", "runtime_env="),
+        ("3, 4", "", "runtime_env="),
+        ("**more", "", "runtime_env="),
+        ("a=1, a=2", "", "runtime_env="),
+        ("a=1), dict(", "", "runtime_env="),
+    ],
+)
+def test_what_contradicts_the_options_of_actors_is_refused_by_name(
+    tmp_path: Path, extra: str, where: str, remedy: str
+) -> None:
+    (tmp_path / "words.txt").write_text("a b\n")
+    table = LaunchTable(extra=extra, files=(f"{tmp_path}/words.txt",))
+    (fault,) = faults(table=table)
+    assert fault.action == f"Reading launch.extra{where}"
+    assert remedy in fault.remedy
+    with pytest.raises(ConfigError):
+        plan(table=table)
 
 
 def test_what_ray_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -150,7 +179,9 @@ def test_a_launch_is_what_its_file_says(say: Say, tmp_path: Path) -> None:
     say("")
     ray.ENGINE.submit(launch)
     ray.ENGINE.scale(launch, 3)
-    ray.ENGINE.down(launch)
+    say(json.dumps({"end": "interrupted\non 10.0.0.1: ~/isthmus/demo/home", "machines": {"home": home}}))
+    left = ray.ENGINE.down(launch)
+    assert ([each.name for each in left.machines], left.outcome, left.has_home) == (["home"], "interrupted", True)
     assert asked[-3:] == [("demo-on-ray.py",), ("demo-on-ray.py", "scale", "3"), ("demo-on-ray.py", "down")]
     say(status=1, error="demo is over, or was not launched here\n")
     with pytest.raises(ConfigError, match="demo is over"):

@@ -64,6 +64,70 @@ def test_resources_go_to_both_and_devices_to_islands() -> None:
     assert home.index("#SBATCH --requeue") < home.index("\nmodule load x\n") < home.index("\nexport PATH")
 
 
+def test_options_of_sbatch_stand_before_commands_and_devices_are_joined() -> None:
+    """Slurm reads no option behind a command, and of two options for devices the last one only."""
+    extra = 'module load x\n#SBATCH --account=mine -C "a b"  # why\n#SBATCH --gres=nvme:1 --exclusive\n'
+    home, island = scripts(table=LaunchTable(devices="gpu:4", extra=extra))
+    for text in (home, island):
+        assert text.rindex("#SBATCH") < text.index("\nmodule load x\n")
+        assert '\n#SBATCH --account=mine -C "a b"  # why\n#SBATCH --exclusive\n' in text
+        assert text.count("--gres") == 1
+    assert "--gres=nvme:1" in home
+    assert "--gres=gpu:4,nvme:1" in island
+
+
+@pytest.mark.parametrize(
+    ("extra", "where", "remedy"),
+    [
+        ("#SBATCH --partition=high", ", --partition", "launch.partition"),
+        ("#SBATCH -p high", ", --partition", "launch.partition"),
+        ("#SBATCH --mem 5G", ", --mem", "launch.memory"),
+        ("#SBATCH --job-name=x", ", --job-name", "Rename the file"),
+        ("#SBATCH -Jx", ", --job-name", "Rename the file"),
+        ("#SBATCH -a 0-3", ", --array", "--islands"),
+        ("#SBATCH --no-requeue", ", --no-requeue", "Leave it out"),
+        ("#SBATCH --comment=x", ", --comment", "Leave it out"),
+        ("#SBATCH module load x", ", '#SBATCH module load x'", "lines of their own"),
+        ("#SBATCH --account='x", ', "#SBATCH --account=\'x"', "quotes"),
+    ],
+)
+def test_what_contradicts_the_scripts_is_refused_by_name(
+    answers: Answers, tmp_path: Path, extra: str, where: str, remedy: str
+) -> None:
+    table = LaunchTable(partition="low", memory="4G", invite_by="env", extra=extra)
+    (fault,) = slurm.ENGINE.faults(request(table=table), tmp_path)
+    assert fault.action == f"Reading launch.extra{where}"
+    assert remedy in fault.remedy
+    with pytest.raises(ConfigError):
+        scripts(table=table)
+    assert scripts(table=LaunchTable(partition="high", extra="#SBATCH -p high"))
+
+
+@pytest.mark.process
+def test_steps_are_started_in_a_container_by_the_function_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "slurm.md").read_text()
+    (function,) = [block for block in page.split('"""') if "srun() {" in block]
+    for name in ("srun", "apptainer"):
+        path = tmp_path / name
+        path.write_text('#!/bin/sh\nprintf "%s|" "${0##*/}" "$@"; echo\nwhile [ "${1#-}" != "$1" ]; do shift; done\n')
+        path.chmod(0o755)
+    home, _ = scripts(table=LaunchTable(cpus=3, extra=function))
+    assert home.index("srun() {") < home.index("srun --cpus-per-task=3 isthmus daemon")
+    script = f"{function}\nsrun --cpus-per-task=3 bash -c 'x \"$@\"' 'a b' --grace 20"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    words = done.stdout.strip().split("|")[:-1]
+    assert words[:4] == ["srun", "--cpus-per-task=3", "apptainer", "exec"]
+    assert words[-6:] == ["bash", "-c", 'x "$@"', "a b", "--grace", "20"]
+    assert f"{tmp_path},/scratch/data:/data" in words
+
+
 def test_an_island_of_several_nodes_is_one_element() -> None:
     _, island = scripts(nodes_per_island=4)
     assert "--array=0-1 --nodes=4\n" in island
@@ -194,6 +258,52 @@ def test_a_wrong_request_is_refused_with_everything_that_is_wrong(typed: Callabl
     assert [path.name for path in tmp_path.iterdir()] == ["demo.toml"]
     done = typed(tmp_path, "launch", "slurm", "demo.toml", "--learners", "3")
     assert (done.exit_code, "--islands in its place" in done.stderr) == (2, True)
+
+
+ON_MACHINES = """
+[run]
+tokens = 1000000
+[task]
+data = ["/nowhere/data"]
+[launch]
+on_machines = ["/nowhere"]
+"""
+
+
+def test_what_only_machines_have_is_not_looked_for_and_what_is_beside_it_is(
+    typed: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "there.toml").write_text(ON_MACHINES)
+    words = ("launch", "slurm", "there.toml", "--islands", "2", "--print", "--to", "here")
+    done = typed(tmp_path, *words, "--set", "task.lr=1e-3")
+    assert done.exit_code == 0, done.stderr
+    home = (tmp_path / "here" / "home.sh").read_text()
+    assert home.index("srun isthmus launch settle cluster.toml --islands 2 &&\n") < home.index("isthmus invite")
+    text = (tmp_path / "here" / "run.toml").read_text()
+    assert '\ndata = ["/nowhere/data"]\nlr = 0.001\n' in text
+    assert "batch" not in text
+    (tmp_path / "there.toml").write_text(ON_MACHINES.replace("/nowhere/data", "/nowhere2/data"))
+    done = typed(tmp_path, *words, "--set", "task.layrs=3", "--set", "run.slots_max=0")
+    assert done.exit_code == 2
+    for each in ("found nothing at /nowhere2/data", "launch.on_machines", "Did you mean 'layers'?", "run.slots_max"):
+        assert each in done.stderr
+
+
+def test_the_home_settles_what_follows_from_the_number_of_islands(typed: Callable[..., Result], tmp_path: Path) -> None:
+    """As it does where the request is prepared at its launch, which is compared with."""
+    (tmp_path / "demo.toml").write_text(FILE)
+    typed(tmp_path, "launch", "slurm", "demo.toml", "--islands", "3", "--print", "--to", "here")
+    there = '[keys]\nsecret = "home.key"\n\n'
+    path = tmp_path / "cluster.toml"
+    path.write_text(there + FILE)
+    done = typed(tmp_path, "launch", "settle", "cluster.toml", "--islands", "3")
+    assert done.exit_code == 0, done.stderr
+    expected = there + (tmp_path / "here" / "run.toml").read_text()
+    assert path.read_text() == expected
+    assert typed(tmp_path, "launch", "settle", "cluster.toml", "--islands", "3").exit_code == 0
+    assert path.read_text() == expected
+    done = typed(tmp_path, "launch", "settle", "cluster.toml", "--islands", "17")
+    assert (done.exit_code, path.read_text()) == (2, expected)
 
 
 def test_printing_leaves_nothing_and_to_a_folder_all(typed: Callable[..., Result], tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ def test_a_fragment_is_away_for_a_round_trip_and_a_fifth_of_the_interval_at_most
 
 
 def test_a_plan_says_so_where_it_was_asked_for() -> None:
-    plan = plan_of(PlanRequest(1e6, 2, 1.0, via_every=0.5), RATES)
+    plan = plan_of(PlanRequest(1e6, 2, 1.0, via_every=0.5), RATES, 1 << 30)
     assert plan.bucket is not None
     found = sheet(plan).data["bucket"]
     assert found["writes"] == plan.bucket.writes > 14_400
-    assert sheet(plan_of(PlanRequest(1e6, 2, 1.0), RATES)).data["bucket"] is None
+    assert sheet(plan_of(PlanRequest(1e6, 2, 1.0), RATES, 1 << 30)).data["bucket"] is None
     with pytest.raises(ConfigError, match="--via-every"):
         check(PlanRequest(1e6, 2, 1.0, via_every=60.0))
