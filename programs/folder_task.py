@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import DataError, TokenIds
 from isthmus.ops.data.held_out_sets import text_sets
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.language_model import (
     COUNT,
@@ -208,7 +208,7 @@ def task(
     steps = {"peak": peak, "weight_decay": weight_decay, "clip": clip}
     make = partial(_in_torch, adapters=adapters) if facts.framework == TORCH else _in_jax
     return make(
-        Path(folder), windows, terms, steps, dtype=dtype, schedule=Schedule(warmup, schedule), checkpoint=checkpoint
+        Path(folder), windows, terms, steps, dtype=dtype, schedule=RateSchedule(warmup, schedule), checkpoint=checkpoint
     )
 
 
@@ -245,7 +245,7 @@ def _in_jax(
     steps: Mapping[str, float],
     *,
     dtype: str | None,
-    schedule: Schedule,
+    schedule: RateSchedule,
     checkpoint: bool,
 ) -> AnyTask:
     """The task by our own transformer: leaves have the folder's names, and its dtype each."""
@@ -277,7 +277,7 @@ def _in_torch(
     steps: Mapping[str, float],
     *,
     dtype: str | None,
-    schedule: Schedule,
+    schedule: RateSchedule,
     checkpoint: bool,
     adapters: Adapters | None,
 ) -> AnyTask:

@@ -31,7 +31,7 @@ from isthmus.ops.data.held_out_sets import text_sets
 from isthmus.ops.data.shards import PathWindows, ShardedWindows
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
 from isthmus.ops.gang.mesh_stages import microbatches_of
-from isthmus.ops.island.schedule import Schedule, ScheduleName
+from isthmus.ops.island.schedule import RateSchedule, ScheduleName
 from isthmus.programs.evaluations import RunSize, SetsSetting, WindowsSetting, windows_default
 from isthmus.programs.reading.forms import check_bytes
 from isthmus.programs.reading.found import find, find_set
@@ -282,7 +282,7 @@ def task(
         loss,
         windows.batch,
         tokens_per_batch=sequences * context if isinstance(sequences, int) else tuple(n * context for n in sequences),
-        optimizer=_optimizer(optimizer, rate, Schedule(warmup, schedule), weight_decay, clip),
+        optimizer=_optimizer(optimizer, rate, RateSchedule(warmup, schedule), weight_decay, clip),
         evaluation=windows.evaluation_batches,
         extract=windows.extract,
         sets=held_out,
@@ -306,7 +306,7 @@ def _functions(config: ModelConfig) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=4)
-def _optimizer(name: str, peak: float, schedule: Schedule, weight_decay: float, clip: float) -> Any:
+def _optimizer(name: str, peak: float, schedule: RateSchedule, weight_decay: float, clip: float) -> Any:
     from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.island import optimizer, schedule
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.ops.kernels import averaging
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.command.config import MODELS
@@ -99,7 +99,7 @@ def test_what_the_plain_loop_says_again_is_what_programs_do() -> None:
     own = schedule.BETA_1, schedule.BETA_2, optimizer.BETA_MUON, optimizer.RMS_MUON
     assert tuple(gap.DEFAULTS[name] for name in ("b1", "b2", "mu", "rms")) == own
     for progress in (0.0, 0.1, 0.2, 0.5, 1.0):
-        rate = optimizer.learning_rate(progress, peak=gap.DEFAULTS["lr"], schedule=Schedule(gap.DEFAULTS["warm"]))
+        rate = optimizer.learning_rate(progress, peak=gap.DEFAULTS["lr"], schedule=RateSchedule(gap.DEFAULTS["warm"]))
         assert gap.learning_rate(gap.DEFAULTS, progress) == pytest.approx(float(rate), rel=1e-5)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE, Schedule
+from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE, RateSchedule
 
 NORM = "norm"
 """How the path of a norm ends."""
@@ -30,7 +30,7 @@ RMS_MUON: Final = 0.2
 so that one learning rate and one weight decay serve both."""
 
 
-def learning_rate(progress: jax.Array | float, *, peak: float, schedule: Schedule) -> jax.Array:
+def learning_rate(progress: jax.Array | float, *, peak: float, schedule: RateSchedule) -> jax.Array:
     """The learning rate (float32) at `progress` in [0, 1]: `peak` times `schedule.share`, traced."""
     warmup, begin = schedule.warmup, schedule.falls_from
     progress = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
@@ -41,7 +41,7 @@ def learning_rate(progress: jax.Array | float, *, peak: float, schedule: Schedul
     return peak * share
 
 
-def scale_by_progress(*, peak: float, schedule: Schedule) -> optax.GradientTransformationExtraArgs:
+def scale_by_progress(*, peak: float, schedule: RateSchedule) -> optax.GradientTransformationExtraArgs:
     """Multiplies updates by minus `learning_rate(progress)`; its `update` needs the keyword `progress`. No state."""
 
     def update(
@@ -65,7 +65,7 @@ def is_matrix(params: optax.Params) -> Any:
 
 
 def adamw(
-    *, peak: float, schedule: Schedule, weight_decay: float, clip: float
+    *, peak: float, schedule: RateSchedule, weight_decay: float, clip: float
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) with betas (0.9, 0.95) and eps 1e-8, with decay on matrices only.
 
@@ -76,7 +76,7 @@ def adamw(
 
 
 def muon(
-    *, peak: float, schedule: Schedule, weight_decay: float, clip: float, is_hidden: Callable[[Any], Any]
+    *, peak: float, schedule: RateSchedule, weight_decay: float, clip: float, is_hidden: Callable[[Any], Any]
 ) -> optax.GradientTransformationExtraArgs:
     """Muon for the tensors that `is_hidden(params)` marks, and AdamW for the others; decay, clipping and learning rate
     as `adamw` has them.
@@ -107,7 +107,7 @@ def _scale_by_muon() -> optax.GradientTransformation:
 
 
 def _scheduled(
-    scaling: Any, peak: float, schedule: Schedule, weight_decay: float, clip: float
+    scaling: Any, peak: float, schedule: RateSchedule, weight_decay: float, clip: float
 ) -> optax.GradientTransformationExtraArgs:
     return optax.chain(
         optax.clip_by_global_norm(clip),

@@ -21,7 +21,7 @@ ScheduleName: TypeAlias = Literal["cosine", "constant"]
 
 
 @final
-class Schedule(NamedTuple):
+class RateSchedule(NamedTuple):
     """How the learning rate goes with progress: up to its peak on a line within `warmup` (0 <= warmup < 1), then down
     to FINAL_SHARE of it, along half a cosine; or, 'constant', on a line within the last COOLDOWN.
 

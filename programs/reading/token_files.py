@@ -41,7 +41,7 @@ import xxhash
 from isthmus.ops.data.corpus import KEY_TOKENS, READING, Corpus, CorpusFile, DataError, TokenIds, key_by, split_of_one
 from isthmus.ops.island.heap import give_back
 from isthmus.programs.reading.found import described
-from isthmus.programs.reading.token_progress import TokenProgress, tell
+from isthmus.programs.reading.token_progress import MakingProgress, tell
 from isthmus.runtime.system.files import cache_path
 from isthmus.runtime.system.locks import FileLock, alone, holder_of, share
 from isthmus.runtime.system.refusals import NO_ROOM, is_absent, reason, remedy
@@ -141,7 +141,7 @@ class TokenWriter:
                 self._widen(self._kinds[1] if narrow else self._kinds[2])
         self._write(ids.astype(self._kind, copy=False).tobytes(), self._written * self._kind.itemsize)
         self._written += len(ids)
-        tell(TokenProgress(self._written, len(self._sizes), self.files))
+        tell(MakingProgress(self._written, len(self._sizes), self.files))
 
     def end_file(self) -> None:
         """What follows is of the next file."""
@@ -287,7 +287,7 @@ def _found_or_made(name: str, make: Make, vocabulary: int) -> TokenFile:
                 return file
             if (size := _size(_partial(path))) != progress:
                 progress, since = size, time.monotonic()
-            tell(TokenProgress(elsewhere_bytes=size))
+            tell(MakingProgress(elsewhere_bytes=size))
             if time.monotonic() - since > STUCK_SECONDS:
                 why = f"another process makes them in {path.parent}, and has written nothing for {STUCK_SECONDS:.0f} s"
                 return _apart(make, vocabulary, why)

@@ -15,7 +15,7 @@ PAUSE_NS: Final = 500_000_000
 
 
 @final
-class TokenProgress(NamedTuple):
+class MakingProgress(NamedTuple):
     """The tokens made so far, and of how many of the `files` all are; or, where another process makes them, the bytes
     that it has written."""
 
@@ -25,7 +25,7 @@ class TokenProgress(NamedTuple):
     elsewhere_bytes: int | None = None
 
 
-Tell: TypeAlias = Callable[[TokenProgress], object]
+Tell: TypeAlias = Callable[[MakingProgress], object]
 
 _tell: Tell | None = None
 _told_ns = 0
@@ -42,7 +42,7 @@ def told_by(tell: Tell) -> Iterator[None]:
         _tell = before
 
 
-def tell(progress: TokenProgress) -> None:
+def tell(progress: MakingProgress) -> None:
     """Tell it, if somebody waits, and was told nothing for a while."""
     global _told_ns
     if _tell is not None and (now := time.monotonic_ns()) - _told_ns >= PAUSE_NS:

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.island.optimizer import adamw
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.job import Job
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
@@ -124,7 +124,7 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
 )
 def test_nothing_depends_on_how_long_anything_takes(world: Worlds, name: str) -> None:
     """With an optimizer that follows the run's progress, of which learners hear by messages, and codes both ways."""
-    scheduled = task(adamw(peak=1e-2, schedule=Schedule(0.1), weight_decay=0.1, clip=1.0))
+    scheduled = task(adamw(peak=1e-2, schedule=RateSchedule(0.1), weight_decay=0.1, clip=1.0))
     coded = {"push": "int4", "update": "int4"} if name in WITH_OUTER_STEPS else {}
     program = Program(name, **SETTINGS.get(name, {}), **coded)
     calm = world.run(program, task=scheduled, learners=3, steps=24, jitter=0.0)

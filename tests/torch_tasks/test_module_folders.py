@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from isthmus.ops.data.batches import At, tokens_in
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.optimizer import adamw, learning_rate
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.ops.island.torch_optimizer import ClippedAdamW
 from isthmus.programs.engine.request.request import find_task
 from isthmus.programs.engine.request.slot_tasks import SlotTasks
@@ -152,7 +152,7 @@ def test_the_optimizer_is_that_of_jax() -> None:
 
     values = {"weight": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32), "bias": np.array([0.3, -0.1], np.float32)}
     settings = {"peak": 0.01, "weight_decay": 0.1, "clip": 0.5}
-    in_jax = adamw(schedule=Schedule(0.2), **settings)
+    in_jax = adamw(schedule=RateSchedule(0.2), **settings)
     params = {name: jnp.asarray(each) for name, each in values.items()}
     state = in_jax.init(params)
     module = torch.nn.Linear(2, 2)
@@ -166,17 +166,17 @@ def test_the_optimizer_is_that_of_jax() -> None:
         updates, state = in_jax.update({k: jnp.asarray(v) for k, v in grads.items()}, state, params, progress=progress)
         params = {name: params[name] + updates[name] for name in params}
         for group in in_torch.param_groups:
-            group["lr"] = settings["peak"] * Schedule(0.2).share(progress)
+            group["lr"] = settings["peak"] * RateSchedule(0.2).share(progress)
         for name, each in grads.items():
             getattr(module, name).grad = torch.from_numpy(each.copy())
         in_torch.step()
         for name in values:
             np.testing.assert_allclose(getattr(module, name).detach(), params[name], rtol=2e-6, atol=1e-7)
     for progress in np.linspace(-0.1, 1.1, 25):
-        rate = float(learning_rate(progress, peak=1.0, schedule=Schedule(0.2)))
-        assert Schedule(0.2).share(progress) == pytest.approx(rate, abs=1e-6)
-        assert Schedule(0.0).share(progress) == pytest.approx(
-            float(learning_rate(progress, peak=1.0, schedule=Schedule(0.0)))
+        rate = float(learning_rate(progress, peak=1.0, schedule=RateSchedule(0.2)))
+        assert RateSchedule(0.2).share(progress) == pytest.approx(rate, abs=1e-6)
+        assert RateSchedule(0.0).share(progress) == pytest.approx(
+            float(learning_rate(progress, peak=1.0, schedule=RateSchedule(0.0)))
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from isthmus.programs.engine.results.words import decimal, percent, size, whole
 from isthmus.programs.reading.row_forms import ONE_OF
 from isthmus.programs.reading.table import EPOCHS_MAX, MARKS, PREFIXES, DataTable, has_texts
-from isthmus.programs.reading.token_progress import TokenProgress
+from isthmus.programs.reading.token_progress import MakingProgress
 
 
 class DataRow(NamedTuple):
@@ -114,7 +114,7 @@ def _by_kind(tokens_by_kind: Mapping[str, int]) -> Iterator[str]:
         yield f"{whole(len(others))} others: {whole(sum(tokens for _, tokens in others))}"
 
 
-def progress_words(progress: TokenProgress) -> str:
+def progress_words(progress: MakingProgress) -> str:
     """How far the tokens of the data are."""
     if progress.elsewhere_bytes is not None:
         return f"another process makes the tokens of the data, {size(progress.elsewhere_bytes)} of them so far"

@@ -36,7 +36,7 @@ from isthmus.programs.engine.request.environment import compute_anywhere, comput
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG
 from isthmus.programs.engine.run.order import Order
-from isthmus.programs.reading.token_progress import TokenProgress, told_by
+from isthmus.programs.reading.token_progress import MakingProgress, told_by
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.lines import ProcessLine
@@ -60,11 +60,11 @@ _DAEMON: Final = "isthmus.programs.engine.run.daemon_process"
 _DIED: Final = "the process that prepared the request died"
 _PROGRESS: Final = "progress"
 """The only key of a message that is no answer yet."""
-_listeners: Final[list[Callable[[TokenProgress], object]]] = []
+_listeners: Final[list[Callable[[MakingProgress], object]]] = []
 
 
 @contextmanager
-def listening(listener: Callable[[TokenProgress], object]) -> Iterator[None]:
+def listening(listener: Callable[[MakingProgress], object]) -> Iterator[None]:
     """Have `listener` called, in this block, with how far the data of a request are that is prepared."""
     _listeners.append(listener)
     try:
@@ -73,7 +73,7 @@ def listening(listener: Callable[[TokenProgress], object]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def _pass_on(progress: TokenProgress) -> None:
+def _pass_on(progress: MakingProgress) -> None:
     for listener in _listeners:
         listener(progress)
 
@@ -121,7 +121,7 @@ def _answer_on(line: ProcessLine, pid: int, watch: int, interrupted: Interrupts)
             for message in line.hear():
                 if _PROGRESS not in message:
                     return message
-                _pass_on(TokenProgress(**message[_PROGRESS]))
+                _pass_on(MakingProgress(**message[_PROGRESS]))
         elif watch in able:
             kill_session(pid)
             watched = [line]

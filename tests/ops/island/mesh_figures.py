@@ -20,7 +20,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import norms
 from isthmus.programs.wings.data_parallel.jax_gradients import GradientLearner
@@ -50,7 +50,7 @@ def loss(params: Any, batch: Any) -> Any:
 class LanguageTask:
     """A model of the next token by the one before it, on random tokens."""
 
-    optimizer = adamw(peak=0.006, schedule=Schedule(0.2), weight_decay=0.1, clip=1.0)
+    optimizer = adamw(peak=0.006, schedule=RateSchedule(0.2), weight_decay=0.1, clip=1.0)
 
     def recipe(self) -> Recipe:
         optimizer = self.optimizer
@@ -65,7 +65,7 @@ class MuonTask(LanguageTask):
 
     optimizer = muon(
         peak=0.006,
-        schedule=Schedule(0.2),
+        schedule=RateSchedule(0.2),
         weight_decay=0.1,
         clip=1.0,
         is_hidden=lambda tree: {name: name == "hidden" for name in tree},

@@ -22,7 +22,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
-from isthmus.ops.island.schedule import Schedule
+from isthmus.ops.island.schedule import RateSchedule
 from isthmus.ops.model_config import ModelConfig, Routing
 from isthmus.runtime.host.contract import IslandDevices
 from tests.ops.bodies import Spec
@@ -31,7 +31,7 @@ from tests.ops.island.mesh_figures import COMPILED, arrays, bytes_on, codes_agre
 
 STEPS: Final = 20
 CONFIG: Final = ModelConfig(layers=4, stacked=True, microbatches=4)
-RATES: Final = {"peak": 0.006, "schedule": Schedule(0.2), "weight_decay": 0.1, "clip": 1.0}
+RATES: Final = {"peak": 0.006, "schedule": RateSchedule(0.2), "weight_decay": 0.1, "clip": 1.0}
 OPTIMIZERS: Final[dict[str, Any]] = {
     "sgd": optax.sgd(0.1, momentum=0.9),
     "adamw": adamw(**RATES),

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from isthmus.ops.island.optimizer import adamw, is_matrix, learning_rate, muon
-from isthmus.ops.island.schedule import Schedule, ScheduleName
+from isthmus.ops.island.schedule import RateSchedule, ScheduleName
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,18 @@ from isthmus.ops.island.schedule import Schedule, ScheduleName
     ],
 )
 def test_schedule(progress: float, share: float) -> None:
-    rate = learning_rate(jnp.float32(progress), peak=0.006, schedule=Schedule(0.05))
+    rate = learning_rate(jnp.float32(progress), peak=0.006, schedule=RateSchedule(0.05))
     assert rate.dtype == jnp.float32
     assert float(rate) == pytest.approx(0.006 * share, rel=1e-5, abs=1e-9)
 
 
 def test_schedule_without_warmup_begins_at_its_peak() -> None:
-    assert float(learning_rate(0.0, peak=0.5, schedule=Schedule(0.0))) == 0.5
-    assert float(learning_rate(1.0, peak=0.5, schedule=Schedule(0.0))) == pytest.approx(0.025)
+    assert float(learning_rate(0.0, peak=0.5, schedule=RateSchedule(0.0))) == 0.5
+    assert float(learning_rate(1.0, peak=0.5, schedule=RateSchedule(0.0))) == pytest.approx(0.025)
 
 
 def test_schedule_never_leaves_its_range_and_falls_after_the_warmup() -> None:
-    rates = np.asarray(learning_rate(jnp.linspace(0.05, 1.0, 400), peak=1.0, schedule=Schedule(0.05)))
+    rates = np.asarray(learning_rate(jnp.linspace(0.05, 1.0, 400), peak=1.0, schedule=RateSchedule(0.05)))
     assert np.all(np.diff(rates) <= 0)
     assert rates[0] == pytest.approx(1.0)
     assert rates.min() >= 0.05 - 1e-6
@@ -49,7 +49,7 @@ def test_schedule_never_leaves_its_range_and_falls_after_the_warmup() -> None:
     [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0), (0.9, 1.0), (0.95, 0.05 + 0.95 / 2), (1.0, 0.05), (1.2, 0.05)],
 )
 def test_a_constant_rate_falls_in_the_last_tenth(progress: float, share: float) -> None:
-    schedule = Schedule(0.1, "constant")
+    schedule = RateSchedule(0.1, "constant")
     assert schedule.share(progress) == pytest.approx(share, rel=1e-9, abs=1e-12)
     assert float(learning_rate(progress, peak=0.006, schedule=schedule)) == pytest.approx(0.006 * share, rel=1e-5)
 
@@ -57,7 +57,7 @@ def test_a_constant_rate_falls_in_the_last_tenth(progress: float, share: float) 
 @pytest.mark.parametrize("name", ["cosine", "constant"])
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.97])
 def test_a_schedule_is_the_same_traced_and_not(name: ScheduleName, warmup: float) -> None:
-    schedule, places = Schedule(warmup, name), np.linspace(-0.1, 1.1, 61)
+    schedule, places = RateSchedule(warmup, name), np.linspace(-0.1, 1.1, 61)
     traced = np.asarray(learning_rate(jnp.asarray(places, jnp.float32), peak=1.0, schedule=schedule))
     assert traced == pytest.approx([schedule.share(place) for place in places], abs=2e-5)
 
@@ -74,7 +74,7 @@ def test_three_steps_are_the_closed_form() -> None:
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(3, 2)), "b": rng.normal(size=2)}
     gradients = [{"w": rng.normal(size=(3, 2)) * size, "b": rng.normal(size=2) * size} for size in (4.0, 0.1, 1.0)]
-    transformation = adamw(peak=0.01, schedule=Schedule(0.1), weight_decay=0.3, clip=1.0)
+    transformation = adamw(peak=0.01, schedule=RateSchedule(0.1), weight_decay=0.3, clip=1.0)
 
     found = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
     state = transformation.init(found)
@@ -86,7 +86,7 @@ def test_three_steps_are_the_closed_form() -> None:
         found = optax.apply_updates(found, updates)
 
         scale = min(1.0, 1.0 / math.sqrt(sum(float((value**2).sum()) for value in gradient.values())))
-        rate = float(learning_rate(progress, peak=0.01, schedule=Schedule(0.1)))
+        rate = float(learning_rate(progress, peak=0.01, schedule=RateSchedule(0.1)))
         for name, value in gradient.items():
             m[name] = 0.9 * m[name] + 0.1 * scale * value
             v[name] = 0.95 * v[name] + 0.05 * (scale * value) ** 2
@@ -113,7 +113,7 @@ def test_muon_is_the_closed_form_on_hidden_matrices_and_adamw_elsewhere() -> Non
     shapes = {"wide": (4, 6), "tall": (6, 4), "experts": (2, 4, 6), "head": (4, 5), "norm": (4,)}
     hidden = ("wide", "tall", "experts")
     params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    options = {"peak": 0.01, "schedule": Schedule(0.1), "weight_decay": 0.3, "clip": 1.0}
+    options = {"peak": 0.01, "schedule": RateSchedule(0.1), "weight_decay": 0.3, "clip": 1.0}
     transformation = muon(**options, is_hidden=lambda tree: {name: name in hidden for name in tree})
     beside = adamw(**options)
 
@@ -126,7 +126,7 @@ def test_muon_is_the_closed_form_on_hidden_matrices_and_adamw_elsewhere() -> Non
         expected, others = beside.update(grads, others, found, progress=jnp.float32(progress))
         updates, state = transformation.update(grads, state, found, progress=jnp.float32(progress))
         scale = min(1.0, 1.0 / math.sqrt(sum(float((value**2).sum()) for value in gradient.values())))
-        rate = float(learning_rate(progress, peak=0.01, schedule=Schedule(0.1)))
+        rate = float(learning_rate(progress, peak=0.01, schedule=RateSchedule(0.1)))
         for name in ("head", "norm"):
             np.testing.assert_array_equal(updates[name], expected[name])
         for name in hidden:
@@ -141,7 +141,7 @@ def test_muon_is_the_closed_form_on_hidden_matrices_and_adamw_elsewhere() -> Non
 
 
 def test_an_update_without_progress_is_refused() -> None:
-    transformation = adamw(peak=0.01, schedule=Schedule(0.1), weight_decay=0.3, clip=1.0)
+    transformation = adamw(peak=0.01, schedule=RateSchedule(0.1), weight_decay=0.3, clip=1.0)
     params = {"w": jnp.ones((2, 2))}
     with pytest.raises(TypeError, match="progress"):
         transformation.update(params, transformation.init(params), params)

@@ -21,7 +21,7 @@ from isthmus.ops.data.corpus import Corpus, DataError, TokenIds, split_of
 from isthmus.programs.reading import token_files, token_progress
 from isthmus.programs.reading.found import described
 from isthmus.programs.reading.token_files import FOUND, MADE, NOT_KEPT, TokenFile, TokenWriter, clear, token_file
-from isthmus.programs.reading.token_progress import TokenProgress, told_by
+from isthmus.programs.reading.token_progress import MakingProgress, told_by
 from tests.patience import PATIENCE
 
 NAME = "0" * 32
@@ -450,10 +450,10 @@ def test_how_far_a_file_is_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch,
     files = [tmp_path / name for name in "ab"]
     for file in files:
         file.write_text("x")
-    heard: list[TokenProgress] = []
+    heard: list[MakingProgress] = []
     make = writing([np.arange(1500) % 100, np.arange(700) % 100])
     with told_by(heard.append):
         token_file(NAME, [described(file) for file in files], 100, make)
-    assert heard == [TokenProgress(1000, 0, 2), TokenProgress(1500, 0, 2), TokenProgress(2200, 1, 2)]
+    assert heard == [MakingProgress(1000, 0, 2), MakingProgress(1500, 0, 2), MakingProgress(2200, 1, 2)]
     again(make)
     assert len(heard) == 3

@@ -144,14 +144,14 @@ def test_what_the_command_has_open_does_not_stay_with_hosts(tmp_path: Path) -> N
 
 TELLING = """
 from isthmus.programs.engine.run.preparing import DaemonAhead, in_child, listening
-from isthmus.programs.reading.token_progress import TokenProgress, tell
+from isthmus.programs.reading.token_progress import MakingProgress, tell
 def work():
-    tell(TokenProgress(1234, 5, 67))
-    tell(TokenProgress(99))  # Too soon after the other.
+    tell(MakingProgress(1234, 5, 67))
+    tell(MakingProgress(99))  # Too soon after the other.
     return {"task": "", "is": "done"}
 heard = []
 with listening(heard.append):
-    print(in_child(work)["is"], DaemonAhead(work).answer["is"], heard == 2 * [TokenProgress(1234, 5, 67)])
+    print(in_child(work)["is"], DaemonAhead(work).answer["is"], heard == 2 * [MakingProgress(1234, 5, 67)])
 DaemonAhead(work)
 print(len(heard))
 """

@@ -17,7 +17,7 @@ from rich.console import Console
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import evaluated_at, times
 from isthmus.programs.engine.run.in_processes import Resumption
-from isthmus.programs.reading.token_progress import TokenProgress
+from isthmus.programs.reading.token_progress import MakingProgress
 from isthmus.programs.study.terminal import figures, live
 from isthmus.programs.study.terminal.figures import evaluated, resumption_words
 from tests.programs.engine.results import event_lines
@@ -524,10 +524,10 @@ def test_what_is_prepared_is_said_and_wiped_away() -> None:
 
 def test_how_far_the_data_are_is_said_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    listeners: list[Callable[[TokenProgress], object]] = []
+    listeners: list[Callable[[MakingProgress], object]] = []
     monkeypatch.setattr(live, "listening", lambda listener: listeners.append(listener) or nullcontext())
     with live.preparing(quiet=False, console=console):
-        for progress in (TokenProgress(1234, 5, 67), TokenProgress(elsewhere_bytes=5_000_000)):
+        for progress in (MakingProgress(1234, 5, 67), MakingProgress(elsewhere_bytes=5_000_000)):
             listeners[0](progress)
     _, _, *said, last = text_of(console).split("\r\x1b[2K")
     assert last == ""
