@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -28,6 +29,7 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request import spec
@@ -289,7 +291,7 @@ class Outposts:
             if not RUN_NAME.fullmatch(run):
                 raise ValueError(f"a run named {run!r}")
             run_spec = spec.read(message["spec"])
-            self._permit(run_spec.job.program, run_spec.job.task.text)
+            self._permit(run_spec.job.program, run_spec.job.task.text, computes=run_spec.here.learners > 0)
             folder = self._folder / run
             folder.mkdir(parents=True, exist_ok=True)
             # Times count from the same moment everywhere, as nearly as the way of this message is short.
@@ -312,7 +314,12 @@ class Outposts:
         run_spec = spec.load(folder)
         launch: HostLaunching
         if self.guest is None:
-            launch, processes = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of), None
+            script, learners = run_spec.script, run_spec.here.learners
+            forbids = partial(self._config.refusal_of, machine=self._name)
+            launch = Launcher(
+                self._loop, folder, run_spec.computing, run_spec.task_of, script, learners, forbids=forbids
+            )
+            processes = None
         else:
             launch, processes = self.guest.life(folder), self.guest
         tape_bytes = run_spec.settings.tape_bytes
@@ -395,25 +402,30 @@ class Outposts:
 
     async def _check(self, home: HomeAddress, message: Message) -> Message:
         """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
-        program, task = str(message["program"]), str(message["task"])
-        self._permit(program, task)
+        program, task, wanted = str(message["program"]), str(message["task"]), str(message["digest"])
+        self._permit(program, task, computes=bool(wanted))
         if self.guest is not None and (layout := message.get("layout")):
             from isthmus.programs.loop_task import unlike  # Of a machine with a guest.
 
             if fault := unlike(self.guest.leaves, layout):
                 self.guest.refuse([fault])  # Before it has a slot.
                 raise ConfigError.of([fault])
-        wanted = str(message["digest"])
+        script = ""
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
             digest = await self._loop.run_in_executor(None, handover.digest, program, task)
             if digest != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
-        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)._asdict()}
+            script = await self._loop.run_in_executor(None, checked_digest, task, self._name)
+        return {
+            "type": "permitted",
+            "script": script,
+            **self.standing(str(message.get("run", "")), home.name)._asdict(),
+        }
 
-    def _permit(self, program: str, task: str) -> None:
-        faults = list(self._config.faults(program, task, self._name))
+    def _permit(self, program: str, task: str, *, computes: bool) -> None:
+        faults = list(self._config.faults(program, task, self._name, computes=computes))
         if self.guest is not None and not is_open_loop(task):
             do = f"Begin a run of loops there: a cluster file with [run] task = {OPEN_NAME!r}."
             faults.append(Fault("Joining with a loop", "a run whose learners are loops", f"one of {task!r}", do))

@@ -32,6 +32,7 @@ from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
+from isthmus.programs.loop_script import LoopScript
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
@@ -206,6 +207,7 @@ class MachineRun:
         keys: Keyring | None,
         is_watched: bool,
         on_over: Callable[[], None],
+        forbids: Callable[[LoopScript], str],
     ) -> None:
         """Bind, and start the processes soon, which may take a second or more.
 
@@ -230,6 +232,7 @@ class MachineRun:
             directory=lambda: _directory(keys, sites),
             parties=lambda: sites.parties({} if keys is None else keys.parties),
             turn_away=self._turn_away,
+            forbids=forbids,
         )
         self.daemon = self._held.daemon
         self._account = LinkAccount(

@@ -143,6 +143,8 @@ class Spec:
     """For how long its clock has stood still, between its ends and what went on with it (`standstill`)."""
     program_file: str = ""
     """SHA-256 of the user's file that has the program's builder; '' for any other program."""
+    script_digest: str = ""
+    """SHA-256 of the script that was asked for the model, on the machine that was; '' where nothing is compared."""
     data: Mapping[str, int] = field(default_factory=dict)
     """How many `files`, `bytes` and `tokens` its data had; empty where that is not known."""
 
