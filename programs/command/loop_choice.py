@@ -37,6 +37,16 @@ class LoopTable(msgspec.Struct, kw_only=True):
     ] = 1
 
 
+def table_of(script: LoopScript) -> dict[str, Any]:
+    """The table [loop] that names a script."""
+    named = f"{_MODULE}{script.script}" if script.form == MODULE else script.script
+    table: dict[str, Any] = {"script": named}
+    table |= {"arguments": list(script.arguments)} if script.arguments else {}
+    table["folder"] = script.folder
+    table |= {"python": script.python} if script.python else {}
+    return table | ({"ranks": script.ranks} if script.ranks != 1 else {})
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class LoopChoice:
@@ -85,10 +95,11 @@ class LoopChoice:
             return (PROGRAM if is_program else FILE), str(path)
         if os.sep not in self.named and not path.exists() and (program := shutil.which(self.named)) is not None:
             return PROGRAM, os.path.abspath(program)
-        if not self.is_here and not path.exists() and (path.suffix == ".py" or os.sep in self.named):
+        if not self.is_here and not path.exists() and os.path.isabs(os.path.expanduser(self.named)):
             return (FILE if path.suffix == ".py" else PROGRAM), str(path)
         found = "a folder" if path.is_dir() else "nothing there"
         do = f"Name your script; paths start in {self.base}. A module is named by -m package.module."
+        do += "" if self.is_here else " A script that only the machines have is named by its whole path."
         raise ConfigError(self.source, f"a Python file {path}", found, do)
 
     def _interpreter(self, form: str) -> str:

@@ -137,13 +137,14 @@ class Options:
     cluster: Cluster = None
     before: Path | None = field(default=None, metadata={"is_option": False})
     """The config.toml of the run that goes on, whose keys count after all others."""
+    is_elsewhere: bool = field(default=False, metadata={"is_option": False})
+    """The run has its learners on other machines."""
 
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
         resumable = [key for key in RUN_OPTIONS.values() if key.declared.resumes]
-        present = [
-            item.name for item in fields(self) if item.name != "run" and getattr(self, item.name) not in (None, [])
-        ]
+        own = [item.name for item in fields(self) if item.name != "run" and item.metadata.get("is_option", True)]
+        present = [name for name in own if getattr(self, name) not in (None, [])]
         if wrong := sorted({*present, *self.run} - {"sets", *more, *(key.name for key in resumable)}):
             options_text = ", ".join(
                 f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong
@@ -255,7 +256,7 @@ class Options:
         if beside := [name for name, given in others.items() if given]:
             expected = "processes of your script as learners"
             raise ConfigError(doing, expected, f"{beside[0]} beside it", "Leave it out.")
-        is_here = self.cluster is None
+        is_here = self.cluster is None and not self.is_elsewhere
         return of_options(named, self.loop_arguments or (), self.ranks or 1, self.python, is_here=is_here).reference
 
 

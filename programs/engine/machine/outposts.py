@@ -155,6 +155,8 @@ class Outposts:
         self._left: set[str] = set()
         """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
+        self._refused_tasks = set[str]()
+        """Those of which this machine's owner was told."""
         self.guest = guest
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -433,6 +435,9 @@ class Outposts:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Asking the machine {self._name!r} to take part", "one that goes on", "it ends", do))
         if faults:
+            if task not in self._refused_tasks:
+                self._refused_tasks.add(task)
+                self._tell("\n  ".join(["takes no part in a run", *map(str, faults)]))
             raise ConfigError.of(faults)
 
     async def _model(self, home: HomeAddress, message: Message) -> Message:

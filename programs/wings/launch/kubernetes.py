@@ -271,7 +271,7 @@ def _manifests(request: LaunchRequest) -> str:
     amounts = {name: value for name, value in (("cpu", table.cpus), ("memory", table.memory)) if value}
     whole, invite = f"{{name: {request.name}}}", "items: [{key: island.invite, path: island.invite}]"
     seconds = cluster_file.duration_seconds(table.time, "Reading launch.time") if table.time else None
-    part, config = (_PART.format(size=size) if size > 1 else ""), (f" --config {JOIN}" if request.modules else "")
+    part, config = (_PART.format(size=size) if size > 1 else ""), (f" --config {JOIN}" if request.permits else "")
     words = {"name": request.name, "label": LABEL, "claim_size": CLAIM_SIZE, "user": _USER, "rights": _RIGHTS}
     words |= {"image": json.dumps(table.image), "job_label": "metadata.labels['job-name']", "run": RUN}
     words |= {"extra": "".join(f"\n        {line}" for line in table.extra.splitlines() if line.strip())}
@@ -299,7 +299,7 @@ def _jobs(name: str, islands: int, size: int) -> list[str]:
 def _sent(request: LaunchRequest) -> list[PrintedFile]:
     """The files of the ConfigMap; the user's own lie beside the others there, by their names."""
     there, address = user_files.placed(request), f"tcp://{request.name}-{HOME}:{request.table.port or PORT}"
-    join = [PrintedFile(JOIN, there.machine_text)] if there.modules else []
+    join = [PrintedFile(JOIN, there.machine_text)] if there.permits else []
     cluster = PrintedFile(CLUSTER, home_table(address) + there.run_text)
     return [cluster, PrintedFile(MACHINE, there.home_text), *join, *user_files.copies(request)]
 

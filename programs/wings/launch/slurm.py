@@ -141,7 +141,7 @@ class _Slurm:
         if odd := [letter for letter in str(folder) if letter in _ODD or not letter.isprintable()]:
             do = "Rename it, or name another folder with --to."
             yield Fault("Reading the launch folder", f"one without {' '.join(_ODD)} in its path", repr(odd[0]), do)
-        if _is_apart(table) and request.modules:
+        if _is_apart(table) and request.permits:
             do = "Install them on the nodes as a package, or launch in a folder that all share, by a file."
             yield Fault("Reading launch.invite_by", "file, by which the user's code travels", "env", do)
         done = _run("sinfo", "-h", "-o", "%R")
@@ -172,7 +172,7 @@ class _Slurm:
                 return
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
-        island = [PrintedFile("island.toml", request.machine_text)] if request.modules else []
+        island = [PrintedFile("island.toml", request.machine_text)] if request.permits else []
         texts = [PrintedFile("run.toml", request.run_text), PrintedFile("machine.toml", request.home_text)]
         return [*_scripts(request), *texts, *island]
 
@@ -293,7 +293,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         invitation="" if apart else f"--invite {INVITATION} ",
         who='--name "$0"' if request.nodes_per_island == 1 else '--island "$0" --name "$0-$SLURM_NODEID"',
     )
-    config = " --config island.toml" if request.modules else ""
+    config = " --config island.toml" if request.permits else ""
     words = {"step": step, "join": join, "leaving": leaving, "config": config, "again": _AGAIN}
     island = head(f"{request.name}-island", log, *own) + _ALONE.format(name=request.name)
     island += ("" if apart else _SHARED + _WAIT) + _ISLAND.format(look=ALONE_SECONDS, **words)
