@@ -348,7 +348,10 @@ class Neighbours:
 
     async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
         try:
-            await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            answer = await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            if other := run.other_script(name, answer):
+                self._tell(f"{run.folder}: {other}")
+                run.log(other)
             run.station(name, islands)
             slots = run.daemon.join(name, islands)
             slots_text = ", ".join(map(str, slots)) or "no slot"

@@ -63,6 +63,8 @@ FILES: Final = re.compile(
 )
 """Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
+REFUSALS_MAX: Final = 64
+"""Tasks that were refused, of which the owner of this machine is told."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
@@ -316,10 +318,15 @@ class Outposts:
         run_spec = spec.load(folder)
         launch: HostLaunching
         if self.guest is None:
-            script, learners = run_spec.script, run_spec.here.learners
-            forbids = partial(self._config.refusal_of, machine=self._name)
             launch = Launcher(
-                self._loop, folder, run_spec.computing, run_spec.task_of, script, learners, forbids=forbids
+                self._loop,
+                folder,
+                run_spec.computing,
+                run_spec.task_of,
+                run_spec.script,
+                run_spec.here.islands_here,
+                devices=run_spec.here.devices,
+                forbids=partial(self._config.refusal_of, machine=self._name),
             )
             processes = None
         else:
@@ -435,7 +442,7 @@ class Outposts:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Asking the machine {self._name!r} to take part", "one that goes on", "it ends", do))
         if faults:
-            if task not in self._refused_tasks:
+            if task not in self._refused_tasks and len(self._refused_tasks) < REFUSALS_MAX:
                 self._refused_tasks.add(task)
                 self._tell("\n  ".join(["takes no part in a run", *map(str, faults)]))
             raise ConfigError.of(faults)

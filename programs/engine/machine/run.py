@@ -278,6 +278,14 @@ class MachineRun:
         asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
         return {**asked, "layout": layout}
 
+    def other_script(self, machine: str, answer: Message) -> str:
+        """That a machine which joins has another script than the one that was asked for the model, in words; ''
+        otherwise. `answer`: to `check`."""
+        ours, its, script = self._spec.script_digest, str(answer.get("script", "")), self._spec.script
+        if script is None or its == ours or not (its and ours):
+            return ""
+        return f"{script.name} on {machine} is another one, {its[:8]}, than the one that told of the model, {ours[:8]}"
+
     def station(self, machine: str, islands: int = 0, host: str = "") -> None:
         """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet;
         `host`: the address at which its processes listen, if no site has it."""

@@ -96,6 +96,11 @@ class Here:
     """The way to others, or to some of them, leads through a bucket."""
 
     @property
+    def islands_here(self) -> int:
+        """How many islands share the machine's devices: as declared, or one for each learner."""
+        return self.islands or self.learners
+
+    @property
     def porter(self) -> str:
         """The address of this machine's porter; empty if it has none."""
         return self.daemon if self.has_porter else ""

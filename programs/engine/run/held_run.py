@@ -79,8 +79,9 @@ class HeldRun:
             run_spec.computing,
             run_spec.task_of,
             run_spec.script,
-            run_spec.here.learners,
+            run_spec.here.islands_here,
             ahead,
+            devices=run_spec.here.devices,
             forbids=forbids,
         )
         tape_bytes = run_spec.settings.tape_bytes

@@ -26,7 +26,7 @@ from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, 
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
 from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.programs.program_graph import EVALUATOR
-from isthmus.runtime.errors import RunError, log_entry
+from isthmus.runtime.errors import ConfigError, RunError, log_entry
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.children import Child
@@ -214,8 +214,9 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners` on this machine; `forbids`
-    returns why its owner does not let it start that, '' where the owner does.
+    Where there is a `script`, they are processes of that instead, for so many `learners` on this machine, with so many
+    `devices` each, 0 where that is not declared; `forbids` returns why its owner does not let it start that, '' where
+    the owner does.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -233,11 +234,12 @@ class Launcher:
         learners: int = 1,
         ahead: Ahead = NONE_AHEAD,
         *,
+        devices: int = 0,
         forbids: Callable[[LoopScript], str] = lambda script: "",
     ) -> None:
         self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
-        self._learners, self._forbids = learners, forbids
+        self._learners, self._devices, self._forbids = learners, devices, forbids
         self._islands = None if script is None else IslandNumbers(folder, learners)
         self._has_evaluator = log_of(folder, Replica(EVALUATOR, 0)).exists()
         """Whether an evaluator was ever started here."""
@@ -397,7 +399,8 @@ class Launcher:
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
     def _start_script(self, script: LoopScript, wanted: _Wanted) -> int:
-        """Have a process of the script be a host; OSError where the owner of this machine forbids that."""
+        """Have a process of the script be a host; OSError where the owner of this machine forbids that, or it lacks the
+        devices."""
         replica = wanted.member.replica
         life = LoopLife(str(self._folder), str(replica), wanted.member.incarnation, wanted.endpoint)
         log = log_of(self._folder, replica)
@@ -408,7 +411,11 @@ class Launcher:
         assert self._islands is not None
         island = self._islands.of(replica) if replica.role == LEARNER else 0
         has_evaluator = EVALUATOR in self._computing and self._has_evaluator
-        return spawn_script(script, life, log, devices_of(island, self._learners, has_evaluator=has_evaluator))
+        try:
+            variables = devices_of(island, self._learners, self._devices, has_evaluator=has_evaluator)
+        except ConfigError as error:
+            raise OSError(str(error)) from error
+        return spawn_script(script, life, log, variables)
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool) -> int:

@@ -79,12 +79,13 @@ def _spawn(
     return spawn_leader(command, variables, output_to(output))
 
 
-def devices_of(island: int, islands: int, *, has_evaluator: bool) -> dict[str, str]:
+def devices_of(island: int, islands: int, devices: int = 0, *, has_evaluator: bool) -> dict[str, str]:
     """The variables by which a script's process sees the GPUs of one of so many islands, the first of which may be
-    shared with an evaluator."""
+    shared with an evaluator; each has so many `devices`, 0 where that is not declared. ConfigError for more than there
+    are."""
     there = gpus()
-    own = script_environment(there, island, islands, has_evaluator=has_evaluator, environment=os.environ)
-    return own if there is None else {**own, **compiling(max(islands, 1), os.environ)}
+    variables = script_environment(there, island, islands, devices, has_evaluator=has_evaluator, environment=os.environ)
+    return variables if there is None else {**variables, **compiling(max(islands, 1), os.environ)}
 
 
 # -- at the daemon -----------------------------------------------------------------------------------------------------
