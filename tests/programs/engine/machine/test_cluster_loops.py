@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.supervision.incidents import Ended, Exited
+from isthmus.runtime.supervision.incidents import Ended, Exited, NotStarted
+from tests.patience import PATIENCE
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.machine.loop_place import SCRIPT, said
@@ -62,11 +63,63 @@ def test_a_script_trains_on_two_machines_and_one_that_was_killed_goes_on(place: 
 
 
 @pytest.mark.long
-def test_a_home_without_the_script_begins_once_a_machine_that_permits_it_has_joined(place: Place) -> None:
+def test_a_home_without_permission_asks_the_first_that_joins_and_one_that_had_to_leave_comes_back(place: Place) -> None:
+    (place.folder / "none.toml").write_text("")
     machines = Machines(place)
-    home = place.folder / "home"
-    home.mkdir()
-    (home / "none.toml").write_text("")
-    cluster = '[[machine]]\nname = "alpha"\naddress = "tcp://127.0.0.1:PORT"\nroles = ["syncer", "evaluator"]\n'
-    assert cluster
-    machines.start("alpha")
+    machines.start("alpha", "tcp://127.0.0.1:0", "--config", "none.toml")
+    machines.here("alpha")
+    cluster = machines.cluster({"alpha": 'roles = ["syncer", "evaluator"]'}, run=table(FOREVER, "learners = 0\n"))
+    command = place.begin("train", "--cluster", cluster, "--run-dir", "run", "--detach")
+    stranger = machines.join("alpha", "delta", 1, "--config", "none.toml")
+    machines.daemons["alpha"].wait_for_line("machine delta is not asked for the model of a script")
+    place.wait_for(lambda: "takes no part in a run" in machines.lines("delta") or "refused" in machines.lines("delta"))
+    joining = {name: machines.join("alpha", name) for name in ("beta", "gamma")}
+    out, error = command.communicate(timeout=PATIENCE)
+    assert command.returncode == 0, (out, error)
+    place.wait_for(lambda: any(merge["voters"] == [0, 1] for merge in machines.merges()))
+    slot = {machines.host(f"learner/{slot}")["machine"]: slot for slot in (0, 1)}["beta"]
+    joining["beta"].send_signal(signal.SIGTERM)
+    assert joining["beta"].wait(PATIENCE) == 75
+    place.wait_for(lambda: machines.host(f"learner/{slot}")["state"] == "left")
+    seen = len(machines.merges())
+    joining["beta"] = machines.join("alpha", "beta")
+    place.wait_for(lambda: any(slot in merge["voters"] for merge in machines.merges()[seen:]))
+    assert machines.host(f"learner/{slot}")["machine"] == "beta"
+    assert place.call("stop", "run").returncode == 0
+    machines.daemons["alpha"].wait_for_line("finished")
+    summary = place.summary("run")
+    assert (summary["outcome"], summary["scripts_unfinished"]) == ("stopped", [])
+    accounts_add_up(summary)
+    for each in (stranger, *joining.values()):
+        each.send_signal(signal.SIGINT)
+        assert each.wait(PATIENCE) == 0
+
+
+@pytest.mark.long
+def test_the_daemons_die_and_the_next_ones_adopt_the_scripts(place: Place) -> None:
+    machines = Machines(place, "alpha", "beta")
+    cluster = machines.cluster({"alpha": "islands = 1", "beta": LEARNER}, run=table(FOREVER))
+    done = place.call("train", "--cluster", cluster, "--run-dir", "run", "--detach")
+    assert done.returncode == 0, done.stderr
+    place.wait_for_merges("run", 2)
+    lives = {name: machines.host(name)["pid"] for name in ("learner/0", "learner/1")}
+    for name in ("beta", "alpha"):
+        address = machines.daemons[name].address
+        assert machines.daemons[name].end(signal.SIGKILL) == -signal.SIGKILL
+        machines.start(name, address).wait_for_line("adopts")
+    machines.here("alpha")
+    place.wait_for(lambda: {name: machines.host(name).get("pid") for name in lives} == lives)
+    (place.folder / "machine.toml").write_text("")  # Its owner has thought better of it.
+    address = machines.daemons["beta"].address
+    assert machines.daemons["beta"].end(signal.SIGKILL) == -signal.SIGKILL
+    machines.start("beta", address).wait_for_line("adopts")
+    machines.here("alpha")
+    place.wait_for(lambda: machines.host("learner/1").get("pid") == lives["learner/1"])
+    os.kill(lives["learner/1"], signal.SIGKILL)
+    place.wait_for(
+        lambda: any(isinstance(each.end, NotStarted) for each in machines.incidents() if hasattr(each, "end"))
+    )
+    assert place.call("stop", "run").returncode == 0
+    machines.daemons["alpha"].wait_for_line("finished")
+    assert place.summary("run")["outcome"] == "stopped"
+    assert len(said(place.folder / "run", 1, "BEGAN")) == 1

@@ -1,0 +1,39 @@
+"""What launches of a script print: the table [loop], and what machines permit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+
+@pytest.mark.slow
+def test_the_script_is_named_and_permitted_where_it_is(typed: Callable[..., Result], tmp_path: Path) -> None:
+    place = tmp_path
+    (place / "train.py").write_text("")
+    (place / "job.toml").write_text('[run]\ntokens = 400_000\n[launch]\nimage = "lab/image:1"\n')
+
+    def printed(engine: str, *words: str) -> str:
+        done = typed(place, "launch", engine, "job.toml", "--islands", "2", "--print", *words)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    on_slurm = printed("slurm", "--loop", "train.py", "--", "--rate", "1")
+    table = f'[loop]\nscript = "{place}/train.py"\narguments = ["--rate", "1"]\nfolder = "{place}"\n'
+    assert table in on_slurm
+    assert on_slurm.count(f'[programs]\nscripts = ["{place}/train.py"]') == 2
+    assert "--config island.toml" in on_slurm
+    on_ray = printed("ray", "--loop", "train.py")
+    assert '[loop]\nscript = "../train.py"\nfolder = "../"\n' in on_ray
+    assert on_ray.count('scripts = ["../train.py"]') == 2
+    elsewhere = printed("kubernetes", "--loop", "-m lab.train", "--python", "/opt/env/bin/python")
+    assert 'scripts = ["-m lab.train", "."]' in elsewhere.replace('\\"', '"')
+    assert "/opt/env/bin/python" in elsewhere
+    in_image = printed("kubernetes", "--loop", "/opt/lab/train.py")
+    assert "/opt/lab/train.py" in in_image
+    refused = typed(place, "launch", "slurm", "job.toml", "--loop", "trian.py", "--print")
+    assert (refused.exit_code, "nothing there" in refused.stderr) == (2, True)
+    apart = typed(place, "launch", "ray", "job.toml", "--loop", "train.py", "--nodes-per-island", "2", "--print")
+    assert (apart.exit_code, "--ranks" in apart.stderr) == (2, True)
