@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
@@ -416,6 +416,16 @@ class Asking(Protocol):
 def ask_by(asking: Asking) -> None:
     """Ask scripts in this way from now on, in this process, for the requests of runs."""
     _ASKING.set(asking)
+
+
+@contextmanager
+def asked_by(asking: Asking) -> Iterator[None]:
+    """Ask scripts in this way within the block."""
+    token = _ASKING.set(asking)
+    try:
+        yield
+    finally:
+        _ASKING.reset(token)
 
 
 def _ask_alone(script: LoopScript, run: RunSlots) -> ModelFound:

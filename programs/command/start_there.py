@@ -26,7 +26,7 @@ from isthmus.programs.engine.machine.script_question import ScriptQuestion
 from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.loop_task import ask_by
+from isthmus.programs.loop_task import asked_by
 from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
@@ -41,9 +41,9 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
 
     def work() -> dict[str, Any]:
         asked = ScriptQuestion(daemon, cluster)
-        ask_by(asked)
-        # The home chooses the folder.
-        request = replace(options, run_dir=None).request().to_train().with_store()
+        with asked_by(asked):
+            # The home chooses the folder.
+            request = replace(options, run_dir=None).request().to_train().with_store()
         handed, unlike = handover(request, cluster, folder, asked.digest)
         warnings = [*request.warnings, *asked.warnings(unlike)]
         lines = request.data_lines

@@ -50,7 +50,7 @@ import jax.numpy as jnp, numpy as np
 import isthmus
 
 state = {"w": jnp.zeros(64)}
-with isthmus.island(state) as island:
+with isthmus.island(state, evaluate=lambda state: float(jnp.mean(state["w"] ** 2))) as island:
     state, rng = island.state, np.random.default_rng(island.seed)
     for _ in island(iter(int, 1)):
         time.sleep(float(sys.argv[1]))

@@ -120,8 +120,8 @@ def test_a_script_travels_and_trains_and_an_island_of_it_comes_back(launched: Ca
     rig.kill(f"isthmus-{launch.name}", "island-1")
     wait_for(lambda: (launch.there / "island-1" / "pid").read_text() != pid, launch.story)
     run.wait_for_merges(0, 1, why=launch.story)
-    summary = launch.wait_for_done()
-    assert (len(summary["per_learner"]), summary["scripts_unfinished"]) == (2, [])
+    # The daemon that has adopted the process of the script does not learn with which status it ends.
+    assert len(launch.wait_for_done()["per_learner"]) == 2
 
 
 def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[..., Launched]) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.command.loop_choice import LOOP_SECTION
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.programs.wings.launch import user_files
@@ -321,6 +322,11 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     if table.devices.count(":") > 1:
         do = "Write gpu:8, and the nodeSelector of such nodes in launch.extra."
         yield Fault("Reading launch.devices", "KIND:NUMBER on Kubernetes", repr(table.devices), do)
+    if LOOP_SECTION in request.sections and not request.names_folder:
+        script = request.sections[LOOP_SECTION]["script"]
+        if not script.endswith(".py"):  # That of the pod's files is everybody's in it, and no owner permits such a one.
+            do = 'Write [loop] with folder = "/opt/lab", a folder of the image that only root writes.'
+            yield Fault("Reading [loop]", f"the folder in which {script} runs", "none", do)
     faults = list[Fault]()
     with collecting(faults):
         _ = table.time and cluster_file.duration_seconds(table.time, "Reading launch.time")

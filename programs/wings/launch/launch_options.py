@@ -26,7 +26,7 @@ from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.job import RunSlots
 from isthmus.programs.loop_script import LoopScript
-from isthmus.programs.loop_task import ModelFound, ask_by
+from isthmus.programs.loop_task import ModelFound, asked_by
 from isthmus.programs.task import ModelLeaf
 from isthmus.programs.wings.launch import launching
 from isthmus.programs.wings.launch.folder import Launch
@@ -73,14 +73,14 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
     script = None if sections.task_reference is None else script_of(sections.task_reference)
 
     def work() -> dict[str, Any]:
-        ask_by(_stand_in)
-        request = prepare(
-            Program(program, **sections.program),
-            sections.task_reference,
-            run=sections.run,
-            task_settings=sections.task,
-            known_faults=faults,
-        ).to_train()
+        with asked_by(_stand_in):
+            request = prepare(
+                Program(program, **sections.program),
+                sections.task_reference,
+                run=sections.run,
+                task_settings=sections.task,
+                known_faults=faults,
+            ).to_train()
         # What follows from a script's model the home chooses, which knows it.
         chosen = [] if script is not None else [name for name in request.chosen if name not in _named(sections)]
         named = _sections(request, sections, chosen)

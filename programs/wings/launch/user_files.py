@@ -6,6 +6,7 @@ cluster file.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ def paths(request: LaunchRequest) -> list[Path]:
 
 def placed(request: LaunchRequest, folder: str = "") -> LaunchRequest:
     """The request as machines have it that have the files in `folder`, which is empty or ends with a slash. A script
-    for which no folder was named runs in that one."""
+    for which no folder was named runs in that one, or in its own where the machines have it already."""
     there = {str(path): f"{folder}{path.name}" for path in paths(request)}
 
     def moved(value: Any) -> Any:
@@ -47,7 +48,9 @@ def placed(request: LaunchRequest, folder: str = "") -> LaunchRequest:
         section: {key: moved(value) for key, value in table.items()} for section, table in request.sections.items()
     }
     if LOOP_SECTION in sections and not request.names_folder:
-        sections[LOOP_SECTION]["folder"] = folder or "."
+        script = sections[LOOP_SECTION]["script"]
+        is_there = script.endswith(".py") and script.startswith("/")
+        sections[LOOP_SECTION]["folder"] = os.path.dirname(script) if is_there else folder or "."
     return replace(request, sections=sections, modules=tuple(map(moved, request.modules)))
 
 

@@ -31,8 +31,9 @@ def test_the_script_is_named_and_permitted_where_it_is(typed: Callable[..., Resu
     elsewhere = printed("kubernetes", "--loop", "-m lab.train", "--python", "/opt/env/bin/python")
     assert 'scripts = ["-m lab.train", "."]' in elsewhere.replace('\\"', '"')
     assert "/opt/env/bin/python" in elsewhere
-    in_image = printed("kubernetes", "--loop", "/opt/lab/train.py")
-    assert "/opt/lab/train.py" in in_image
+    in_image = printed("kubernetes", "--loop", "/opt/lab/train.py").replace('\\"', '"')
+    assert 'script = "/opt/lab/train.py"\nfolder = "/opt/lab"' in in_image
+    assert in_image.count('scripts = ["/opt/lab/train.py"]') == 2
     refused = typed(place, "launch", "slurm", "job.toml", "--loop", "trian.py", "--print")
     assert (refused.exit_code, "nothing there" in refused.stderr) == (2, True)
     apart = typed(place, "launch", "ray", "job.toml", "--loop", "train.py", "--nodes-per-island", "2", "--print")
