@@ -53,8 +53,10 @@ class ScriptQuestion:
             )
 
     def _ask(self, script: LoopScript) -> ModelFound:
-        """What a machine has told; ConfigError with the faults of all that were asked."""
+        """What a machine has told; ConfigError with the faults of all that were asked, or of the cluster file."""
         self._name = script.name
+        if faults := list(self._own_faults()):
+            raise ConfigError.of(faults)
         machines = [each for each in self._cluster.machines if each.offers(LEARNER) and each.islands != 0]
         sites = [asdict(MachineSite.of(each)) for each in machines if not self._is_open or each.islands]
         home = HomeAddress(self._daemon.name, self._daemon.address, self._daemon.server_key)
@@ -69,6 +71,18 @@ class ScriptQuestion:
             if self.machine or not sites:
                 self._tell(script, told, time.monotonic() - begun)
             time.sleep(ASK_SECONDS)
+
+    def _own_faults(self) -> Iterator[Fault]:
+        """What of the cluster file does not go with a script."""
+        for name in dict.fromkeys(each.island for each in self._cluster.machines if each.island is not None):
+            do = "Leave `island` out: each island of a script is one machine, on which --ranks N starts N processes."
+            doing = f"Reading island {name!r} of {self._cluster.file}"
+            yield Fault(doing, "islands of one machine, beside --loop", "one of several", do)
+        for name, own in self._cluster.tasks.items():
+            do = "Leave `task` and `framework` of machines out: the script's loop is all learners'."
+            yield Fault(
+                f"Reading machine {name!r} of {self._cluster.file}", "no task of its own, beside --loop", own, do
+            )
 
     @property
     def _is_open(self) -> bool:

@@ -258,3 +258,12 @@ def test_a_model_that_no_script_tells_is_refused(monkeypatch: pytest.MonkeyPatch
     question = ScriptQuestion(DaemonClient("alpha", "tcp://127.0.0.1:1"), Cluster(Path("c.toml"), (), {}))
     with pytest.raises(ConfigError, match="'beta'"):
         question(LoopScript("/x/train.py", (), "/x"), RunSlots())
+
+
+def test_what_of_a_cluster_file_does_not_go_with_a_script_is_refused_before_anybody_is_asked() -> None:
+    machines = tuple(Machine(name, island="pod", together=("beta", "gamma"), islands=1) for name in ("beta", "gamma"))
+    cluster = Cluster(Path("c.toml"), machines, {}, tasks={"gamma": "/x/mine.py:task"})
+    question = ScriptQuestion(DaemonClient("alpha", "tcp://127.0.0.1:1"), cluster)
+    with pytest.raises(ConfigError) as caught:
+        question(LoopScript("/x/train.py", (), "/x"), RunSlots())
+    assert [fault.found for fault in caught.value.faults] == ["one of several", "/x/mine.py:task"]
