@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
+import msgspec
+
 from isthmus.runtime.ids import Replica
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
@@ -53,8 +55,8 @@ class LoopScript:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> LoopScript:
-        """That of the keywords of a reference."""
-        return cls(**{**keywords, "arguments": tuple(keywords["arguments"])})
+        """That of the keywords of a reference, which another machine may have sent; ValueError for others."""
+        return msgspec.convert(dict(keywords), cls)
 
     @property
     def keywords(self) -> dict[str, Any]:

@@ -19,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -318,27 +319,68 @@ def open_loop(model: str) -> LoopTask:
 @cache
 def asked_of(script: LoopScript) -> ModelFound:
     """What a script tells of its model. ConfigError if it does not come to its first step."""
-    from isthmus.runtime.system.children import ChildProcess
+    with AskedScript(script) as asked:
+        wait_for_first_step(asked.watch, script)
+        asked.wait()
+        return asked.told()
 
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            script.command,
-            cwd=script.folder,
-            env={**os.environ, ISLAND: json.dumps(LoopAhead(answer.fileno())._asdict())},
-            pass_fds=(answer.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        process.returncode = 0  # It is reaped below, and not by subprocess.
-        child = ChildProcess(process.pid)
-        try:
-            wait_for_first_step(child.watch, script)
-            child.wait()
-        finally:
-            child.end()  # With what it started, as workers of a DataLoader.
-        return told_in(answer, output, child.status or 0, script)
+
+@final
+class AskedScript:
+    """A process of a script that is asked for its model, and ends with its first step; at its end, within the `with`,
+    it is gone with what it has started, as workers of a DataLoader."""
+
+    def __init__(self, script: LoopScript, variables: Mapping[str, str] | None = None) -> None:
+        """Start it, with these in place of this process's variables; OSError if there is no room for it."""
+        from isthmus.runtime.system.children import ChildProcess
+
+        self.script = script
+        with ExitStack() as opened:
+            self._answer = opened.enter_context(tempfile.TemporaryFile())
+            self._output = opened.enter_context(tempfile.TemporaryFile())
+            ahead = json.dumps(LoopAhead(self._answer.fileno())._asdict())
+            process = subprocess.Popen(
+                script.command,
+                cwd=script.folder,
+                env={**(os.environ if variables is None else variables), ISLAND: ahead},
+                pass_fds=(self._answer.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            process.returncode = 0  # It is reaped below, and not by subprocess.
+            self._child = ChildProcess(process.pid)
+            opened.callback(self._child.end)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def watch(self) -> int:
+        """A descriptor that can be read once it has ended."""
+        return self._child.watch
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, after so many seconds at most."""
+        return self._child.wait(seconds)
+
+    def told(self) -> ModelFound:
+        """What it has told, which has ended. ConfigError if that is no model."""
+        self._child.end()
+        return told_in(self._answer, self._output, self._child.status or 0, self.script)
+
+    def last_lines(self) -> list[str]:
+        """The end of what it has written."""
+        return _last_lines(self._output)
+
+    def close(self) -> None:
+        """End it, with what it has started. Idempotent."""
+        self._opened.close()
 
 
 def wait_for_first_step(descriptor: int, script: LoopScript) -> None:
@@ -358,6 +400,12 @@ def wait_for_first_step(descriptor: int, script: LoopScript) -> None:
         poll.poll()
 
 
+class ScriptEndError(ConfigError):
+    """A script has ended without a step; `how`, without what it has printed."""
+
+    how = ""
+
+
 class Asking(Protocol):
     """How a script is asked for its model."""
 
@@ -368,6 +416,16 @@ class Asking(Protocol):
 def ask_by(asking: Asking) -> None:
     """Ask scripts in this way from now on, in this process, for the requests of runs."""
     _ASKING.set(asking)
+
+
+@contextmanager
+def asked_by(asking: Asking) -> Iterator[None]:
+    """Ask scripts in this way within the block."""
+    token = _ASKING.set(asking)
+    try:
+        yield
+    finally:
+        _ASKING.reset(token)
 
 
 def _ask_alone(script: LoopScript, run: RunSlots) -> ModelFound:
@@ -384,7 +442,9 @@ def told_in(answer: BinaryIO, output: BinaryIO, status: int, script: LoopScript)
     text = answer.read()
     if not text:
         doing, lines = f"Running {script.name} to its first step", _last_lines(output)
-        raise ConfigError(doing, "a step by island.step(...)", _end_of(lines, status), _do(script, lines))
+        error = ScriptEndError(doing, "a step by island.step(...)", _end_of(lines, status), _do(script, lines))
+        error.how = _end_of([], status)
+        raise error
     content = json.loads(text)
     if "faults" in content:
         raise ConfigError.of([Fault(*fault) for fault in content["faults"]])

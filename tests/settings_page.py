@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs import SHIPPED, folder_task, language_model
+from isthmus.programs.command.loop_choice import LoopTable
 from isthmus.programs.engine.cluster.cluster_file import ClusterKeys, DeviceTable, MachineTable
 from isthmus.programs.engine.cluster.machine_file import KeysTable, ProgramsTable, RunsTable
 from isthmus.programs.engine.request.program import Program
@@ -37,6 +38,7 @@ def page() -> str:
     parts += _section("`task.` of the shipped task", where, Schema.of("task", language_model.task))
     parts += _section("`task.` of a model folder", f"{where}, with `folder`", Schema.of("task", folder_task.task))
     for title, where, table in (
+        ("`[loop]` of a file", "`--loop` in a file, in place of `run.task`", LoopTable),
         ("`[programs]` of machine.toml", "", ProgramsTable),
         ("`[keys]` of machine.toml", "", KeysTable),
         ("`[runs]` of machine.toml", "", RunsTable),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs import FOLDER, settings
+from isthmus.programs.command.loop_choice import LOOP_SECTION, LoopChoice
 from isthmus.programs.command.proposals import meant_by
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
@@ -23,6 +24,7 @@ from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")
+TASK: Final = ("run", "task")
 
 _ADAMW: Final = {"optimizer": "adamw"}
 """Where Muon, the default, was not compared (decision 0051)."""
@@ -102,12 +104,13 @@ def read(
             slots = {"slots_max": islands} if islands > SLOTS_MAX_DEFAULT else {}
             merged |= {("run", key): count for key, count in dict(slots, learners=islands).items()}
         with collecting(faults):
-            merged.update(_from_document(cluster.sections, cluster.file))
+            merged.update(_from_document(cluster.sections, cluster.file, is_here=False))
     for each in (before, file):
         if each is not None:
             with collecting(faults):
                 do = "Name a file with --config, for example the config.toml of a run."
-                merged.update(_from_document(settings.read_file(each, "the configuration", do), each))
+                document = settings.read_file(each, "the configuration", do)
+                merged.update(_from_document(document, each, is_here=cluster is None))
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **requested.values}))
@@ -142,24 +145,31 @@ def assignment(text: str, option: str = "--set") -> tuple[str, str, Text]:
     return section, key, Text(value.strip())
 
 
-def _check_section(section: str, where: str) -> None:
-    if section not in SECTIONS:
-        expected = f"one of the sections {', '.join(SECTIONS)}"
-        raise ConfigError(f"Reading {where}", expected, repr(section), nearest(section, SECTIONS))
+def _check_section(section: str, where: str, sections: Sequence[str] = SECTIONS) -> None:
+    if section not in sections:
+        expected = f"one of the sections {', '.join(sections)}"
+        raise ConfigError(f"Reading {where}", expected, repr(section), nearest(section, sections))
 
 
-def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, str], Any]:
-    """The keys of a TOML file's sections; its relative paths start in the file's own folder."""
+def _from_document(document: Mapping[str, Any], file: Path, *, is_here: bool) -> dict[tuple[str, str], Any]:
+    """The keys of a TOML file's sections; its relative paths start in the file's own folder. A script of its table
+    [loop] is the task; one that `is_here` has to be on this machine."""
     doing = f"Reading the configuration {file}"
     faults: list[Fault] = []
     for section, table in document.items():
         with collecting(faults):
-            _check_section(section, str(file))
+            _check_section(section, str(file), (*SECTIONS, LOOP_SECTION))
         if not isinstance(table, dict):
             faults.append(Fault(doing, f"a table [{section}]", repr(table), f"Write the header [{section}] above it."))
     if faults:
         raise ConfigError.of(faults)
-    values = {(section, key): value for section, table in document.items() for key, value in table.items()}
+    tables = {section: table for section, table in document.items() if section != LOOP_SECTION}
+    values = {(section, key): value for section, table in tables.items() for key, value in table.items()}
+    if LOOP_SECTION in document:
+        if TASK in values:
+            do = "Leave one of them out: the script's loop is the learners'."
+            raise ConfigError(doing, "run.task or [loop]", "both", do)
+        values[TASK] = LoopChoice.of_table(document[LOOP_SECTION], file, is_here=is_here).reference
     return absolute(values, file.absolute().parent)
 
 

@@ -6,8 +6,6 @@ own type decides which values are valid.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
@@ -139,13 +137,14 @@ class Options:
     cluster: Cluster = None
     before: Path | None = field(default=None, metadata={"is_option": False})
     """The config.toml of the run that goes on, whose keys count after all others."""
+    is_elsewhere: bool = field(default=False, metadata={"is_option": False})
+    """The run has its learners on other machines."""
 
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
         resumable = [key for key in RUN_OPTIONS.values() if key.declared.resumes]
-        present = [
-            item.name for item in fields(self) if item.name != "run" and getattr(self, item.name) not in (None, [])
-        ]
+        own = [item.name for item in fields(self) if item.name != "run" and item.metadata.get("is_option", True)]
+        present = [name for name in own if getattr(self, name) not in (None, [])]
         if wrong := sorted({*present, *self.run} - {"sets", *more, *(key.name for key in resumable)}):
             options_text = ", ".join(
                 f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong
@@ -247,55 +246,18 @@ class Options:
 
     def _loop_task(self, named: str) -> str:
         """The reference to the task of a script. ConfigError if there is none, or another task is named."""
-        from isthmus.programs import loop_script
-        from isthmus.programs.engine.request.reference import called
+        from isthmus.programs.command.loop_choice import of_options
 
         doing = "Reading --loop"
         others = {
             "--task": bool(self.task),
             "--transport inproc": self.transport == "inproc",
-            "--cluster": self.cluster is not None,
         }
         if beside := [name for name, given in others.items() if given]:
-            expected = "processes of your script as learners, on this machine"
+            expected = "processes of your script as learners"
             raise ConfigError(doing, expected, f"{beside[0]} beside it", "Leave it out.")
-        form, script = _script(named, doing)
-        script_words = tuple(self.loop_arguments or ()), str(Path.cwd()), self.ranks or 1, form
-        made = loop_script.LoopScript(script, *script_words, python=self._interpreter(form))
-        return called(loop_script.LOOP, made.keywords)
-
-    def _interpreter(self, form: str) -> str:
-        """The path of what runs a script; empty for that of isthmus."""
-        from isthmus.programs.loop_script import PROGRAM
-
-        if self.python is None:
-            return ""
-        doing = "Reading --python"
-        if form == PROGRAM:
-            do = "Leave it out: a program has its own. Or name a FILE.py, or -m MODULE."
-            raise ConfigError(doing, "a script that Python runs", "a program", do)
-        path = shutil.which(os.path.expanduser(self.python))
-        if path is None:
-            do = "Name the Python of an environment, such as ~/venv/bin/python."
-            raise ConfigError(doing, f"a program {self.python}", "none that can be run", do)
-        return os.path.abspath(path)  # Not what it links to: the path of the link says of which environment it is.
-
-
-def _script(named: str, doing: str) -> tuple[str, str]:
-    """What a script is, and its path, or the name of its module."""
-    from isthmus.programs.loop_script import FILE, MODULE, PROGRAM
-
-    if named.startswith("-m "):
-        return MODULE, named[3:].strip()
-    path = Path(named).expanduser().absolute()
-    if path.is_file():
-        is_program = path.suffix != ".py" and os.access(path, os.X_OK)
-        return (PROGRAM if is_program else FILE), str(path)
-    if os.sep not in named and not path.exists() and (program := shutil.which(named)) is not None:
-        return PROGRAM, os.path.abspath(program)
-    found = "a folder" if path.is_dir() else "nothing there"
-    do = "Name your script; paths start in the current folder. A module is named by -m package.module."
-    raise ConfigError(doing, f"a Python file {path}", found, do)
+        is_here = self.cluster is None and not self.is_elsewhere
+        return of_options(named, self.loop_arguments or (), self.ranks or 1, self.python, is_here=is_here).reference
 
 
 RUN_OPTIONS: Final[Mapping[str, Key]] = {name: key for name, key in SCHEMA.keys.items() if key.declared.option}

@@ -22,9 +22,11 @@ from isthmus.programs.engine.cluster.placement import Placement
 from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed
 from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
+from isthmus.programs.engine.machine.script_question import ScriptQuestion
 from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.preparing import in_child
+from isthmus.programs.loop_task import asked_by
 from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
@@ -38,12 +40,14 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     folder = handing_over.folder_there(daemon, daemon.find()["root"], options.run_dir)
 
     def work() -> dict[str, Any]:
-
-        # The home chooses the folder.
-        request = replace(options, run_dir=None).request().to_train().with_store()
-        data = handover(request, cluster, folder).as_data()
+        asked = ScriptQuestion(daemon, cluster)
+        with asked_by(asked):
+            # The home chooses the folder.
+            request = replace(options, run_dir=None).request().to_train().with_store()
+        handed, unlike = handover(request, cluster, folder, asked.digest)
+        warnings = [*request.warnings, *asked.warnings(unlike)]
         lines = request.data_lines
-        return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen), "data": lines}
+        return {"handover": handed.as_data(), "warnings": warnings, "chosen": dict(request.chosen), "data": lines}
 
     with preparing(quiet=quiet):
         prepared = in_child(work)
@@ -57,8 +61,11 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
 
 
-def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
-    """The handover to the home of a run, for a folder of that name there.
+def handover(
+    request: Request, cluster: Cluster, folder: str, script_digest: str = ""
+) -> tuple[Handover, dict[str, str]]:
+    """The handover to the home of a run, for a folder of that name there, and by machine the digests of its script;
+    `script_digest`: that of the one that was asked.
 
     ConfigError with the refusals of all machines, and the obstacles to placing the run.
     """
@@ -77,6 +84,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     sites = Sites.of(daemon.name, cluster.machines, placement.machines, modules_digest)
     run_spec = new_spec.of(request, zero_ns=0, cpu_seconds=cpu_seconds(with_children=True))
     run_spec["settings"]["processes"] = list(placement.processes)
+    run_spec["script_digest"] = script_digest
     if not faults:
         run_spec["elastic"] = elastic_sizes(request, cluster.topology, placement)
     message = {
@@ -88,15 +96,16 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
         "cluster": sites.as_data(),
         "faults": [list(fault) for fault in faults],
     }
-    _check(daemon, message, faults)
+    digests = _check(daemon, message, faults)
     shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
     data = {} if request.data is None else request.data.as_dict()
-    return Handover(request.name, folder, request.config_text, shape, run_spec, sites, data)
+    return Handover(request.name, folder, request.config_text, shape, run_spec, sites, data), digests
 
 
-def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> None:
-    """Let the home ask all machines; ConfigError with their refusals, and the faults that are known already."""
+def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> dict[str, str]:
+    """Let the home ask all machines, and return by machine the digests of a script; ConfigError with their refusals,
+    and the faults that are known already."""
     try:
-        daemon.say(message)
+        return dict(daemon.say(message)["scripts"])
     except ConfigError as error:
         raise ConfigError.of([*(fault for fault in faults if fault not in error.faults), *error.faults]) from None

@@ -11,7 +11,8 @@ interpreter is held, so that it sends nothing, and once its host has left.
 Theory of operation, of the end. Once the outcome of a run is settled, hosts are told to exit. A script then leaves its
 loop, and goes on behind its `with`; its process is *awaited*. It has come to its end by status 0. One that we end, or
 that leaves with another status behind its `with`, is *unfinished*. One that died before it had the last model is
-*owed* a next life, which is told to exit at once, and goes through its `with` with that model.
+*owed* a next life, which is told to exit at once, and goes through its `with` with that model; on a machine that is not
+the home, where that model is not, it is unfinished.
 """
 
 from __future__ import annotations
@@ -202,9 +203,10 @@ def script_ended(run: RunState, replica: Replica, life: TrackedLife | None, ende
     if isinstance(ended.end, incidents.MachineLost | incidents.MachineTaken):
         return False
     had_model = life is None or (life.seen.heartbeat.phase == "gone" and life.seen.error is None)
-    if isinstance(ended.end, incidents.Unseen):  # How it ended is not known.
+    is_away = run.fleet.name(replica) != run.fleet.home  # The last model is at home, and no life gets it there.
+    if isinstance(ended.end, incidents.Unseen) and not is_away:  # How it ended is not known.
         return True
-    if had_model or isinstance(ended.verdict, incidents.Lingered):
+    if had_model or is_away or isinstance(ended.verdict, incidents.Lingered):
         leave_unfinished(run, replica, ended)
         return False
     return True

@@ -44,6 +44,21 @@ task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-3))
 """
 """A step of 200 ms that takes next to no CPU: a learner that never waits makes 5 steps a second, also while others
 start and compile on the same cores."""
+SCRIPT: Final = """
+import sys, time
+import jax.numpy as jnp, numpy as np
+import isthmus
+
+state = {"w": jnp.zeros(64)}
+with isthmus.island(state, evaluate=lambda state: float(jnp.mean(state["w"] ** 2))) as island:
+    state, rng = island.state, np.random.default_rng(island.seed)
+    for _ in island(iter(int, 1)):
+        time.sleep(float(sys.argv[1]))
+        w = state["w"] + 0.01 * (rng.normal(size=64).astype(np.float32) - state["w"])
+        state = island.step({"w": w}, loss=float(jnp.mean(w**2)), tokens=64)
+print("BEHIND", island.slot, flush=True)
+"""
+"""A loop of the user's own with such a step; its length is its argument."""
 TOKENS_PER_SECOND: Final = 64 * 5
 """Of each learner, at most: so long a run lasts at least."""
 FOREVER: Final = 1_000_000_000
@@ -111,6 +126,13 @@ class Launch(ABC):
         folder.mkdir(exist_ok=True)
         (folder / "paced.py").write_text(TASK)
         (folder / self.file).write_text(f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n{more}')
+
+    def be_a_script(self, tokens: int) -> None:
+        """Have the file of the launch name a script in place of the task."""
+        (self.here / "train.py").write_text(SCRIPT)
+        text = (self.here / self.file).read_text().partition("tokens = ")[2].partition("\n")[2]
+        loop = '[loop]\nscript = "train.py"\narguments = ["0.2"]\n'
+        (self.here / self.file).write_text(f"[run]\ntokens = {tokens}\n{loop}{text}")
 
     @abstractmethod
     def type(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

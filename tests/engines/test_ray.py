@@ -113,6 +113,20 @@ def test_a_node_and_the_actor_of_the_home_are_lost_and_both_come_back(launched: 
     launch.check_steps(rates)
 
 
+def test_a_script_travels_and_trains_and_an_island_of_it_comes_back(launched: Callable[..., Launched]) -> None:
+    launch = launched(FOREVER)
+    launch.be_a_script(100 * 2 * TOKENS_PER_SECOND)
+    launch.begin()
+    run, rig = launch.run, launch.rig
+    run.wait_for_merges(0, 1, why=launch.story)
+    pid = (launch.there / "island-1" / "pid").read_text()
+    rig.kill(f"isthmus-{launch.name}", "island-1")
+    wait_for(lambda: (launch.there / "island-1" / "pid").read_text() != pid, launch.story)
+    run.wait_for_merges(0, 1, why=launch.story)
+    # The daemon that has adopted the process of the script does not learn with which status it ends.
+    assert len(launch.wait_for_done()["per_learner"]) == 2
+
+
 def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[..., Launched]) -> None:
     launch = launched(150 * 2 * TOKENS_PER_SECOND)
     launch.begin()

@@ -116,6 +116,19 @@ def test_an_island_and_the_home_are_preempted_and_come_back(launched: Callable[.
     assert len(lives) == 2, "a learner died with the home"
 
 
+def test_a_script_trains_on_the_nodes_and_an_island_of_it_comes_back(launched: Callable[..., Launched]) -> None:
+    launch = launched(FOREVER)
+    launch.be_a_script(100 * 2 * TOKENS_PER_SECOND)
+    launch.begin()
+    run = launch.run
+    run.wait_for_merges(0, 1, why=launch.story)
+    slots = launch.slots()
+    with launch.preempted("island-1"):
+        run.wait_for_merges(*slots.values(), why=launch.story)
+    summary = launch.wait_for_done()
+    assert (len(summary["per_learner"]), summary["scripts_unfinished"]) == (2, [])
+
+
 def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[..., Launched]) -> None:
     launch = launched(100 * 2 * TOKENS_PER_SECOND)
     launch.begin()

@@ -40,6 +40,7 @@ APART = {
     "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
     "docs/how-to/own-loop-on-several-gpus.md": "an extra: tests/torch_tasks",
     "docs/how-to/own-loop-rules.md": "an extra: tests/torch_tasks",
+    "docs/how-to/own-loop-on-a-cluster.md": "several machines: tests/programs/engine/machine/test_cluster_loops.py",
     "docs/how-to/join-with-a-loop.md": "a second machine: tests/torch_tasks/test_joining_loops.py",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
     "docs/how-to/tune-a-model.md": "an extra: tests/torch_tasks/test_tune_a_model.py",

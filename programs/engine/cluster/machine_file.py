@@ -19,10 +19,11 @@ import msgspec
 
 from isthmus.programs import SHIPPED, SHIPPED_TASK, settings
 from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.cluster.permitted_scripts import NO_SCRIPTS, PermittedScripts
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.slot_tasks import references_of
-from isthmus.programs.loop_script import OPEN
+from isthmus.programs.loop_script import OPEN, LoopScript
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
@@ -50,6 +51,8 @@ class MachineConfig:
     """The folder of its runs, None for the daemon's working folder."""
     error_texts: Literal["local", "home"] | None = None
     """Whether those of its hosts of other homes' runs stay here, None where not given."""
+    scripts: PermittedScripts = NO_SCRIPTS
+    """Scripts of users that may be started as learners."""
     ports: str = ""
     """Those at which its hosts listen, empty for any."""
     has_porter: bool = False
@@ -61,16 +64,24 @@ class MachineConfig:
     until_over: bool = False
     """It ends with its runs."""
 
-    def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
-        """Faults of a program and a task that this machine may not load."""
+    def faults(self, program: str, task: str, machine: str, *, computes: bool = True) -> Iterator[Fault]:
+        """Faults of a program and a task that this machine may not load; of a script, which it may not start where it
+        `computes`: no other machine starts any."""
         shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK, OPEN}
         for kind, text in (("program", program), *(("task", text) for text in references_of(task))):
+            if kind == "task" and (script := reference.script_of(text)) is not None:
+                yield from self.scripts.faults(script, machine) if computes else ()
+                continue
             if reference.without_keywords(text) in shipped or self._permits(text):
                 continue
             where, _ = reference.split(text)
             expected = "a shipped one, or one of a module that its machine.toml lists"
             do = f'Let the operator add it, and start the daemon with that file: [programs] modules = ["{where}"]'
             yield Fault(f"Handing a {kind} to the daemon {machine!r}", expected, repr(text), do)
+
+    def refusal_of(self, script: LoopScript, machine: str) -> str:
+        """Why this machine does not start a script, in words; '' where its owner permits that."""
+        return "; ".join(f"{fault.found}: {fault.remedy}" for fault in self.scripts.faults(script, machine))
 
     def _permits(self, text: str) -> bool:
         where, _ = reference.split(text)
@@ -101,13 +112,17 @@ def read(file: Path | None) -> MachineConfig:
     runs, of_runs = None, tables.get("runs", {})
     with collecting(faults):
         runs = _folder(of_runs.get("folder", ""), folder)
-    modules = tuple(_module(text, folder) for text in tables.get("programs", {}).get("modules", ()))
+    programs = tables.get("programs", {})
+    modules = tuple(_module(text, folder) for text in programs.get("modules", ()))
     for module in modules:
         with collecting(faults):
             _check_module(module)
+    scripts = PermittedScripts.of(programs.get("scripts", ()), programs.get("pythons", ()), folder)
+    faults += scripts.reading_faults()
     if faults:
         raise ConfigError.of(faults)
-    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs, of_runs.get("error_texts"))
+    texts = of_runs.get("error_texts")
+    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs, texts, scripts)
 
 
 class _Keys(NamedTuple):
@@ -141,6 +156,14 @@ class ProgramsTable(msgspec.Struct, kw_only=True):
         tuple[str, ...],
         Setting("Modules and files whose programs and tasks the daemon may load, with those of the package."),
     ] = ()
+    scripts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Scripts of users (`--loop`) that it may start: files, folders with all of their files, `-m MODULE`, "
+            "programs. A folder also lets scripts run in it."
+        ),
+    ] = ()
+    pythons: Annotated[tuple[str, ...], Setting("Interpreters that may run them (`--python`), beside its own.")] = ()
 
 
 class KeysTable(msgspec.Struct, kw_only=True):

@@ -276,17 +276,24 @@ _ONE_EACH: Final = {_FLAGS: XLA_FLAGS, _CORES: "1", OMP_THREADS: "1"}
 
 
 def script_environment(
-    accelerators: Accelerators | None, island: int, islands: int, *, has_evaluator: bool, environment: Mapping[str, str]
+    accelerators: Accelerators | None,
+    island: int,
+    islands: int,
+    devices: int = 0,
+    *,
+    has_evaluator: bool,
+    environment: Mapping[str, str],
 ) -> dict[str, str]:
     """The variables of a process of the user's script, for one of so many islands on these GPUs: those that a learner
     of a task has, but that it may compute on the CPU. Where islands share a GPU they also bound its memory, in jax.
+    Each island has so many `devices`, 0 where that is not declared; ConfigError for more than there are.
 
     `has_evaluator`: the script is the evaluator's, too, on the first island.
     """
     if accelerators is None:
         return {}
     total = len(accelerators.ids)
-    cut = _accelerated(max(islands, 1), 0, accelerators)
+    cut = _accelerated(max(islands, 1), devices, accelerators)
     variables = learner_environment(cut, island, total, has_evaluator=has_evaluator, environment=environment)
     del variables[_PLATFORMS]
     return variables

@@ -16,7 +16,9 @@ from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair
 
 ANSWER_SECONDS: Final = 5.0
-LONG_SECONDS: Final = {"check": 90.0, **answer_seconds()}
+ASK_SCRIPT: Final = "ask-script"
+"""The question for the model of a script, which a machine of its run starts."""
+LONG_SECONDS: Final = {"check": 90.0, ASK_SCRIPT: 90.0, **answer_seconds()}
 """Time limits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 
 

@@ -14,12 +14,14 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine import services
 from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.client import patience
@@ -417,15 +419,19 @@ class MachineDaemon:
         sites, faults = Sites.read(message["cluster"]), [Fault(*fault) for fault in message["faults"]]
         program, task = str(message["program"]), str(message["task"])
         computing = [str(role) for role in message["computing"]]
+        computes, digests = sites.computes(sites.sites[sites.home], computing), dict[str, str]()
         try:
-            self.permit(program, task, str(message["run"]))
+            self.permit(program, task, str(message["run"]), computes=computes)
+            if computes:
+                digests[self.name] = await self.loop.run_in_executor(None, checked_digest, task, self.name)
         except ConfigError as error:
             faults += error.faults
         requests = to_take_part(sites, self.name, program, task, computing)
-        faults += await check_machines(self.neighbours.links, requests, self.keys)
+        more, theirs = await check_machines(self.neighbours.links, requests, self.keys)
+        faults += more
         if faults:
             raise ConfigError.of(faults)
-        return {"type": "permitted"}
+        return {"type": "permitted", "scripts": {**digests, **theirs}}
 
     async def _log(self, message: Message) -> Message:
         """The end of the log of a host, or of a daemon, of a run that may be over."""
@@ -437,9 +443,9 @@ class MachineDaemon:
         text = await end_of_log(Path(run), str(message["name"]), name, elsewhere, self.neighbours.links)
         return {"type": "log", "text": text}
 
-    def permit(self, program: str, task: str, run: str) -> None:
-        """ConfigError for a program, task and run that are not permitted here."""
-        faults = list(self.config.faults(program, task, self.name))
+    def permit(self, program: str, task: str, run: str, *, computes: bool = True) -> None:
+        """ConfigError for a program, task and run that are not permitted here; `computes`: hosts here may load them."""
+        faults = list(self.config.faults(program, task, self.name, computes=computes))
         if self._is_ending:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Handing a run to the daemon {self.name!r}", "one that goes on", "it is ending", do))
@@ -452,7 +458,10 @@ class MachineDaemon:
         handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
         doing = f"Handing a run to the daemon {self.name!r}"
         run_spec = spec.read(handed.spec)
-        self.permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
+        sites = handed.sites
+        computes = sites.home in sites.sites and sites.computes(sites.sites[sites.home], run_spec.computing)
+        job, run_name = run_spec.job, handed.folder or handed.name
+        self.permit(job.program, job.task.text, run_name, computes=computes)
         check_compiler(doing)
         handed.check(run_spec, self.name, self.run_names(), doing)
         ports = self.config.ports
@@ -546,6 +555,7 @@ class MachineDaemon:
                 keys=self.keys,
                 is_watched=is_watched,
                 on_over=lambda: self._over(run),
+                forbids=partial(config.refusal_of, machine=self.name),
             )
         except BaseException:
             lock.close()

@@ -51,6 +51,8 @@ class _Linked:
     instance: str
     heard_at: float
     is_far: bool
+    islands: int
+    """How many it offers to runs as they begin; 0 for a loop that has started itself, and a part of an island."""
 
     @property
     def is_up(self) -> bool:
@@ -95,7 +97,9 @@ class MachineLinks:
         if last is not None and last.instance != instance and last.is_up:
             do = "Give each machine a --name of its own, or end the other daemon."
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
-        self._linked[name] = _Linked(peer, instance, now, bool(message.get("far")))
+        offers = not message.get("loop") and message.get("part") is None
+        islands = int(message.get("islands") or 0) if offers else 0
+        self._linked[name] = _Linked(peer, instance, now, bool(message.get("far")), islands)
         self._signs[name] = now
         texts = message.get("error_texts")
         if texts in ("local", "home"):
@@ -113,6 +117,10 @@ class MachineLinks:
         """Whether a machine announced itself a moment ago."""
         linked = self._linked.get(name)
         return linked is not None and linked.is_up
+
+    def offering(self) -> list[str]:
+        """The machines that are linked and offer islands to any run, first those that were linked first."""
+        return [name for name, linked in self._linked.items() if linked.is_up and linked.islands]
 
     def expect(self, name: str) -> None:
         """A machine has just been admitted, and will link itself."""

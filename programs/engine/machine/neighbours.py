@@ -351,7 +351,10 @@ class Neighbours:
 
     async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
         try:
-            await self._check(run, name)
+            answer = await self._check(run, name)
+            if other := run.other_script(name, answer):
+                self._tell(f"{run.folder}: {other}")
+                run.log(other)
             run.station(name, islands)
             slots = run.daemon.join(name, islands)
             slots_text = ", ".join(map(str, slots)) or "no slot"
@@ -364,10 +367,13 @@ class Neighbours:
         finally:
             self._joining.discard(key)
 
-    async def _check(self, run: MachineRun, name: str) -> None:
-        """Ask a machine whether it may take part in a run; ConfigError if not, UnreachedError for want of a way."""
-        if faults := ways_to_others.told(await self.links.request(name, run.check(), CHECK_SECONDS_MAX)):
+    async def _check(self, run: MachineRun, name: str) -> Message:
+        """The answer of a machine that may take part in a run; ConfigError if it may not, UnreachedError for want of a
+        way."""
+        answer = await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+        if faults := ways_to_others.told(answer):
             raise ways_to_others.UnreachedError.of(faults)
+        return answer
 
     def _refuse(self, keys: list[tuple[str, str]], error: ConfigError) -> None:
         """Let machines not join a run: never, or, for want of a way that may come, for a while."""

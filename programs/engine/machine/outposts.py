@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -28,6 +29,7 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
@@ -298,7 +300,7 @@ class Outposts:
             if not RUN_NAME.fullmatch(run):
                 raise ValueError(f"a run named {run!r}")
             run_spec = spec.read(message["spec"])
-            self._permit(run_spec.job.program, run_spec.job.task.text)
+            self._permit(run_spec.job.program, run_spec.job.task.text, computes=run_spec.here.learners > 0)
             folder = self._folder / run
             folder.mkdir(parents=True, exist_ok=True)
             # Times count from the same moment everywhere, as nearly as the way of this message is short.
@@ -321,7 +323,17 @@ class Outposts:
         run_spec = spec.load(folder)
         launch: HostLaunching
         if self.guest is None:
-            launch, processes = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of), None
+            launch = Launcher(
+                self._loop,
+                folder,
+                run_spec.computing,
+                run_spec.task_of,
+                run_spec.script,
+                run_spec.here.islands_here,
+                devices=run_spec.here.devices,
+                forbids=partial(self._config.refusal_of, machine=self._name),
+            )
+            processes = None
         else:
             launch, processes = self.guest.life(folder), self.guest
         tape_bytes = run_spec.settings.tape_bytes
@@ -404,29 +416,34 @@ class Outposts:
 
     async def _check(self, home: HomeAddress, message: Message) -> Message:
         """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
-        program, task = str(message["program"]), str(message["task"])
-        self._permit(program, task)
+        program, task, wanted = str(message["program"]), str(message["task"]), str(message["digest"])
+        self._permit(program, task, computes=bool(wanted))
         if self.guest is not None and (layout := message.get("layout")):
             from isthmus.programs.loop_task import unlike  # Of a machine with a guest.
 
             if fault := unlike(self.guest.leaves, layout):
                 self.guest.refuse([fault])  # Before it has a slot.
                 raise ConfigError.of([fault])
-        wanted = str(message["digest"])
+        script = ""
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
             digest = await self._loop.run_in_executor(None, handover.digest, program, task)
             if digest != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
+            script = await self._loop.run_in_executor(None, checked_digest, task, self._name)
         unreached = await ways_to_others.faults(
             message.get("ways", []), self._name, f"Looking for ways to the machines of a run of {home.name}"
         )
         if unreached and self.guest is not None:
             self.guest.refuse(unreached)
         self._tell_refusal(home, unreached)
-        standing = self.standing(str(message.get("run", "")), home.name)._asdict()
-        return {"type": "permitted", **standing, ways_to_others.UNREACHED: [list(fault) for fault in unreached]}
+        return {
+            "type": "permitted",
+            "script": script,
+            ways_to_others.UNREACHED: [list(fault) for fault in unreached],
+            **self.standing(str(message.get("run", "")), home.name)._asdict(),
+        }
 
     def _tell_refusal(self, home: HomeAddress, faults: Sequence[Fault]) -> None:
         """Tell why this machine takes no part in a run, once; the home is told by the answer."""
@@ -434,8 +451,8 @@ class Outposts:
             self._refusals = {*self._refusals, text} if len(self._refusals) < REFUSALS_MAX else {text}
             self._tell(f"takes no part in a run of {home.name}: {text}")
 
-    def _permit(self, program: str, task: str) -> None:
-        faults = list(self._config.faults(program, task, self._name))
+    def _permit(self, program: str, task: str, *, computes: bool) -> None:
+        faults = list(self._config.faults(program, task, self._name, computes=computes))
         if self.guest is not None and not is_open_loop(task):
             do = f"Begin a run of loops there: a cluster file with [run] task = {OPEN_NAME!r}."
             faults.append(Fault("Joining with a loop", "a run whose learners are loops", f"one of {task!r}", do))

@@ -55,11 +55,16 @@ def to_take_part(sites: Sites, home: str, program: str, task: str, computing: li
     return [LinkRequest(site, here, asked(site)) for site in sites.others]
 
 
-async def check_machines(links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None) -> list[Fault]:
-    """The faults of all machines together."""
+async def check_machines(
+    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None
+) -> tuple[list[Fault], dict[str, str]]:
+    """The faults of all machines together; and by machine the digests of the script, where there is one that they have
+    looked at."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_faults(links, each, keys)) for each in requests]
-    return [fault for task in tasks for fault in task.result()]
+        tasks = {each.site.name: group.create_task(answer_of(links, each, keys)) for each in requests}
+    faults = [fault for task in tasks.values() for fault in task.result()[0]]
+    digests = {name: str(task.result()[1].get("script", "")) for name, task in tasks.items()}
+    return faults, {name: digest for name, digest in digests.items() if digest}
 
 
 async def check_sources(job: Job, wanted: str, doing: str) -> None:
@@ -70,13 +75,17 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {digest[:8]}", do)
 
 
-async def _faults(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> list[Fault]:
+async def answer_of(
+    links: MachineLinks, request: LinkRequest, keys: Keyring | None
+) -> tuple[tuple[Fault, ...], Message]:
+    """The faults of one machine, and its answer, which is empty where there are any."""
     try:
         await reach(links, request, keys)
         answer = await links.request(request.site.name, request.check, CHECK_SECONDS_MAX)
     except ConfigError as error:
-        return list(error.faults)
-    return ways_to_others.told(answer)
+        return tuple(error.faults), {}
+    unreached = ways_to_others.told(answer)
+    return tuple(unreached), {} if unreached else answer
 
 
 async def reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> None:

@@ -33,6 +33,7 @@ from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
+from isthmus.programs.loop_script import LoopScript
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
@@ -207,6 +208,7 @@ class MachineRun:
         keys: Keyring | None,
         is_watched: bool,
         on_over: Callable[[], None],
+        forbids: Callable[[LoopScript], str],
     ) -> None:
         """Bind, and start the processes soon, which may take a second or more.
 
@@ -231,6 +233,7 @@ class MachineRun:
             directory=lambda: _directory(keys, sites),
             parties=lambda: sites.parties({} if keys is None else keys.parties),
             turn_away=self._turn_away,
+            forbids=forbids,
         )
         self.daemon = self._held.daemon
         self._account = LinkAccount(
@@ -276,6 +279,14 @@ class MachineRun:
         asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
         placed = [(Replica.parse(text), machine) for text, machine in self.daemon.home.fleet.placed()]
         return {**asked, "layout": layout, "ways": ways_to_others.needed(placed, self._sites, self._machine)}
+
+    def other_script(self, machine: str, answer: Message) -> str:
+        """That a machine which joins has another script than the one that was asked for the model, in words; ''
+        otherwise. `answer`: to `check`."""
+        ours, its, script = self._spec.script_digest, str(answer.get("script", "")), self._spec.script
+        if script is None or its == ours or not (its and ours):
+            return ""
+        return f"{script.name} on {machine} is another one, {its[:8]}, than the one that told of the model, {ours[:8]}"
 
     def station(self, machine: str, islands: int = 0, host: str = "") -> None:
         """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet;

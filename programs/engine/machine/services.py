@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, final
 
 from isthmus.programs.engine.cluster.handover import RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.client import ASK_SCRIPT
 from isthmus.programs.engine.machine.links import HomeHandler
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
@@ -75,8 +76,8 @@ class ServedMachine(Protocol):
     def statuses(self) -> list[dict[str, Any]]:
         """The status of each run that has its home here, and of its part in each of others."""
 
-    def permit(self, program: str, task: str, run: str) -> None:
-        """ConfigError for a program, task and run that are not permitted here."""
+    def permit(self, program: str, task: str, run: str, *, computes: bool = True) -> None:
+        """ConfigError for a program, task and run that are not permitted here; `computes`: hosts here may load them."""
 
     def hold_next(self, folder: Path, run_spec: Spec, sites: Sites) -> None:
         """Be the home of a run from now on that had another one; one of `run.UNABLE` if that cannot be."""
@@ -134,10 +135,16 @@ class ServiceRow(NamedTuple):
     home_messages: tuple[str, ...] = ()
 
 
-SERVICES: Final = tuple(
-    ServiceRow(wing.reference(each.made_by), each.messages, each.home_messages)
-    for wing in WINGS
-    for each in wing.services
+_OWN: Final = ServiceRow(
+    "isthmus.programs.engine.machine.asked_scripts:AskedScripts", {ASK_SCRIPT: "to start a script"}, (ASK_SCRIPT,)
+)
+SERVICES: Final = (
+    _OWN,
+    *(
+        ServiceRow(wing.reference(each.made_by), each.messages, each.home_messages)
+        for wing in WINGS
+        for each in wing.services
+    ),
 )
 OPERATORS: Final[Mapping[str, str]] = {kind: words for row in SERVICES for kind, words in row.messages.items() if words}
 """Messages to services that need an operator's key, with their meaning in words."""

@@ -69,7 +69,7 @@ def item_faults(graph: Template) -> Iterator[Fault]:
 def mesh_faults(task: AnyTask, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
     """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
     if isinstance(task, OwnTask):
-        if devices > 1:
+        if devices > 1 and not isinstance(task, LoopTask):  # A script uses what it sees.
             do = "Give the island one device, or train a task in jax."
             yield Fault(f"Giving {where} to the task", "one device, which its learner uses", f"{devices}", do)
         return
@@ -144,8 +144,11 @@ def path_faults(graph: Template, job: Job, tasks: Collection[Any]) -> Iterator[F
         yield Fault("Training a task that has paths", "a task in jax", "one of another framework", do)
 
 
-def loop_faults(plans: Mapping[str, Plan], task: Any) -> Iterator[Fault]:
-    """A fault of a program whose learners' steps no loop of the user's can make."""
+def loop_faults(plans: Mapping[str, Plan], task: Any, tasks: Collection[Any]) -> Iterator[Fault]:
+    """Faults of a program whose learners' steps no loop of the user's can make, and of other `tasks` beside one."""
+    if len(tasks) > 1 and any(isinstance(each, LoopTask) for each in tasks):
+        do = "Leave `task` and `framework` of machines out: the script is the task of all learners."
+        yield Fault("Reading --loop", "one script for all learners", f"{len(tasks)} tasks", do)
     if isinstance(task, LoopTask) and (LEARNER not in plans or looped(plans[LEARNER]) is None):
         expected = "learners that exchange fragments by InnerStep, whose steps a loop can make"
         yield Fault("Reading --loop", expected, "others in this program", "Train by decoupled-diloco.")

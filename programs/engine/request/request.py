@@ -272,7 +272,7 @@ def _prepare(
     faults = [
         *item_faults(graph),
         *process_faults(plans, tasks.values(), parts.run.processes, job.learners),
-        *loop_faults(plans, parts.subject.task),
+        *loop_faults(plans, parts.subject.task, tasks.values()),
         *frozen_faults(job.frozen, parts.run.processes),
         *path_faults(graph, job, tasks.values()),
     ]

@@ -90,6 +90,11 @@ class Here:
     """The way to others, or to some of them, leads through a bucket."""
 
     @property
+    def islands_here(self) -> int:
+        """How many islands share the machine's devices: as declared, or one for each learner."""
+        return self.islands or self.learners
+
+    @property
     def porter(self) -> str:
         """The address of this machine's porter; empty if it has none."""
         return self.daemon if self.has_porter else ""
@@ -142,6 +147,8 @@ class Spec:
     """For how long its clock has stood still, between its ends and what went on with it (`standstill`)."""
     program_file: str = ""
     """SHA-256 of the user's file that has the program's builder; '' for any other program."""
+    script_digest: str = ""
+    """SHA-256 of the script that was asked for the model, on the machine that was; '' where nothing is compared."""
     data: Mapping[str, int] = field(default_factory=dict)
     """How many `files`, `bytes` and `tokens` its data had; empty where that is not known."""
 

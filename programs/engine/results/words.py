@@ -410,6 +410,15 @@ def text_is_on(machine: str, host: str) -> str:
     return f"the text is on machine {machine}, in its log of {host}"
 
 
+def scripts_again(folder: Path) -> str:
+    """What to do about scripts that have not come to their end, in the run folder as it is, or is not, on this machine:
+    the machines of a cluster start none again once the run is over."""
+    is_alone = (folder / "spec.json").exists() and not (folder / "cluster.json").exists()
+    if is_alone:
+        return f"`isthmus train --resume {folder}` starts them again with the final model"
+    return f"`isthmus export {folder}`, on its home, has the model for what they have not done"
+
+
 def raised(error: Raised, more: str = "") -> str:
     """A body's error with its place, `more` about it, and where its text is that is not here."""
     where = f" ({error.file}:{error.line})" if error.file else ""

@@ -18,6 +18,7 @@ from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.launch import NONE_AHEAD, Ahead, Launcher
 from isthmus.programs.engine.run.merge_shares import MergeShares
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
+from isthmus.programs.loop_script import LoopScript
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
@@ -46,7 +47,7 @@ class HeldRun:
         on_over: called once it is over.
         gather: fetches what is elsewhere.
         own_seconds: returns further CPU seconds of the run, beside those of hosts and fork servers.
-        ahead: as in `Launcher`.
+        ahead, forbids: as in `Launcher`.
         of_machines: the arguments of `Daemon` about other machines.
     """
 
@@ -63,6 +64,7 @@ class HeldRun:
         gather: Callable[[], Awaitable[None]] | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
         ahead: Ahead = NONE_AHEAD,
+        forbids: Callable[[LoopScript], str] = lambda script: "",
         **of_machines: Any,
     ) -> None:
         """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""
@@ -72,7 +74,15 @@ class HeldRun:
         for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
             (folder / name).unlink(missing_ok=True)
         self._launch = Launcher(
-            loop, folder, run_spec.computing, run_spec.task_of, run_spec.script, run_spec.here.learners, ahead
+            loop,
+            folder,
+            run_spec.computing,
+            run_spec.task_of,
+            run_spec.script,
+            run_spec.here.islands_here,
+            ahead,
+            devices=run_spec.here.devices,
+            forbids=forbids,
         )
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(

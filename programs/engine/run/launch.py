@@ -21,11 +21,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
+from isthmus.programs.engine.islands.island_numbers import IslandNumbers
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
 from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
 from isthmus.programs.loop_script import LoopLife, LoopScript
-from isthmus.runtime.errors import RunError, log_entry
-from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.programs.program_graph import EVALUATOR
+from isthmus.runtime.errors import ConfigError, RunError, log_entry
+from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.processes import environment, is_stopped, signal_name, spawn_leader
@@ -212,7 +214,9 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners`.
+    Where there is a `script`, they are processes of that instead, for so many `learners` on this machine, with so many
+    `devices` each, 0 where that is not declared; `forbids` returns why its owner does not let it start that, '' where
+    the owner does.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -229,10 +233,16 @@ class Launcher:
         script: LoopScript | None = None,
         learners: int = 1,
         ahead: Ahead = NONE_AHEAD,
+        *,
+        devices: int = 0,
+        forbids: Callable[[LoopScript], str] = lambda script: "",
     ) -> None:
         self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
-        self._learners = learners
+        self._learners, self._devices, self._forbids = learners, devices, forbids
+        self._islands = None if script is None else IslandNumbers(folder, learners)
+        self._has_evaluator = log_of(folder, Replica(EVALUATOR, 0)).exists()
+        """Whether an evaluator was ever started here."""
         self._computing = frozenset(computing)
         self.cpu_seconds = 0.0
         self._servers: dict[str, ForkLink[_Wanted]] = {}
@@ -250,6 +260,7 @@ class Launcher:
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork servers that `wanted` need; returns it with those that need them last: they take a while."""
+        self._has_evaluator |= any(replica.role == EVALUATOR for replica in wanted)
         for task in dict.fromkeys(self._task_of(replica) for replica in wanted if self._computes(replica)):
             with suppress(OSError):  # The next request for a host meets the same error.
                 self._fork_server(task)
@@ -377,12 +388,7 @@ class Launcher:
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
         if (script := self._script_of(replica)) is not None:
-            life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
-            log = log_of(self._folder, replica)
-            if self._scripts is not None and (pid := self._scripts.begin(life, log)) is not None:
-                return pid
-            devices = devices_of(replica, self._learners, has_evaluator=len(self._computing) > 1)
-            return spawn_script(script, life, log, devices)
+            return self._start_script(script, wanted)
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),
@@ -391,6 +397,25 @@ class Launcher:
         ]
         computes = self._computes(replica)
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
+
+    def _start_script(self, script: LoopScript, wanted: _Wanted) -> int:
+        """Have a process of the script be a host; OSError where the owner of this machine forbids that, or it lacks the
+        devices."""
+        replica = wanted.member.replica
+        life = LoopLife(str(self._folder), str(replica), wanted.member.incarnation, wanted.endpoint)
+        log = log_of(self._folder, replica)
+        if self._scripts is not None and (pid := self._scripts.begin(life, log)) is not None:
+            return pid
+        if why := self._forbids(script):
+            raise OSError(why)
+        assert self._islands is not None
+        island = self._islands.of(replica) if replica.role == LEARNER else 0
+        has_evaluator = EVALUATOR in self._computing and self._has_evaluator
+        try:
+            variables = devices_of(island, self._learners, self._devices, has_evaluator=has_evaluator)
+        except ConfigError as error:
+            raise OSError(str(error)) from error
+        return spawn_script(script, life, log, variables)
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool) -> int:

@@ -284,7 +284,7 @@ class LoopHost:
             if self._is_guest:
                 do = "take the model from the home: isthmus export RUN, there"
             else:
-                do = "look at snapshots/final in its folder"
+                do = "look at snapshots/final in its folder, on its home"
             raise RunError(f"the run is over, and this island has not had its last model; {do} ({error})") from error
         if self._learner is None:
             assert self._make is not None

@@ -79,12 +79,13 @@ def _spawn(
     return spawn_leader(command, variables, output_to(output))
 
 
-def devices_of(replica: Replica, learners: int, *, has_evaluator: bool) -> dict[str, str]:
-    """The variables by which a script's process sees the GPUs of its island; an evaluator's those of the first."""
-    island = replica.slot % max(learners, 1) if replica.role == LEARNER else 0
+def devices_of(island: int, islands: int, devices: int = 0, *, has_evaluator: bool) -> dict[str, str]:
+    """The variables by which a script's process sees the GPUs of one of so many islands, the first of which may be
+    shared with an evaluator; each has so many `devices`, 0 where that is not declared. ConfigError for more than there
+    are."""
     there = gpus()
-    own = script_environment(there, island, learners, has_evaluator=has_evaluator, environment=os.environ)
-    return own if there is None else {**own, **compiling(max(learners, 1), os.environ)}
+    variables = script_environment(there, island, islands, devices, has_evaluator=has_evaluator, environment=os.environ)
+    return variables if there is None else {**variables, **compiling(max(islands, 1), os.environ)}
 
 
 # -- at the daemon -----------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class _Waiting:
             answer = os.dup(self.answer.fileno())
             # The number of learners may still change; an evaluator is counted, because the script may have one.
             replica = Replica(LEARNER, slot)
-            devices = devices_of(replica, run.learners, has_evaluator=True)
+            devices = devices_of(slot % max(run.learners, 1), run.learners, has_evaluator=True)
             try:
                 for each in (answer, tells, waits):
                     os.set_inheritable(each, True)

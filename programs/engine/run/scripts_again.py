@@ -21,6 +21,7 @@ from isthmus.programs.engine.run.resume import locked
 from isthmus.programs.engine.run.room_for_hosts import check_loopback
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.runtime.daemon.home_daemon import await_scripts_again
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
 
 CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
@@ -43,6 +44,9 @@ def start_again(folder: Path, settings: Mapping[str, Any]) -> Submitted:
     nothing changed, if that is not possible."""
     doing = f"Resuming {folder}"
     check_loopback(doing)
+    if (folder / spec.CLUSTER).exists():
+        do = "Use the run's model for what they have not done: isthmus export RUN --format safetensors --to DIR."
+        raise ConfigError(doing, "scripts of a run of this machine alone", "those of a cluster's machines", do)
     fields = json.loads(read_text(folder / spec.SPEC))
     changed = {**fields["settings"], **settings}
     RunSettings.read(changed)

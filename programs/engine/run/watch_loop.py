@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, final
 
 from isthmus.programs.engine.request.grace import GRACE_SECONDS, SECOND
-from isthmus.programs.engine.results.words import counted
+from isthmus.programs.engine.results.words import counted, scripts_again
 from isthmus.programs.engine.run.going_on import going_on
 from isthmus.programs.engine.run.interrupts import Interrupts, leave_output
 from isthmus.runtime.errors import InterruptedRunError, RunError, UnfinishedScriptsError
@@ -234,7 +234,7 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
         raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it: {way.words()}")
     if unfinished := summary.get("scripts_unfinished_why"):
         why = "; ".join(f"{name}: {reason}; see `isthmus logs {name}`" for name, reason in unfinished.items())
-        how = f"`isthmus train --resume {folder}` starts them again with it"
+        how = scripts_again(folder)
         scripts = counted(len(unfinished), "script")
         raise UnfinishedScriptsError(f"the model is whole, but {scripts} did not come to the end; {how}. {why}")
     if watch is None and summary["outcome"] == "done" and (names := summary["scripts_dismissed"]):

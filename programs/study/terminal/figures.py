@@ -461,7 +461,7 @@ def scripts(summary: Mapping[str, Any], folder: str) -> list[str]:
         lines.append(f"{', '.join(dismissed)}: ended by request, before their end")
     if not lines or (summary["outcome"] != "done" and not summary.get("scripts_unfinished")):
         return lines
-    return [*lines, f"`isthmus train --resume {folder}` starts them again with the final model"]
+    return [*lines, words.scripts_again(Path(folder))]
 
 
 WAITS_NAMED_MAX: Final = 3

@@ -88,11 +88,12 @@ class NextHome(DaemonService):
         ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
         """
         run, job, name = takeover.run_spec.run, takeover.run_spec.job, self._name
-        self._machine.permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
         rules.check_nowhere(run, {**going_on, name: self._machine.run_names()}, self._doing)
         sites = _sites(message)
         me = rules.next_home(name, takeover, sites, self._doing)
+        computes = takeover.sites.computes(me, takeover.run_spec.computing)
+        self._machine.permit(job.program, job.task.text, run, computes=computes)
         await check_sources(job, takeover.sites.digest, self._doing)
         here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.command.loop_choice import LOOP_SECTION
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.programs.wings.launch import manifests, user_files
@@ -275,7 +276,7 @@ def _manifests(request: LaunchRequest) -> list[PrintedFile]:
         {},
     )
     home["spec"]["template"]["spec"]["hostname"] = f"{name}-{HOME}"
-    part, config = (_PART.format(size=size) if size > 1 else ""), (f" --config {JOIN}" if request.modules else "")
+    part, config = (_PART.format(size=size) if size > 1 else ""), (f" --config {JOIN}" if request.permits else "")
     script = _ISLAND_SCRIPT.format(name=name, part=part, config=config, grace=request.grace)
     invitation: dict[str, Any] = {
         "secret": {"name": name, "items": [{"key": "island.invite", "path": "island.invite"}]}
@@ -393,7 +394,7 @@ def _jobs(name: str, islands: int, size: int) -> list[str]:
 def _sent(request: LaunchRequest) -> list[PrintedFile]:
     """The files of the ConfigMap; the user's own lie beside the others there, by their names."""
     there, address = user_files.placed(request), f"tcp://{request.name}-{HOME}:{request.table.port or PORT}"
-    join = [PrintedFile(JOIN, there.machine_text)] if there.modules else []
+    join = [PrintedFile(JOIN, there.machine_text)] if there.permits else []
     cluster = PrintedFile(CLUSTER, home_table(address) + there.run_text)
     return [cluster, PrintedFile(MACHINE, there.home_text), *join, *user_files.copies(request)]
 
@@ -415,6 +416,11 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     if table.devices.count(":") > 1:
         do = "Write gpu:8, and the nodeSelector of such nodes in launch.extra."
         yield Fault("Reading launch.devices", "KIND:NUMBER on Kubernetes", repr(table.devices), do)
+    if LOOP_SECTION in request.sections and not request.names_folder:
+        script = request.sections[LOOP_SECTION]["script"]
+        if not script.endswith(".py"):  # That of the pod's files is everybody's in it, and no owner permits such a one.
+            do = 'Write [loop] with folder = "/opt/lab", a folder of the image that only root writes.'
+            yield Fault("Reading [loop]", f"the folder in which {script} runs", "none", do)
     faults = list[Fault]()
     with collecting(faults):
         _ = table.time and cluster_file.duration_seconds(table.time, "Reading launch.time")

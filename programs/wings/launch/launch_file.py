@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Self, final
 import msgspec
 
 from isthmus.programs import SHIPPED, settings
+from isthmus.programs.command.loop_choice import LOOP_SECTION
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine.island_parts import SIZE_MAX
 from isthmus.programs.engine.request import reference
@@ -37,7 +38,8 @@ _DEVICES: Final = re.compile(r"[A-Za-z][\w./-]*(:[\w.-]+)?:[1-9]\d*", re.ASCII)
 _WORD: Final = re.compile(r"\w[\w.,:/@+-]*", re.ASCII)
 _WORDS: Final = ("image", "partition", "namespace", "memory", "time")
 """Keys whose values become words of scripts and manifests."""
-_SECTIONS: Final = ("launch", "run", "program", "task", "machine", "device", "keys")
+_OF_RUN: Final = ("run", "program", "task", LOOP_SECTION)
+_SECTIONS: Final = ("launch", *_OF_RUN, "machine", "device", "keys")
 
 
 class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +116,7 @@ class LaunchFile:
                 islands = _islands(path)
         if faults:
             raise ConfigError.of(faults)
-        return cls(
-            path, table, {name: document[name] for name in ("run", "program", "task") if name in document}, islands
-        )
+        return cls(path, table, {name: document[name] for name in _OF_RUN if name in document}, islands)
 
 
 @final
@@ -127,7 +127,7 @@ class LaunchRequest:
     name: str
     table: LaunchTable
     sections: Mapping[str, Mapping[str, Any]]
-    """The keys of [run], [program] and [task] for the home, with their types and absolute paths."""
+    """The keys of [run], [program], [task] and [loop] for the home, with their types and absolute paths."""
     islands: int
     """How many."""
     slots_max: int
@@ -140,6 +140,8 @@ class LaunchRequest:
     """The user's own code."""
     chosen: frozenset[str] = frozenset()
     """Keys of `sections`, as section.key, that nobody asked for: they follow from the others."""
+    names_folder: bool = False
+    """Whether the file names the folder in which a script runs."""
     is_for_home: bool = False
     """The home prepares it, by `settling`, because this machine does not have what it names."""
 
@@ -154,16 +156,30 @@ class LaunchRequest:
         return settings.document({name: table for name, table in self.sections.items() if table})
 
     @property
+    def permits(self) -> dict[str, Any]:
+        """The table [programs] of a machine: what of the user's may be loaded and started there."""
+        loop, permits = self.sections.get(LOOP_SECTION), dict[str, Any]()
+        if self.modules:
+            permits["modules"] = self.modules
+        if loop is not None:
+            script, folder = loop["script"], loop["folder"]
+            is_file = script.endswith(".py")  # A file may run in its own folder.
+            is_own = is_file and os.path.normpath(os.path.dirname(script)) == os.path.normpath(folder)
+            permits["scripts"] = [script, *([] if is_own else [folder])]
+            permits |= {"pythons": [loop["python"]]} if loop.get("python") else {}
+        return permits
+
+    @property
     def machine_text(self) -> str:
         """The machine.toml of an island: what may be loaded there; the home's also names its key."""
-        return settings.document({"programs": {"modules": self.modules}}) if self.modules else ""
+        return settings.document({"programs": self.permits}) if self.permits else ""
 
     @property
     def home_text(self) -> str:
         """The machine.toml of the home, whose secret key is home.key beside it."""
         tables: dict[str, Mapping[str, Any]] = {"keys": {"secret": f"{HOME}.key"}}
-        if self.modules:
-            tables["programs"] = {"modules": self.modules}
+        if self.permits:
+            tables["programs"] = self.permits
         return settings.document(tables)
 
     @property
@@ -193,6 +209,9 @@ class LaunchRequest:
         if not 1 <= self.nodes_per_island <= SIZE_MAX:
             do = "It is the number of machines of each island."
             yield Fault("Reading --nodes-per-island", f"from 1 to {SIZE_MAX}", f"{self.nodes_per_island}", do)
+        elif self.nodes_per_island > 1 and LOOP_SECTION in self.sections:
+            do = "Leave it out: each island of a script is one node, with --ranks N processes on it."
+            yield Fault("Reading --nodes-per-island", "1 beside --loop", f"{self.nodes_per_island}", do)
 
 
 def home_table(address: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -18,14 +18,20 @@ import typer
 
 from isthmus.programs import DEFAULT, FOLDER, SHIPPED
 from isthmus.programs.command import config
+from isthmus.programs.command.loop_choice import LOOP_SECTION, table_of
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.request.program import Program
+from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.request import Request, prepare, shipped_task
 from isthmus.programs.engine.request.run_settings import LEARNERS, RunSettings
 from isthmus.programs.engine.run.preparing import in_child
+from isthmus.programs.job import RunSlots
+from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.loop_task import ModelFound, asked_by
 from isthmus.programs.settings import Schema, Text, collecting
+from isthmus.programs.task import ModelLeaf
 from isthmus.programs.wings.launch import launching
 from isthmus.programs.wings.launch.folder import Launch
 from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchRequest, modules_of
@@ -61,7 +67,7 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
     """The request of a file and options; ConfigError with all its faults."""
     file = LaunchFile.read(options.file, **({"invite_by": options.invite_by} if options.invite_by else {}))
     islands = options.islands if options.islands is not None else file.islands or 1
-    given = options.train
+    given = replace(options.train, is_elsewhere=True)
     known = Cluster(file.path, (), file.sections)
     sections, faults = config.read(given.config, given.model, given.keys(), given.sets or (), known)
     if sections.run.get(LEARNERS):  # 0 is what is printed for a home, where `settle` reads it.
@@ -69,34 +75,43 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
         faults.append(Fault("Reading run.learners", "--islands in its place", str(sections.run[LEARNERS]), do))
     sections.run[LEARNERS] = islands
     program = sections.program_reference or DEFAULT
-    if file.table.on_machines:
+    script = None if sections.task_reference is None else script_of(sections.task_reference)
+    if file.table.on_machines and script is None:  # Data of a script are its own affair.
         return _for_home(options, file, sections, faults, islands)
 
     def work() -> dict[str, Any]:
-        request = prepare(
-            Program(program, **sections.program),
-            sections.task_reference,
-            run=sections.run,
-            task_settings=sections.task,
-            known_faults=faults,
-        ).to_train()
-        chosen = [name for name in request.chosen if name not in _named(sections)]
-        return {"most": request.run.slots_max, "sections": _sections(request, sections), "chosen": chosen}
+        with asked_by(_stand_in):
+            request = prepare(
+                Program(program, **sections.program),
+                sections.task_reference,
+                run=sections.run,
+                task_settings=sections.task,
+                known_faults=faults,
+            ).to_train()
+        # What follows from a script's model the home chooses, which knows it.
+        chosen = [] if script is not None else [name for name in request.chosen if name not in _named(sections)]
+        named = _sections(request, sections, chosen)
+        return {"most": request.run.slots_max, "sections": named, "chosen": chosen}
 
     try:
         prepared = in_child(work)
     except RequestError as error:
         raise type(error).of(map(_of_islands, error.faults)) from None
+    named = prepared["sections"]
+    if script is not None:
+        del named["run"]["task"]
+        named[LOOP_SECTION] = table_of(script)
     request = LaunchRequest(
         file.name,
         file.table,
-        prepared["sections"],
+        named,
         islands,
         prepared["most"],
         options.grace,
         options.nodes_per_island,
-        modules_of(sections.program_reference, sections.task_reference),
+        modules_of(sections.program_reference, None if script is not None else sections.task_reference),
         frozenset(prepared["chosen"]),
+        names_folder=given.loop is None and "folder" in file.sections.get(LOOP_SECTION, {}),
     )
     return _with_its_numbers(request)
 
@@ -201,12 +216,20 @@ def _named(sections: config.Sections) -> set[str]:
     return {f"{section}.{key}" for section in config.SECTIONS for key in getattr(sections, section)}
 
 
-def _sections(request: Request, requested: config.Sections) -> dict[str, dict[str, Any]]:
-    """The keys that were requested, as a cluster file has them, and those that follow from the number of learners."""
+def _stand_in(script: LoopScript, run: RunSlots) -> ModelFound:
+    """A model in place of a script's: the script and its framework need not be here, and the first island that joins is
+    asked. By this one every setting is checked that does not depend on the model."""
+    leaves = (ModelLeaf("leaf", (1 << 16,), "float32", "rda"),)
+    return ModelFound(leaves, (("**", "rda"),), tokens=1, tokens_most=1 << 40, learner_bytes=0)
+
+
+def _sections(request: Request, requested: config.Sections, chosen_names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The keys that were requested, as a cluster file has them, and those that were chosen: they follow from the number
+    of learners."""
     result: dict[str, dict[str, Any]] = {"run": {"program": request.config["run"]["program"], LEARNERS: 0}}
     if "task" in request.config["run"]:
         result["run"]["task"] = request.config["run"]["task"]
-    chosen = [key.partition(".")[::2] for key in request.chosen]
+    chosen = [key.partition(".")[::2] for key in chosen_names]
     for section in config.SECTIONS:
         names = [*getattr(requested, section), *(name for of, name in chosen if of == section)]
         values = {name: request.config[section][name] for name in names if name in request.config[section]}

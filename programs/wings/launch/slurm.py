@@ -162,7 +162,7 @@ class _Slurm:
         if odd := [letter for letter in str(folder) if letter in _ODD or not letter.isprintable()]:
             do = "Rename it, or name another folder with --to."
             yield Fault("Reading the launch folder", f"one without {' '.join(_ODD)} in its path", repr(odd[0]), do)
-        own = [module for module in request.modules if not table.is_there_only(module)]
+        own = [each for kind in request.permits.values() for each in kind if not table.is_there_only(each)]
         faults = list[Fault]()
         with collecting(faults):
             _scripts(request)
@@ -200,7 +200,7 @@ class _Slurm:
                 return
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
-        island = [PrintedFile("island.toml", request.machine_text)] if request.modules else []
+        island = [PrintedFile("island.toml", request.machine_text)] if request.permits else []
         texts = [PrintedFile("run.toml", request.run_text), PrintedFile("machine.toml", request.home_text)]
         return [*_scripts(request), *texts, *island]
 
@@ -386,7 +386,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         invitation="" if apart else f"--invite {INVITATION} ",
         who='--name "$0"' if request.nodes_per_island == 1 else '--island "$0" --name "$0-$SLURM_NODEID"',
     )
-    config = " --config island.toml" if request.modules else ""
+    config = " --config island.toml" if request.permits else ""
     words = {"step": step, "join": join, "leaving": leaving, "config": config, "again": _AGAIN}
     island = head(f"{request.name}-island", log, *own) + _ALONE.format(name=request.name)
     island += ("" if apart else _SHARED + _WAIT) + _ISLAND.format(look=ALONE_SECONDS, **words)

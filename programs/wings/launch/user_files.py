@@ -6,12 +6,14 @@ cluster file.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from isthmus.programs.command.loop_choice import LOOP_SECTION
 from isthmus.programs.wings.launch.engine import PrintedFile
 from isthmus.programs.wings.launch.folder import LOCK, NOTE, RUN
 from isthmus.programs.wings.launch.launch_file import HOME, ISLAND, LaunchRequest
@@ -24,14 +26,18 @@ _TAKEN: Final = (*_SECRETS, NOTE, LOCK, RUN, HOME, "state")
 
 
 def paths(request: LaunchRequest) -> list[Path]:
-    """The files: those of the program and the task, and `launch.files`."""
+    """The files: those of the program and the task, or of the script where it is here, and `launch.files`."""
     is_there = request.table.is_there_only
     modules = [Path(module) for module in request.modules if Path(module).is_absolute() and not is_there(module)]
-    return list(dict.fromkeys([*modules, *map(Path, request.table.files)]))
+    script = request.sections.get(LOOP_SECTION, {}).get("script", "")
+    is_here = script.endswith(".py") and not is_there(script) and Path(script).is_file()
+    scripts = [Path(script)] if is_here else []
+    return list(dict.fromkeys([*modules, *scripts, *map(Path, request.table.files)]))
 
 
 def placed(request: LaunchRequest, folder: str = "") -> LaunchRequest:
-    """The request as machines have it that have the files in `folder`, which is empty or ends with a slash."""
+    """The request as machines have it that have the files in `folder`, which is empty or ends with a slash. A script
+    for which no folder was named runs in that one, or in its own where the machines have it already."""
     there = {str(path): f"{folder}{path.name}" for path in paths(request)}
 
     def moved(value: Any) -> Any:
@@ -43,6 +49,10 @@ def placed(request: LaunchRequest, folder: str = "") -> LaunchRequest:
     sections = {
         section: {key: moved(value) for key, value in table.items()} for section, table in request.sections.items()
     }
+    if LOOP_SECTION in sections and not request.names_folder:
+        script = sections[LOOP_SECTION]["script"]
+        is_there = script.endswith(".py") and script.startswith("/")
+        sections[LOOP_SECTION]["folder"] = os.path.dirname(script) if is_there else folder or "."
     return replace(request, sections=sections, modules=tuple(map(moved, request.modules)))
 
 

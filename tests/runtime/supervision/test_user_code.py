@@ -237,6 +237,26 @@ def test_one_that_dies_before_it_has_the_last_model_is_begun_again_in_a_run_that
     assert (story.core.is_finished, story.core.unfinished) == (True, {})
 
 
+@pytest.mark.parametrize("end", [KILLED, Unseen()])
+def test_one_of_another_machine_that_dies_before_it_has_the_last_model_is_unfinished(end: Any) -> None:
+    """No life there would get the model, which is at home."""
+    terms = UserTerms(seconds(0), seconds(0), ("learner",))
+    roles = RunRoles(roles={"learner": 2, "recorder": 1}, least={"learner": 1}, user=terms)
+    story = HomeStory(roles, Places(home="alpha", machines={FIRST: "beta"}))
+    for number in range(1, 41):
+        story.hears(number / 4, "beta", says("learner/0", number, steps=number, busy=seconds(number / 4)))
+    stepped(story, "learner/1")
+    recorder = Seen(life("recorder/0"), 4713, 500, heartbeat=Heartbeat("final"), over=Over())
+    story.hears(11, "alpha", says("learner/1", 500, "gone", steps=40), recorder)
+    story.hears(12, "alpha", gone("learner/1", Exited(0)), gone("recorder/0", Exited(0)))
+    assert story.core.awaited == [FIRST]
+    (why,) = incidents(story.hears(13, "beta", gone("learner/0", end)), ScriptUnfinished)
+    assert story.core.unfinished == {FIRST: why.last}
+    assert why.last.end == end
+    assert life("learner/0#2") not in story.noted
+    assert story.core.outcome == "done"
+
+
 def test_one_that_raises_as_the_run_ends_is_begun_again_and_given_up_in_the_end() -> None:
     story = script(recorder=1)
     stepped(story)

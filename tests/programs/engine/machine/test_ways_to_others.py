@@ -131,7 +131,8 @@ def test_a_machine_without_a_way_is_told_and_asked_again_later_and_one_that_refu
         parties=SimpleNamespace(of=lambda name: SimpleNamespace(name=name, slots=None)), learners=[]
     )
     daemon = SimpleNamespace(join=join, home=SimpleNamespace(fleet=fleet))
-    run: Any = SimpleNamespace(name="run", folder=tmp_path, takes_loops=False, check=dict, daemon=daemon)
+    facts = {"name": "run", "folder": tmp_path, "takes_loops": False}
+    run: Any = SimpleNamespace(**facts, check=dict, daemon=daemon, other_script=lambda name, answer: "")
     run.station, run.log = (lambda *of: None), (lambda line: None)
 
     def announce() -> bool:
