@@ -10,6 +10,7 @@ import json
 from typing import Any, Self
 
 import pytest
+import torch
 
 from isthmus.programs import trainer_island
 from isthmus.programs.island import TokenCounts, _loop_model
@@ -76,6 +77,7 @@ class LoneIsland:
 
 def begin(patch: pytest.MonkeyPatch, *, steps: int = 40, slot: int = 0, incarnation: int = 1) -> list[LoneIsland]:
     """Let callbacks have such islands; returns those that they make."""
+    torch.set_num_threads(1)  # Of small models several wait for each other, on a busy machine for long.
     life = {"run": "run", "replica": f"learner/{slot}", "incarnation": incarnation, "daemon": "ipc://none"}
     patch.setenv(ISLAND, json.dumps(life))
     patch.setattr(trainer_island, "island", LoneIsland)
