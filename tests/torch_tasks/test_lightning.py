@@ -6,13 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from isthmus.programs.loop_script import ISLAND, LoopScript
+from isthmus.programs.loop_script import LoopScript
 from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import ConfigError
 from tests.programs.engine.run.process_run import FOREVER, Run
@@ -98,13 +96,13 @@ def test_the_next_life_of_a_killed_trainer_goes_on_with_its_schedule(run: Callab
 
 
 WRONG = {
-    "no loss": ("        return loss\n", "        return None\n", "none"),
-    "two optimizers": (
+    "no loss": ("        return loss\n", "        return None\n", "none in 100 batches"),
+    "a parameter in two optimizers": (
         '        return {"optimizer": optimizer',
         "        self.automatic_optimization = False\n"
         "        return [optimizer, torch.optim.SGD(self.parameters(), lr=0.1)]\n"
         '        return {"optimizer": optimizer',
-        "2",
+        "layers/0/weight in AdamW and SGD",
     ),
 }
 
@@ -119,20 +117,8 @@ def test_what_is_no_loop_of_an_island_is_refused(name: str, tmp_path: Path) -> N
 
 
 def test_tokens_of_a_batch_are_its_labels_or_its_examples() -> None:
-    from isthmus.programs.lightning_callback import tokens_in
+    from isthmus.programs.trainer_island import tokens_in
 
     x = torch.zeros(6, 3)
     assert [tokens_in(x), tokens_in((x, x[0])), tokens_in({"x": x}), tokens_in([[x]])] == [6] * 4
     assert int(tokens_in({"x": x, "labels": torch.tensor([[1, -100, 2], [3, -100, -100]])})) == 3
-
-
-def test_an_island_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isthmus.torch import LightningCallback
-
-    def answer(way: Any, faults: Any) -> None:
-        raise ConfigError.of(faults)
-
-    monkeypatch.setenv(ISLAND, '{"asks": 1000}')
-    monkeypatch.setattr("isthmus.programs.loop_ways.WaitingLoop.fault", answer)
-    with pytest.raises(ConfigError, match="devices=1"):
-        LightningCallback().setup(SimpleNamespace(world_size=2), None, "fit")
