@@ -93,7 +93,7 @@ def test_the_form_of_an_optimizers_state_is_found_though_its_first_step_would_be
 def test_the_example_trains_as_two_islands(ranks: int, tmp_path: Path) -> None:
     script = "--save-every", "10", "--precision", "bf16"
     options = ("--ranks", str(ranks)) if ranks > 1 else ()
-    run = Run(tmp_path, "--loop", str(EXAMPLE), *options, tokens=60 * 128 * ranks, after=("--", *script))
+    run = Run(tmp_path, "--loop", str(EXAMPLE), *options, tokens=600 * 128 * ranks, after=("--", *script))
     try:
         run.finish("done")
         for slot in (0, 1):
