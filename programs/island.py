@@ -384,6 +384,8 @@ class Island:
     @property
     def progress(self) -> float:
         """The share in [0, 1] of the run's token budget that is trained: what a schedule follows."""
+        if self._host is not None and self._host.is_over:  # No step that may be made has the last share.
+            return min(1.0, float(self._host.progress))
         return 0.0 if self._learner is None else min(1.0, float(self._learner.progress))
 
     @property

@@ -2,25 +2,27 @@
 
     Trainer(..., callbacks=[isthmus.torch.LightningCallback()]).fit(module, loader)    # under: isthmus train --loop
 
-Decides what of a Trainer is an island's: its optimizer's steps are the steps, the loss is what `training_step` returns,
-and the token budget of the run ends the training. Lightning is a package of two names; the callback is one of that
-which the script has imported.
+Decides what of a Trainer is an island's: a batch after which an optimizer has stepped ends a step, by automatic or
+manual optimization, the loss is what `training_step` returns, and the token budget of the run ends the training. A
+schedule that would take longer than the run is led by the run's progress. Lightning is a package of two names; the
+callback is one of that which the script has imported.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, final
 
 import torch
 
-from isthmus.programs.island import IGNORED, Island, island
-from isthmus.programs.loop_ways import LoopWay, answering, is_first_slot, seed_of_life, way_of
-from isthmus.runtime.errors import ConfigError
+from isthmus.programs.led_schedule import LedSchedule
+from isthmus.programs.loop_ways import is_first_slot
+from isthmus.programs.trainer_island import Rules, TrainerIsland, tokens_in
 
 _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -48,85 +50,106 @@ class LightningCallback(pl.Callback):  # type: ignore[misc]  # It is not install
         self,
         *,
         tokens: Callable[[Any], Any] | None = None,
-        merge: Mapping[str, str] | Sequence[tuple[str, str]] = (("**", "rda"),),
+        merge: Rules = (("**", "rda"),),
         tokens_most: int | None = None,
         evaluate: Any = None,
     ) -> None:
         self._tokens_in = tokens_in if tokens is None else tokens
-        self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._way: LoopWay | None = None
-        self._island: Island | None = None
-        self._losses: list[torch.Tensor] = []
-        self._tokens: list[Any] = []
-        self._steps = 0
+        self._island = TrainerIsland("Lightning", torch.mean, merge=merge, tokens_most=tokens_most, evaluate=evaluate)
+        self._backward: list[torch.Tensor] = []
+        self._has_stepped = False
+        self._hooks: list[Any] = []
+
+    @property
+    def slot(self) -> int:
+        """The number of this island, once the training has begun."""
+        return self._island.slot
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Draw the order of the data, and dropout, otherwise in each life of each slot."""
         if stage != "fit":
             return
-        self._way = way = way_of(os.environ)
-        if trainer.world_size > 1:
-            do = "Write Trainer(devices=1): each island is a process of its own."
-            with answering(way):
-                raise ConfigError("Reading the Trainer", "one process", f"{trainer.world_size}", do)
-        if not is_first_slot(way):
-            trainer.loggers = []
-            trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, pl.callbacks.Checkpoint)]
-        if (seed := seed_of_life(int(os.environ.get("PL_GLOBAL_SEED", 0)), way)) is not None:
+        if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy):
+            do = 'Write Trainer(devices=1) and strategy="auto": each island is a process of its own.'
+            found = f"{type(trainer.strategy).__name__} of {trainer.world_size}"
+            self._island.refuse("one process on one device", found, do)
+        if any(isinstance(each, pl.callbacks.StochasticWeightAveraging) for each in trainer.callbacks):
+            do = "Leave it out, or use WeightAveraging: it begins at a share of max_epochs, which the run ends before."
+            self._island.refuse("callbacks that go by steps", "StochasticWeightAveraging", do)
+        others = [each for each in trainer.callbacks if each is not self]
+        if not is_first_slot(self._island.way):
+            trainer.loggers = [pl.loggers.logger.DummyLogger() for _ in trainer.loggers]
+            others = [each for each in others if _writes_nothing(each)]
+        # First: what others do at the end, as with an average of their own, they do with the run's last model.
+        trainer.callbacks = [self, *others]
+        if (seed := self._island.seed(int(os.environ.get("PL_GLOBAL_SEED", 0)))) is not None:
             pl.seed_everything(seed, verbose=False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run: the module has its present values then."""
-        if len(trainer.optimizers) != 1:
-            do = "Return one from configure_optimizers, of all parameters that are trained."
-            with answering(self._way):
-                raise ConfigError("Reading the Trainer", "one optimizer", f"{len(trainer.optimizers)}", do)
-        self._island = island(pl_module, trainer.optimizers[0], **self._options)
-        self._island.__enter__()
+        self._island.check_resumed("ckpt_path", trainer.global_step)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        kept = [each.scheduler for each in trainer.lr_scheduler_configs] + ([] if scaler is None else [scaler])
-        if kept:
-            self._island.keep(*kept)
-        self._steps = trainer.global_step
+        self._island.begin(
+            pl_module, list(trainer.optimizers), _schedules(trainer, pl_module), [] if scaler is None else [scaler]
+        )
+        self._hooks = [each.register_step_post_hook(self._on_step) for each in trainer.optimizers]
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        """Note the loss of a manual optimization, which need not be returned."""
+        if not pl_module.automatic_optimization:
+            self._backward.append(loss.detach())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Note a batch; where the optimizer has stepped, count that, with all tokens since the last."""
-        assert self._island is not None
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if loss is not None:
-            # Lightning has divided it by the number of batches between two steps.
-            shares = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._losses.append(loss.detach() * shares)
-            self._tokens.append(self._tokens_in(batch))
-        if trainer.global_step == self._steps:
-            return
-        self._steps = trainer.global_step
-        if not self._losses:
-            do = "Return the loss from training_step."
-            with answering(self._way):
-                raise ConfigError("Counting a step of the Trainer", "a loss", "none", do)
-        loss, tokens = torch.stack(self._losses).mean(), sum(self._tokens)
-        self._losses, self._tokens = [], []
-        if not self._island.is_over:  # A Trainer makes a first step of a run that was over before it began.
-            self._island.step(loss, tokens=tokens)
-        trainer.should_stop = trainer.should_stop or self._island.is_over
+        if pl_module.automatic_optimization and loss is not None:
+            loss = loss.detach() * trainer.accumulate_grad_batches  # By which Lightning has divided it.
+        elif loss is None and self._backward:
+            loss = torch.stack(self._backward).sum()
+        self._backward = []
+        self._island.note(loss, self._tokens_in(batch))
+        if self._has_stepped:
+            self._has_stepped = False
+            self._island.count()
+        if self._island.is_over:
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # They are for other ends.
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the run; if it is over, the module has its last values then."""
-        if self._island is not None:
-            self._island.__exit__(None, None, None)
+        self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the run by the exception that has ended the training."""
-        if self._island is not None:
-            self._island.__exit__(type(exception), exception, exception.__traceback__)
+        self._end(exception)
+
+    def _on_step(self, *_: Any) -> None:
+        self._has_stepped = True
+
+    def _end(self, error: BaseException | None = None) -> None:
+        for each in self._hooks:
+            each.remove()
+        self._hooks = []
+        self._island.end(error)
 
 
-def tokens_in(batch: Any) -> Any:
-    """The labels of a batch that are trained on, where it has "labels"; else its examples."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        labels = batch.get("labels")
-        return tokens_in(list(batch.values())) if labels is None else (labels != IGNORED).sum()
-    return tokens_in(batch[0]) if isinstance(batch, list | tuple) and batch else 1
+def _schedules(trainer: Any, module: Any) -> list[LedSchedule]:
+    """The schedules of a fit. The Trainer's own end is theirs where they have none, if the Trainer steps them."""
+    batches = trainer.estimated_stepping_batches
+    is_bounded = module.automatic_optimization and 0 < batches < math.inf
+    each_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches) if is_bounded else 1
+    led = []
+    for config in trainer.lr_scheduler_configs:
+        units = batches if config.interval == "step" else math.ceil(batches / each_epoch) if is_bounded else 0
+        led.append(LedSchedule(config.scheduler, int(units) // config.frequency if is_bounded else None))
+    return led
+
+
+def _writes_nothing(callback: Any) -> bool:
+    """Whether a callback writes no checkpoints from now on; what cannot be told that is left out."""
+    if isinstance(callback, pl.callbacks.ModelCheckpoint):
+        callback.save_top_k, callback.save_last = 0, False
+        if hasattr(callback, "save_on_exception"):
+            callback.save_on_exception = False
+        return True
+    return not isinstance(callback, pl.callbacks.Checkpoint)

@@ -351,6 +351,9 @@ def optimizers_in(given: Any) -> Iterator[Any]:
             yield from optimizers_in(each)
         return
     inner = _inside(given)
+    if hasattr(given, "step_was_skipped") and len(inner) == 1:  # Of accelerate: its step may be none.
+        yield from optimizers_in(inner[0])
+        return
     is_wrapper = isinstance(given, torch.optim.Optimizer) and any(given.state is each.state for each in inner)
     if inner and not is_wrapper:
         for each in inner:

@@ -542,6 +542,9 @@ class BoundaryHost(Protocol):
     @property
     def position(self) -> int: ...
 
+    @property
+    def progress(self) -> float: ...
+
     def begin(self) -> None: ...
 
     def go_on(self) -> None: ...
@@ -576,6 +579,10 @@ class LeadHost:
     @property
     def position(self) -> int:
         return self._host.position
+
+    @property
+    def progress(self) -> float:
+        return self._host.progress
 
     def begin(self) -> None:
         """Join, and wait for the model."""
@@ -614,6 +621,8 @@ class LeadHost:
         self._ranks.close()
 
     def _let_go_on(self) -> None:
+        if self._host.is_over:
+            self._ranks.budget_share = self._host.progress
         let_go_on(self._ranks, is_over=self._host.is_over, position=self._host.position)
 
 
@@ -651,6 +660,10 @@ class FollowHost:
     @property
     def position(self) -> int:
         return self._found.position
+
+    @property
+    def progress(self) -> float:
+        return self._found.progress or 0.0
 
     def begin(self) -> None:
         """Follow rank 0 until this loop may go on."""

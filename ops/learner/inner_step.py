@@ -260,7 +260,7 @@ class InnerStep:
                 tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot)
             else:
                 self._prepare_step()
-                self._loop.open_step(self._share)
+                self._loop.open_step(self.share)
                 yield None
                 tokens = self._loop.made_tokens()
         has_stepped = tokens > 0
@@ -312,6 +312,11 @@ class InnerStep:
         """Store the saved state of this slot: the first step waits for it."""
         if self._inheritance.give(restored):
             self._move_on()
+
+    @property
+    def share(self) -> float:
+        """The share of the budget that is known to be trained, which the learning rate follows in every learner."""
+        return self._totals.trained / self._budget if self._budget else 0.0
 
     def drop(self) -> None:
         """Count a batch that is not trained on."""
@@ -467,11 +472,6 @@ class InnerStep:
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _share(self) -> float:
-        """The share of the budget that is trained before a step, which the learning rate follows in every learner."""
-        return self._totals.trained / self._budget if self._budget else 0.0
-
     def _prepare_step(self) -> None:
         """Do what precedes a step; a second time changes nothing."""
         if not self._times.first_at:
@@ -484,7 +484,7 @@ class InnerStep:
         """Perform one step, which begins before the budget is spent. Steps are timed from end to end."""
         if self._loop is None:
             self._prepare_step()
-        metrics = self._learner.step(batch, self._share)
+        metrics = self._learner.step(batch, self.share)
         self._times.stepped()
         self._odometer.steps += 1
         self._odometer.tokens += tokens

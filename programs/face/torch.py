@@ -1,5 +1,6 @@
 """Tasks in PyTorch, `isthmus.torch.Task(build, loss, batch, ...)`, and callbacks that make a trainer's loop a learner:
-`isthmus.torch.Callback()` for the Trainer of transformers, `isthmus.torch.LightningCallback()` for that of Lightning.
+`isthmus.torch.Callback()` for the Trainer of transformers, `isthmus.torch.LightningCallback()` for that of Lightning;
+and `isthmus.torch.LedSchedule(...)`, by which the scheduler of any other loop ends when the run does.
 
 Needs the extra `isthmus[torch]`; a callback also its trainer, which is imported when it is used."""
 
@@ -22,23 +23,25 @@ if find_spec("torch") is None:
 from isthmus.programs.torch_task import TorchTask as Task
 
 if TYPE_CHECKING:
+    from isthmus.programs.led_schedule import LedSchedule
     from isthmus.programs.lightning_callback import LightningCallback
     from isthmus.programs.trainer_callback import Callback
 
-__all__ = ["Callback", "LightningCallback", "Task"]
+__all__ = ["Callback", "LedSchedule", "LightningCallback", "Task"]
 
-_CALLBACKS: Final = {
+_LATER: Final = {
     "Callback": ("isthmus.programs.trainer_callback", ("transformers",), "transformers[torch]"),
+    "LedSchedule": ("isthmus.programs.led_schedule", ("torch",), "torch"),
     "LightningCallback": ("isthmus.programs.lightning_callback", ("lightning", "pytorch_lightning"), "lightning"),
 }
 """The module of each, the packages of which it needs one, and what to install."""
 
 
 def __getattr__(name: str) -> Any:
-    """A callback, when it is first used."""
-    if name not in _CALLBACKS:
+    """What is imported when it is first used."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, packages, install = _CALLBACKS[name]
+    module, packages, install = _LATER[name]
     if not any(map(find_spec, packages)):
         do = f"Install it beside isthmus: pip install '{install}'."
         raise ConfigError(f"Using isthmus.torch.{name}", " or ".join(packages), "none", do)

@@ -26,9 +26,9 @@ class Host:
     place = IslandSlot(0, 1, 0)
     tokens_most = 64
 
-    def __init__(self, daemon: SimpleNamespace, lost: str, *, at_once: bool) -> None:
+    def __init__(self, daemon: SimpleNamespace, lost: str, progress: float, *, at_once: bool) -> None:
         self.is_over, self.has_left, self.counts = False, False, list[int]()
-        self._daemon, self._lost, self._at_once = daemon, lost, at_once
+        self._daemon, self._lost, self.progress, self._at_once = daemon, lost, progress, at_once
 
     def begin(self) -> None:
         if self._at_once:
@@ -48,7 +48,7 @@ def island_of(monkeypatch: pytest.MonkeyPatch, lost: str, progress: float, *, at
     """An island that joins by itself, and its host."""
     life = LoopLife("/run", "learner/0", 1, "ipc://x")
     daemon = SimpleNamespace(lost="", wait=lambda: life, close=lambda status, is_over: None)
-    host = Host(daemon, lost, at_once=at_once)
+    host = Host(daemon, lost, progress, at_once=at_once)
     monkeypatch.delenv(ISLAND, raising=False)
     monkeypatch.setattr("isthmus.programs.engine.machine.own_daemon.OwnDaemon", lambda *_, **__: daemon)
     monkeypatch.setattr(ModuleModel, "host", lambda self, make, **more: host)

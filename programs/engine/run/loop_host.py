@@ -163,6 +163,12 @@ class LoopHost:
         body = self._host.bodies[self._node.index]
         return body.position if isinstance(body, InnerStep) else 0
 
+    @property
+    def progress(self) -> float:
+        """The share of the budget that is known to be trained, also after the last step; 0 in an evaluator."""
+        body = self._host.bodies[self._node.index] if self._host.bodies else None
+        return body.share if isinstance(body, InnerStep) else 0.0
+
     def begin(self) -> None:
         """Join, and wait for the model; returns before the first step, or when the run that it evaluates is over.
 
