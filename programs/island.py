@@ -33,7 +33,7 @@ from isthmus.programs.loop_script import LoopLife
 from isthmus.programs.loop_task import LoopModel, ModelFound
 from isthmus.programs.loop_ways import MAKING, LoopWay, OwnJudge, answering, end_process, way_of
 from isthmus.programs.task import METRICS_MAX
-from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.errors import ConfigError, RunError, shortened
 from isthmus.runtime.ids import LEARNER, Replica
 
 if TYPE_CHECKING:
@@ -352,7 +352,9 @@ class Island:
         """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
             do = "Pass the number of passes over the loader, or None for as many as the run takes."
-            raise ConfigError("Calling island(batches)", "epochs= an integer from 1 on, or None", repr(epochs)[:60], do)
+            raise ConfigError(
+                "Calling island(batches)", "epochs= an integer from 1 on, or None", shortened(repr(epochs), 60), do
+            )
         if epochs != 1 and iter(batches) is batches:
             do = "Pass the loader itself, not iter(loader); or one pass, and write the loop over epochs around it."
             raise ConfigError("Calling island(batches)", "a loader for several epochs", "what can be read once", do)
@@ -431,7 +433,7 @@ class Island:
         most = TOKENS_MOST * tokens if self._tokens_most is None else self._tokens_most
         if not isinstance(most, int) or isinstance(most, bool):
             do = "Pass the most tokens that a step can have."
-            raise ConfigError(MAKING, "tokens_most= an integer", repr(most)[:60], do)
+            raise ConfigError(MAKING, "tokens_most= an integer", shortened(repr(most), 60), do)
         if tokens < 1:
             do = "Pass the tokens, or samples, that the step has trained on."
             raise ConfigError(self._calling, "at least 1 token in the first step", str(tokens), do)
@@ -575,5 +577,5 @@ class TokenCounts:
     def _error(self, tokens: Any) -> ConfigError:
         do = "Pass the tokens, or samples, that this step has trained on."
         return ConfigError(
-            f"Calling {self._model.step_call}", "tokens= an integer of at least 0", repr(tokens)[:60], do
+            f"Calling {self._model.step_call}", "tokens= an integer of at least 0", shortened(repr(tokens), 60), do
         )

@@ -306,7 +306,7 @@ WRONG = {
 }
 ENDS = {
     "no island": ("print('done')", "its end, with 'done' as its last line"),
-    "an error": ("raise RuntimeError('no data')", "exit status 1, with 'RuntimeError: no data' as its last line"),
+    "an error": ("raise RuntimeError('no data')", "exit status 1, by RuntimeError: no data ("),
     "no step": ("with isthmus.island(model, optimizer) as island: pass", "none"),
 }
 
