@@ -312,7 +312,16 @@ class Outposts:
         run_spec = spec.load(folder)
         launch: HostLaunching
         if self.guest is None:
-            launch, processes = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of), None
+            launch, processes = (
+                Launcher(
+                    self._loop,
+                    folder,
+                    run_spec.computing,
+                    run_spec.task_of,
+                    start_seconds=run_spec.settings.start_seconds,
+                ),
+                None,
+            )
         else:
             launch, processes = self.guest.life(folder), self.guest
         tape_bytes = run_spec.settings.tape_bytes
