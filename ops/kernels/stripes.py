@@ -16,11 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, update_wrapper
 from itertools import pairwise
-from typing import ParamSpec, TypeAlias, TypeVar, cast
+from threading import RLock
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,17 +36,64 @@ STRIPE_SIZE = 2**16
 _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
 
-def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` when it is first called: to numba's cache, where that has a folder, releasing the GIL, no fast
-    math.
+@final
+class Kernel(Generic[P, R]):
+    """A function that is compiled when it is first called: to numba's cache, where that has a folder, releasing the
+    GIL, no fast math.
 
     Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
+    numba is imported by then: it takes as long as a host's own code, and most processes that load this call no kernel,
+    or none before their first step.
     """
-    compiled = numba.njit(nogil=True, fastmath=False)(function)
-    if has_cache():
-        with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
-            compiled.enable_caching()
-    return cast(Callable[P, R], compiled)
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+        self._compiled: Any = None
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
+        result: R = self.compiled(*arguments, **keywords)
+        return result
+
+    @property
+    def compiled(self) -> Any:
+        """What numba has made of it."""
+        if self._compiled is None:
+            with _COMPILING:
+                if self._compiled is None:
+                    self._compiled = self._compile()
+        return self._compiled
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has been called before, or was loaded."""
+        return self._compiled is not None
+
+    @property
+    def signatures(self) -> list[Any]:
+        """Those for which it is compiled."""
+        return [] if self._compiled is None else list(self._compiled.signatures)
+
+    def _compile(self) -> Any:
+        import numba
+
+        names = self._function.__globals__
+        for name in self._function.__code__.co_names:  # numba looks up there what this one calls.
+            if isinstance(other := names.get(name), Kernel):
+                names[name] = other.compiled
+        compiled = numba.njit(nogil=True, fastmath=False)(self._function)
+        if has_cache():
+            with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
+                compiled.enable_caching()
+        return compiled
+
+
+_COMPILING: Final = RLock()
+
+
+def kernel(function: Callable[P, R]) -> Kernel[P, R]:
+    """The function as a `Kernel`."""
+    return Kernel(function)
 
 
 def has_cache() -> bool:
