@@ -458,7 +458,7 @@ _LINGERED: Final[Mapping[str, str]] = {
     bounds.IDLE: "its script has done nothing",
     bounds.AWAY: "its script has been away",
     bounds.START: "its process has sent no heartbeat",
-    bounds.SILENT: "it has been silent, as while a task's own code holds the interpreter",
+    bounds.SILENT: "it has been silent (its code may hold the interpreter)",
     bounds.STUCK: "it has made no step",
     bounds.END: "it has gone on behind the end of the run",
     bounds.GRACE: "it has gone on behind a notice to leave",
@@ -470,7 +470,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "silence": Wording(
         "no heartbeat for {silence_ns}: {usually}, phi is {phi:.1f}[{is_longest}, and no silence may last longer]"
         "[, {patience} times the patience]",
-        "was silent for {silence_ns}, and was killed by the daemon",
+        "was silent for {silence_ns}, and was killed by the daemon (run.silent_seconds)",
     ),
     "long-excuse": Wording(
         "no heartbeat for {silence_ns}: {excuse} for {excused_ns}, which is as long as is allowed",
@@ -479,7 +479,8 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "stall": Wording(
         "stuck: no step for {stalled_ns}, in one firing of node {node:quoted}: {usually}[{is_of_role} in its role], "
         "phi is {phi:.1f}[, {patience} times the patience]",
-        "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed",
+        "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed "
+        "(run.stuck_seconds)",
     ),
     "no-first-heartbeat": Wording(
         "no word from it within {limit_ns} of its start, as long as run.start_seconds allows",

@@ -217,7 +217,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
         (
             Condemned(STALL),
             "killed: stuck: no step for 14.5 s, in one firing of node 'data': 253 ms +- 2.00 s are usual, phi is 12.4",
-            "was stuck, without a step for 14.5 s in one firing of its node data, and was killed",
+            "was stuck, without a step for 14.5 s in one firing of its node data, and was killed (run.stuck_seconds)",
         ),
         (Ended(SIGNALLED), "killed by signal SIGKILL", "was killed by signal SIGKILL"),
         (
