@@ -37,7 +37,7 @@ _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
 
 @final
-class Kernel(Generic[P, R]):
+class LazyKernel(Generic[P, R]):
     """A function that is compiled when it is first called: to numba's cache, where that has a folder, releasing the
     GIL, no fast math.
 
@@ -79,7 +79,7 @@ class Kernel(Generic[P, R]):
 
         names = self._function.__globals__
         for name in self._function.__code__.co_names:  # numba looks up there what this one calls.
-            if isinstance(other := names.get(name), Kernel):
+            if isinstance(other := names.get(name), LazyKernel):
                 names[name] = other.compiled
         compiled = numba.njit(nogil=True, fastmath=False)(self._function)
         if has_cache():
@@ -91,9 +91,9 @@ class Kernel(Generic[P, R]):
 _COMPILING: Final = RLock()
 
 
-def kernel(function: Callable[P, R]) -> Kernel[P, R]:
-    """The function as a `Kernel`."""
-    return Kernel(function)
+def kernel(function: Callable[P, R]) -> LazyKernel[P, R]:
+    """The function as a `LazyKernel`."""
+    return LazyKernel(function)
 
 
 def has_cache() -> bool:

@@ -139,7 +139,7 @@ def _illegal_option(expected: str, found: str) -> LocalProtocolError:
     return LocalProtocolError(f"membership options: expected {expected}, found {found}. Change them.")
 
 
-class Patience(NamedTuple):
+class Endurance(NamedTuple):
     """How long something has lasted, and may."""
 
     lasted: Duration
@@ -320,22 +320,22 @@ class MembershipCore:
         host = self._hosts.get(replica)
         return None if host is None else host.shown
 
-    def silence(self, member: Member, now: Instant) -> Patience | None:
+    def silence(self, member: Member, now: Instant) -> Endurance | None:
         """How long a member that is suspect has been silent, and may be; None for any other."""
         host = self._hosts.get(member.replica)
         if host is None or host.member != member or host.state != "suspect":
             return None
         limit = host.deadline("suspect", self._options) - host.heard_at
-        return Patience(Duration(max(0, now - host.heard_at)), Duration(limit))
+        return Endurance(Duration(max(0, now - host.heard_at)), Duration(limit))
 
-    def stall(self, member: Member, now: Instant) -> Patience | None:
+    def stall(self, member: Member, now: Instant) -> Endurance | None:
         """How long a member that steps has made no step in one firing, by its last heartbeat, and may; None for any
         other, and where nothing is usual yet."""
         host = self._hosts.get(member.replica)
         if host is None or host.member != member or not host.is_stepping:
             return None
         limit = host.step_patience(self._usual.get(member.replica.role), self._options)
-        return None if limit is None else Patience(host.progress.last_stalled(now), limit)
+        return None if limit is None else Endurance(host.progress.last_stalled(now), limit)
 
     def has_ended(self, member: Member) -> bool:
         """Whether this incarnation was removed, was reported as ended, or is older than the newest seen."""

@@ -23,9 +23,9 @@ from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_core import (
     PROGRESS_DEVIATION_FIRST,
     PROGRESS_DEVIATION_MIN,
+    Endurance,
     MembershipCore,
     MembershipOptions,
-    Patience,
 )
 from isthmus.runtime.cores.membership_messages import (
     SILENT,
@@ -112,11 +112,11 @@ class HostLiveness:
     def has(self, member: Member) -> bool:
         return member in self.members()
 
-    def silence(self, member: Member, now: Instant) -> Patience | None:
+    def silence(self, member: Member, now: Instant) -> Endurance | None:
         """How long a member that is suspect has been silent, and may be; None for any other."""
         return self._core.silence(member, now)
 
-    def stall(self, member: Member, now: Instant) -> Patience | None:
+    def stall(self, member: Member, now: Instant) -> Endurance | None:
         """How long a member that steps has made no step in one firing, and may; None for any other."""
         return self._core.stall(member, now)
 
