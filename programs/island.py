@@ -33,7 +33,7 @@ from isthmus.programs.loop_script import LoopLife
 from isthmus.programs.loop_task import LoopModel, ModelFound
 from isthmus.programs.loop_ways import MAKING, LoopWay, OwnJudge, answering, end_process, way_of
 from isthmus.programs.task import METRICS_MAX
-from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.errors import ConfigError, RunError, shortened
 from isthmus.runtime.ids import LEARNER, Replica
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Island:
         self._process = 0
         self._handlers: dict[int, Any] = {}
         self._more: dict[str, Any] = {}
-        self._over = StepsAfterEnd(self._ranks.told, self._tell_goes_on)
+        self._over = StepsAfterEnd(self._ranks.told, self._tell_goes_on, lambda: self._host.over_seconds)
 
     @property
     def way(self) -> LoopWay:
@@ -352,7 +352,9 @@ class Island:
         """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
             do = "Pass the number of passes over the loader, or None for as many as the run takes."
-            raise ConfigError("Calling island(batches)", "epochs= an integer from 1 on, or None", repr(epochs)[:60], do)
+            raise ConfigError(
+                "Calling island(batches)", "epochs= an integer from 1 on, or None", shortened(repr(epochs), 60), do
+            )
         if epochs != 1 and iter(batches) is batches:
             do = "Pass the loader itself, not iter(loader); or one pass, and write the loop over epochs around it."
             raise ConfigError("Calling island(batches)", "a loader for several epochs", "what can be read once", do)
@@ -433,7 +435,7 @@ class Island:
         most = TOKENS_MOST * tokens if self._tokens_most is None else self._tokens_most
         if not isinstance(most, int) or isinstance(most, bool):
             do = "Pass the most tokens that a step can have."
-            raise ConfigError(MAKING, "tokens_most= an integer", repr(most)[:60], do)
+            raise ConfigError(MAKING, "tokens_most= an integer", shortened(repr(most), 60), do)
         if tokens < 1:
             do = "Pass the tokens, or samples, that the step has trained on."
             raise ConfigError(self._calling, "at least 1 token in the first step", str(tokens), do)
@@ -466,22 +468,25 @@ class LedOut(BaseException):
     """
 
 
-LED_OUT_SECONDS: Final = 60.0
 LED_OUT_STEPS: Final = 100
-"""A loop that has made so many steps, for so long, after the end of its run will not ask whether that is over."""
+"""A loop that has made so many steps, for run.loop_over_seconds, after the end of its run will not ask whether that is
+over."""
 
 
 @final
 class StepsAfterEnd:
     """The steps that a loop makes though its run is over: the first is said on stderr, and after a while the loop is
-    led out of its `with`. `told` returns what rank 0 finds, in all ranks; `tell` tells the run."""
+    led out of its `with`. `told` returns what rank 0 finds, in all ranks; `tell` tells the run; `seconds_max` is how
+    long it may go on (run.loop_over_seconds)."""
 
-    def __init__(self, told: Callable[[Callable[[], Any]], Any], tell: Callable[[], None]) -> None:
-        self._told, self._tell = told, tell
+    def __init__(
+        self, told: Callable[[Callable[[], Any]], Any], tell: Callable[[], None], seconds_max: Callable[[], float]
+    ) -> None:
+        self._told, self._tell, self._seconds_max = told, tell, seconds_max
         self._count, self._since, self._has_told = 0, 0.0, False
 
     def step(self) -> None:
-        """Count one; LedOut from LED_OUT_SECONDS and LED_OUT_STEPS after the end on."""
+        """Count one; LedOut from LED_OUT_STEPS and `seconds_max` after the end on."""
         self._add(1)
 
     def empty_pass(self) -> None:
@@ -498,11 +503,12 @@ class StepsAfterEnd:
             sys.stderr.write(
                 "isthmus: the run is over, and further steps count for nothing. "
                 "Leave the loop: ask `island.is_over`, or "
-                f"write `for batch in island(loader)`. In {LED_OUT_SECONDS:.0f} s the loop is led out of its `with`.\n"
+                "write `for batch in island(loader)`. "
+                f"In {self._seconds_max():.0f} s run.loop_over_seconds leads it out of its `with`.\n"
             )
             sys.stderr.flush()
             self._tell()
-        if self._count >= LED_OUT_STEPS and self._told(lambda: time.monotonic() - self._since >= LED_OUT_SECONDS):
+        if self._count >= LED_OUT_STEPS and self._told(lambda: time.monotonic() - self._since >= self._seconds_max()):
             raise LedOut
 
 
@@ -577,5 +583,5 @@ class TokenCounts:
     def _error(self, tokens: Any) -> ConfigError:
         do = "Pass the tokens, or samples, that this step has trained on."
         return ConfigError(
-            f"Calling {self._model.step_call}", "tokens= an integer of at least 0", repr(tokens)[:60], do
+            f"Calling {self._model.step_call}", "tokens= an integer of at least 0", shortened(repr(tokens), 60), do
         )

@@ -39,9 +39,10 @@ from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.job import RunSlots, TensorSpec
 from isthmus.programs.loop_script import FILE, ISLAND, MODULE, PROGRAM, LoopAhead, LoopScript
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.system.processes import status_name
 from isthmus.runtime.system.refusals import remedy
+from isthmus.runtime.system.user_files import is_users
 
 if TYPE_CHECKING:
     from isthmus.ops.learner.boundary import Boundary, Companion
@@ -154,7 +155,7 @@ class ToldModel:
             do = "Begin the run anew, by `isthmus daemon --run FILE`: the next loop that joins tells it again."
             doing = f"Reading {self.file}"
             raise ConfigError(
-                doing, "the model that the first loop has told of", str(error)[:300], remedy(error, do)
+                doing, "the model that the first loop has told of", shortened(str(error), 300), remedy(error, do)
             ) from None
 
     @property
@@ -458,20 +459,53 @@ def _last_lines(output: BinaryIO) -> list[str]:
     return output.read().decode(errors="replace").strip().splitlines()
 
 
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_PLACE: Final = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)')
+_NOTE: Final = "For simplicity, JAX has removed its internal frames"
+"""Begins what jax adds behind the message of an exception, below a line of dashes."""
+_CAUSE_LENGTH_MAX: Final = 1000
+
+
+class _Cause(NamedTuple):
+    """The exception by which a script has ended: its text, and the last line outside of libraries where it was."""
+
+    text: str
+    place: str
+
+
+def _cause_in(lines: list[str]) -> _Cause | None:
+    """The last exception in a script's output; None if that ends with no traceback."""
+    if _TRACEBACK not in lines:
+        return None
+    trace = lines[len(lines) - lines[::-1].index(_TRACEBACK) :]
+    begin = next((number for number, line in enumerate(trace) if line[:1].strip()), len(trace))
+    text = trace[begin:]
+    if noted := [number for number, line in enumerate(text) if line.startswith(_NOTE)]:
+        text = text[: noted[0] - 1]
+    places = [match for line in trace[:begin] if (match := _PLACE.match(line))]
+    # The script may be run by another environment.
+    users = [each for each in places if is_users(each["file"]) and "/site-packages/" not in each["file"]] or places
+    place = f"{users[-1]['file']}:{users[-1]['line']}" if users else ""
+    return _Cause(" ".join(" ".join(text).split()), place)
+
+
 def _end_of(lines: list[str], status: int) -> str:
     """How a script has ended, in words."""
     how = "its end" if status == 0 else f"exit {status_name(status)}" if status > 0 else status_name(status)
+    if cause := _cause_in(lines):
+        text = shortened(cause.text, _CAUSE_LENGTH_MAX, "cut: run the script alone to read all")
+        return f"{how}, by {text}{f' ({cause.place})' if cause.place else ''}"
     return f"{how}{f', with {lines[-1].strip()!r} as its last line' if lines else ''}"
 
 
 _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)'?")
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _NO_TOKENS: Final = re.compile(r"\bstep\(\) missing .*'tokens'")
 
 
 def _do(script: LoopScript, lines: list[str]) -> str:
     """What to do about a script that has ended without a step: of its last line, where that says the cause."""
-    last = lines[-1] if lines else ""
+    cause = _cause_in(lines)
+    last = cause.text if cause else lines[-1] if lines else ""
     missing = _NO_MODULE.search(last)
     if missing and script.form == MODULE and f"{script.script}.".startswith(f"{missing[1]}."):
         return f"Check the name: it is looked for in {script.folder}, and where {script.interpreter} finds packages."
@@ -480,7 +514,7 @@ def _do(script: LoopScript, lines: list[str]) -> str:
         return f"Install {missing[1]} {whose}, or name the interpreter of another environment with --python."
     if _NO_TOKENS.search(last):
         return "Say how many tokens, or samples, the step was on: island.step(loss, tokens=n)."
-    if last and _TRACEBACK in lines:
+    if cause:
         return f"Correct what it raises; alone it is run by: {' '.join(script.command)}"
     return (
         "Write `with isthmus.island(model, optimizer) as island:` around the loop, and after each optimizer.step() "

@@ -17,7 +17,7 @@ from isthmus.ops.island.torch_announced import AnnouncedModule, shared_memory
 from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner, fault_of_kept, read_later
 from isthmus.ops.island.torch_model import SOLE, LeafAccess
 from isthmus.programs.task import ModelLeaf
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
 _MAKING: Final = "Making an island"
 
@@ -74,7 +74,7 @@ class ModuleModel:
         is_scalar = hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1 and not loss.dtype.is_complex
         if not is_number and not is_scalar:
             do = "Pass the loss of this step: a scalar tensor, or a number."
-            raise ConfigError(doing, "a loss that is one number", repr(loss)[:60], do)
+            raise ConfigError(doing, "a loss that is one number", shortened(repr(loss), 60), do)
         return loss
 
     def stepped(self) -> None:

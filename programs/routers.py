@@ -29,7 +29,7 @@ from isthmus.ops.data.shards import ShardedCorpus
 from isthmus.programs.reading.forms import form_of
 from isthmus.programs.reading.found import find
 from isthmus.programs.reading.rows import texts_of
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.refusals import remedy
@@ -176,7 +176,9 @@ def reroute_from(
         values = np.load(losses.expanduser(), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         do = "Save them by numpy.save as one array [documents, paths]."
-        raise ConfigError(f"Reading losses in {losses}", "a .npy file", str(error)[:200], remedy(error, do)) from None
+        raise ConfigError(
+            f"Reading losses in {losses}", "a .npy file", shortened(str(error), 200), remedy(error, do)
+        ) from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         do = "Save them by numpy.save as one array [documents, paths]."
         actual = str(getattr(values, "dtype", "several arrays"))

@@ -21,7 +21,7 @@ from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.jax_loop import LoopState, StateEvaluation, StateLearner, read_later
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.task import ModelLeaf
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
 _MAKING: Final = "Making an island"
 
@@ -85,7 +85,7 @@ class StateModel:
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
         if not is_number and (getattr(loss, "size", 0) != 1 or np.iscomplexobj(loss)):
             do = "Pass the loss of this step, by name: a scalar array, or a number."
-            raise ConfigError(doing, "a loss that is one number", repr(loss)[:60], do)
+            raise ConfigError(doing, "a loss that is one number", shortened(repr(loss), 60), do)
         return loss
 
     def stepped(self) -> Any:

@@ -21,7 +21,7 @@ from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
 from isthmus.programs.job import RunSlots
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 
 if TYPE_CHECKING:
     import optax
@@ -467,7 +467,7 @@ def set_name_faults(names: Iterable[Any], doing: str) -> Iterator[Fault]:
         is_short = isinstance(name, str) and name.strip() and len(name) <= SET_NAME_MAX
         if not is_short or not name.isprintable():
             expected = f"names of held-out sets, of 1 to {SET_NAME_MAX} letters that can be shown"
-            yield Fault(doing, expected, repr(name)[:100], 'Name it for example "code".')
+            yield Fault(doing, expected, shortened(repr(name), 100), 'Name it for example "code".')
 
 
 def _set_faults(sets: Any, paths: Any) -> Iterator[Fault]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
-_MESSAGE_LENGTH_MAX: Final = 300
+_MESSAGE_LENGTH_MAX: Final = 1000
 
 
 def call(
@@ -27,7 +27,7 @@ def call(
     except expected_errors:
         raise
     except Exception as error:
-        message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
+        message = shortened(" ".join(str(error).split()), _MESSAGE_LENGTH_MAX, "cut: call it alone to read all")
         error_text = f"{type(error).__name__}: {message} ({_place(function, error)})"
         raise ConfigError(f"Running {name}", "a result", error_text, "Correct the function there.") from error
 

@@ -31,6 +31,20 @@ def log_entry(text: str) -> str:
     return printable(text).replace("\n", "\n         ")
 
 
+def shortened(text: str, length_max: int, rest: str = "") -> str:
+    """A text for people, of at most `length_max` characters. A longer one ends with a whole word, and says that it is
+    cut, and where the `rest` is, such as "the log has all of it"; without that, how long it was.
+
+    One without a blank near there, such as an array or a path, is cut where it has to be.
+    """
+    if len(text) <= length_max:
+        return text
+    mark = f" ... ({rest or f'cut: it has {len(text)} characters'})"
+    room = max(0, length_max - len(mark))
+    words = max(text.rfind(blank, 0, room + 1) for blank in (" ", "\n"))
+    return f"{text[: words if words > room // 2 else room].rstrip()}{mark}"[:length_max]
+
+
 class Fault(NamedTuple):
     """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
 

@@ -17,6 +17,7 @@ and how data are divided among the ranks of one island, is the script's.
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -535,6 +536,8 @@ class BoundaryHost(Protocol):
     place: IslandSlot
     tokens_most: int
     """Of all ranks, in a step."""
+    over_seconds: float
+    """For how long a loop may make steps once the run is over."""
 
     @property
     def is_over(self) -> bool: ...
@@ -570,7 +573,7 @@ class LeadHost:
 
     def __init__(self, host: BoundaryHost, ranks: Ranks) -> None:
         self._host, self._ranks = host, ranks
-        self.place, self.tokens_most = host.place, host.tokens_most
+        self.place, self.tokens_most, self.over_seconds = host.place, host.tokens_most, host.over_seconds
 
     @property
     def is_over(self) -> bool:
@@ -587,7 +590,7 @@ class LeadHost:
     def begin(self) -> None:
         """Join, and wait for the model."""
         with self._ranks.closed_by_error():
-            self._ranks.give("join", self.place)
+            self._ranks.give("join", self.place, self.over_seconds)
             self._host.begin()
             self._let_go_on()
 
@@ -651,6 +654,7 @@ class FollowHost:
         self._found = _Found(is_over=False, position=0, progress=None)
         self.place = IslandSlot(0, 1, 0)
         """As rank 0 has told it."""
+        self.over_seconds = math.inf  # As rank 0 tells it, too.
         self.tokens_most = sys.maxsize  # Rank 0 looks at those of all.
 
     @property
@@ -693,8 +697,8 @@ class FollowHost:
     def _follow(self, order: tuple[Any, ...]) -> bool:
         """Make a call of rank 0's; False if the loop is to go on."""
         match order:
-            case "join", IslandSlot() as place:
-                self.place = place
+            case "join", IslandSlot() as place, float() as over_seconds:
+                self.place, self.over_seconds = place, over_seconds
             case "make", fragments, life, alpha:
                 self._make(fragments, life, alpha)
             case "call", name, *arguments:

@@ -114,6 +114,8 @@ def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
 def is_finite(values: Values) -> bool:
     """Whether all values are finite; where there are scales, by these, which must not be negative either."""
     if not isinstance(values, Coded):
+        if not _LARGEST.is_compiled:  # The first model is looked at before a first step, which waits for no kernel.
+            return not values.size or bool(np.isfinite(values.max()) and np.isfinite(values.min()))
         return largest(values) < np.inf
     if values.form == "bf16":
         halves = np.require(values.codes, None, ["C", "A"]).view(np.uint16)
@@ -241,6 +243,10 @@ def largest_of(bits: NDArray[np.int32]) -> np.int32:
         magnitude = np.int32(bits[i] & _MAGNITUDE_BITS)
         largest = magnitude if magnitude > largest else largest
     return largest
+
+
+_LARGEST: Final = largest_of
+"""The kernel itself, for whose name numba's own stands once another one calls it."""
 
 
 @kernel

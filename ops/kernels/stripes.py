@@ -16,19 +16,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
+from functools import lru_cache, update_wrapper
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
+from threading import RLock
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.ops.kernels.buffers import Float32
 
-_COMPILER: Final[Any] = import_module("numba") if find_spec("numba") is not None else None
-HAS_COMPILER: Final = _COMPILER is not None
+HAS_COMPILER: Final = find_spec("numba") is not None
 """Whether kernels are compiled here. Without a compiler codes are made and read by NumPy (`plain_codes`), to the same
 bits, and nothing can be merged."""
 Int64: TypeAlias = NDArray[np.int64]
@@ -41,26 +40,68 @@ STRIPE_SIZE = 2**16
 _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
 
-def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` when it is first called: to numba's cache, where that has a folder, releasing the GIL, no fast
-    math.
+@final
+class LazyKernel(Generic[P, R]):
+    """A function that is compiled when it is first called: to numba's cache, where that has a folder, releasing the
+    GIL, no fast math.
 
     Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
+    numba is imported by then: it takes as long as a host's own code, and most processes that load this call no kernel,
+    or none before their first step.
     """
-    if _COMPILER is None:
-        return _missing(function.__name__)
-    compiled = _COMPILER.njit(nogil=True, fastmath=False)(function)
-    if has_cache():
-        with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
-            compiled.enable_caching()
-    return cast(Callable[P, R], compiled)
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+        self._compiled: Any = None
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
+        result: R = self.compiled(*arguments, **keywords)
+        return result
+
+    @property
+    def compiled(self) -> Any:
+        """What numba has made of it."""
+        if self._compiled is None:
+            with _COMPILING:
+                if self._compiled is None:
+                    self._compiled = self._compile()
+        return self._compiled
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has been called before, or was loaded."""
+        return self._compiled is not None
+
+    @property
+    def signatures(self) -> list[Any]:
+        """Those for which it is compiled."""
+        return [] if self._compiled is None else list(self._compiled.signatures)
+
+    def _compile(self) -> Any:
+        if not HAS_COMPILER:
+            raise ModuleNotFoundError(
+                f"the kernel {self._function.__name__} needs numba, which merges: pip install numba"
+            )
+        import numba
+
+        names = self._function.__globals__
+        for name in self._function.__code__.co_names:  # numba looks up there what this one calls.
+            if isinstance(other := names.get(name), LazyKernel):
+                names[name] = other.compiled
+        compiled = numba.njit(nogil=True, fastmath=False)(self._function)
+        if has_cache():
+            with suppress(RuntimeError, OSError):  # It has tried each place that it knows: none can be written to.
+                compiled.enable_caching()
+        return compiled
 
 
-def _missing(name: str) -> Callable[..., Any]:
-    def call(*_: object) -> Any:
-        raise ModuleNotFoundError(f"the kernel {name} needs numba, which merges: pip install numba")
+_COMPILING: Final = RLock()
 
-    return call
+
+def kernel(function: Callable[P, R]) -> LazyKernel[P, R]:
+    """The function as a `LazyKernel`."""
+    return LazyKernel(function)
 
 
 def has_cache() -> bool:

@@ -92,15 +92,19 @@ class FragmentSend:
 
     def prepare(self) -> None:
         """Load the kernels that encode; float32 needs none."""
+        self._load()
+        if self._push != "float32":
+            self._coding.warm_pushes()
+
+    def open(self, context: Any) -> None:
+        """Where no fork server has loaded them, the first answer does: no first step waits for it."""
+        self._load()
+
+    def _load(self) -> None:
         if self._push != "float32":
             from isthmus.ops.kernels import coding
 
-            coding.warm_pushes()
             self._coding: ModuleType = coding
-
-    def open(self, context: Any) -> None:
-        """Load them here, where no fork server has."""
-        self.prepare()
 
     def __call__(self, fragment: Mapping[Any, Capture]) -> Generator[list[tuple[str, Answer]], None, None]:
         """Yields the answers to all new captures, in order of their rounds.

@@ -48,14 +48,17 @@ class Receive:
 
     def prepare(self) -> None:
         """Load the kernels that decode."""
-        from isthmus.ops.kernels import coding
-
-        coding.warm_updates()
-        self._coding: ModuleType = coding
+        self._load()
+        self._coding.warm_updates()
 
     def open(self, context: Any) -> None:
-        """Load them here, where no fork server has."""
-        self.prepare()
+        """Where no fork server has loaded them, the first update that needs them does: no first step waits for it."""
+        self._load()
+
+    def _load(self) -> None:
+        from isthmus.ops.kernels import coding
+
+        self._coding: ModuleType = coding
 
     def __call__(
         self, update: Mapping[Any, Update] | None = None, pull: Mapping[Any, Round] | None = None

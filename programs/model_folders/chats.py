@@ -33,7 +33,7 @@ import numpy.typing as npt
 from isthmus.programs.model_folders.folders import TOKENIZER_CONFIG, template_names_in, text_in, tokenizer_config_in
 from isthmus.programs.model_folders.tokens import FolderTokens, Ids
 from isthmus.programs.reading.row_forms import ASSISTANT, ChatRow
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 TEMPLATES: Final = "additional_chat_templates"
@@ -203,7 +203,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             do = "Correct the chat, or the template."
-            found = f"{type(error).__name__}: {error}"[:300]
+            found = shortened(f"{type(error).__name__}: {error}", 300)
             expected = f"a chat that the template in {self.folder} takes in {where}"
             raise ConfigError(self._doing, expected, found, do) from None
 

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.system.disk import check_regular
 from isthmus.runtime.system.files import read_bytes
 from isthmus.runtime.system.refusals import remedy
@@ -130,7 +130,7 @@ def read(path: Path, doing: str) -> ModelFolder:
                     files[name], dtypes[name] = file, DTYPES.get(part.get_dtype(), part.get_dtype())
                 elif not name.endswith(_IGNORED):
                     do = "Take a folder of this architecture: what this tensor does is not known here."
-                    faults.append(Fault(doing, f"tensors of {config_name(document)}", repr(name)[:200], do))
+                    faults.append(Fault(doing, f"tensors of {config_name(document)}", shortened(repr(name), 200), do))
         if len(faults) > NAMES_MAX:
             break  # What is in files that are not read by now, is not missing.
     else:
@@ -427,7 +427,7 @@ def weight_files(path: Path, doing: str) -> list[Path]:
     names = sorted(set(places.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
-            raise ConfigError(doing, f"names of safetensors files in {INDEX}", repr(name)[:200], do)
+            raise ConfigError(doing, f"names of safetensors files in {INDEX}", shortened(repr(name), 200), do)
         if not (path / name).is_file():
             raise ConfigError(doing, f"{name}, which {INDEX} names", "nothing there", do)
     there = {name: _names_in(path / name, doing) for name in names}
@@ -435,9 +435,9 @@ def weight_files(path: Path, doing: str) -> list[Path]:
     for name, tensors in there.items():
         for tensor in tensors:
             if (other := files.setdefault(tensor, name)) != name:
-                raise ConfigError(doing, f"{tensor[:200]} in one file", f"it in {other} and in {name}", do)
+                raise ConfigError(doing, f"{shortened(tensor, 200)} in one file", f"it in {other} and in {name}", do)
     if wrong := [tensor for tensor, name in places.items() if files.get(tensor) != name]:
-        expected = f"{listed([f'{tensor[:200]} in {places[tensor]}' for tensor in wrong])}, as {INDEX} says"
+        expected = f"{listed([f'{shortened(tensor, 200)} in {places[tensor]}' for tensor in wrong])}, as {INDEX} says"
         actual = f"the first in {files[wrong[0]]}" if wrong[0] in files else "files without"
         raise ConfigError(doing, expected, actual, do)
     return [path / name for name in names]

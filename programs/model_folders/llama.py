@@ -25,7 +25,7 @@ from isthmus.ops.model_config import (
     YarnScaling,
 )
 from isthmus.ops.model_config import tensors as shapes_of
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
 
 class OtherModelError(ConfigError):
@@ -121,7 +121,7 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         known = ", ".join(f"{name} ({each.architecture})" for name, each in FAMILIES.items())
-        raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], _IN_TORCH)
+        raise OtherModelError(doing, f"a model_type of {known}", shortened(repr(kind), 80), _IN_TORCH)
     check_code(document, doing, family.architecture)
     check_positions(document, doing)
     try:

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.programs.model_folders import folders, llama
-from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.runtime.errors import ConfigError, Fault, nearest, shortened
 
-_MESSAGE_MAX: Final = 300
+_MESSAGE_MAX: Final = 1000
 
 
 @final
@@ -180,11 +180,13 @@ def read(path: Path, doing: str) -> ModuleFolder:
         here = ", ".join(f"{name} ({each.architecture})" for name, each in llama.FAMILIES.items())
         do = f"{nearest(kind if isinstance(kind, str) else '', known)} {_version()} knows {len(known)} of them."
         expected = f"a model_type of {here}, or of AutoModelForCausalLM of transformers"
-        raise ConfigError(doing, expected, repr(kind)[:80], do.strip())
+        raise ConfigError(doing, expected, shortened(repr(kind), 80), do.strip())
     names = document.get("architectures")
     if isinstance(names, list) and names and architecture not in names:
         do = "Save the model as AutoModelForCausalLM.from_pretrained(...) makes it."
-        raise ConfigError(doing, f"architectures [{architecture!r}], which predicts tokens", repr(names)[:200], do)
+        raise ConfigError(
+            doing, f"architectures [{architecture!r}], which predicts tokens", shortened(repr(names), 200), do
+        )
     from transformers import AutoConfig
 
     with quiet(), explained(doing, f"a configuration of {kind}"):
@@ -203,7 +205,7 @@ def _known(document: Mapping[str, Any], doing: str) -> Mapping[str, str]:
     except ImportError as error:
         here = ", ".join(llama.FAMILIES)
         do = f"Install it beside isthmus: pip install torch transformers. Without it there are {here}."
-        found = f"model_type {str(document.get('model_type'))[:80]!r}, and no {error.name}"
+        found = f"model_type {shortened(str(document.get('model_type')), 80)!r}, and no {error.name}"
         raise ConfigError(doing, "transformers and PyTorch, for this architecture", found, do) from None
     known: Mapping[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return known
@@ -358,6 +360,8 @@ def explained(doing: str, expected: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        message = " ".join(str(error).split())[:_MESSAGE_MAX]
+        message = shortened(
+            " ".join(str(error).split()), _MESSAGE_MAX, "cut: load the folder in transformers to read all"
+        )
         do = "Correct config.json, or take the folder from where it is whole."
         raise ConfigError(doing, expected, f"{type(error).__name__}: {message}", do) from error

@@ -40,7 +40,7 @@ from isthmus.programs.model_folders.folders import (
     tokenizer_config_in,
     tokenizer_kind_in,
 )
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 
 BYTES: Final = 256
 _PANIC: Final = "PanicException"
@@ -214,7 +214,7 @@ class FolderTokens:
             if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
                 raise
             do = "Take the folder again from where it is whole."
-            raise ConfigError(self._doing, f"a tokenizer in {self._path}", str(error)[:200], do) from None
+            raise ConfigError(self._doing, f"a tokenizer in {self._path}", shortened(str(error), 200), do) from None
 
     def encode(self, text: bytes) -> Ids:
         characters = self._text(text)

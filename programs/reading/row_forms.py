@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import msgspec
 
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.errors import ConfigError, nearest, shortened
 
 TEXTS: Final = "texts"
 COMPLETIONS: Final = "completions"
@@ -212,7 +212,7 @@ class RowForms:
             return text.encode()
         except UnicodeEncodeError as error:
             do = "Write whole characters: a surrogate alone, such as \\ud83d, is none."
-            raise ConfigError(self._doing, f"characters in {where}", str(error)[:200], do) from None
+            raise ConfigError(self._doing, f"characters in {where}", shortened(str(error), 200), do) from None
 
     def _refuse_beside(self, fields: Mapping[str, Any], where: str, *names: str) -> None:
         """Refuse fields that say something of a chat that no template is given."""
@@ -226,7 +226,9 @@ class RowForms:
             value = without_nulls(fields.get(name))
             says = str(value).lower() in ("true", "false", "0", "1") if name == _LABEL else bool(value)
             if says:
-                raise ConfigError(self._doing, f"no {name!r} beside messages in {where}", repr(value)[:60], ways[name])
+                raise ConfigError(
+                    self._doing, f"no {name!r} beside messages in {where}", shortened(repr(value), 60), ways[name]
+                )
 
     def _chat(
         self, messages: tuple[Mapping[str, Any], ...], fields: Mapping[str, Any], where: str, prompts: int | None
@@ -268,11 +270,11 @@ class RowForms:
             made["content"] = made.pop("value", None)
             if made["role"] not in (*_ROLES, *_ROLES.values(), "system"):
                 do = "Write them as messages, with role and content."
-                found = repr(made["role"])[:60]
+                found = shortened(repr(made["role"]), 60)
                 raise ConfigError(doing, f"'human', 'gpt' or 'system' in 'from' of {place}", found, do)
             made["role"] = _ROLES.get(made["role"], made["role"])
         if not isinstance(role := made.get("role"), str) or not role:
-            found = repr(role)[:60] if "role" in made else ", ".join(sorted(map(str, made))) or "no fields"
+            found = shortened(repr(role), 60) if "role" in made else ", ".join(sorted(map(str, made))) or "no fields"
             raise ConfigError(doing, f"a text in 'role' of {place}", found, _AS_MESSAGES)
         if unlearned := [key for key in ("train", "loss") if made.get(key) is False]:
             do = 'Write "weight": 0 in its place.'
@@ -282,7 +284,7 @@ class RowForms:
         weight = made.get("weight", 1)
         if weight not in (0, 1) or (weight and "weight" in made and role != ASSISTANT):
             do = f"Give answers, messages of the {ASSISTANT}, the weight 0 or 1, or none."
-            found = f"{weight!r} of a message of the {role}"[:60]
+            found = shortened(f"{weight!r} of a message of the {role}", 60)
             raise ConfigError(doing, f"0 or 1 as the weight of an answer in {place}", found, do)
         content = made.get("content")
         if isinstance(content, list):
@@ -302,7 +304,11 @@ class RowForms:
             kind = part.get("type", "text") if isinstance(part, dict) else None
             text = part.get("text") if isinstance(part, dict) else None
             if kind != "text" or not isinstance(text, str):
-                found = repr(kind)[:60] if kind not in (None, "text") else f"a {type(part).__name__} without a text"
+                found = (
+                    shortened(repr(kind), 60)
+                    if kind not in (None, "text")
+                    else f"a {type(part).__name__} without a text"
+                )
                 do = "Leave chats with anything but text out."
                 raise ConfigError(self._doing, f"parts of the type 'text' in 'content' of {place}", found, do)
             texts.append(text)

@@ -26,7 +26,7 @@ import msgspec
 
 from isthmus.programs.reading.forms import ARROW, CSV, LINES, LIST, ROWS, TEXT, TOKENS, TSV, form_of
 from isthmus.programs.reading.row_forms import TEXTS, Row, RowForms, TextRow, without_nulls
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 from isthmus.runtime.system.refusals import remedy
 
 ROW_CHARACTERS_MAX: Final = 1 << 28
@@ -76,10 +76,12 @@ def documents_of(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[
             else:
                 yield from _table(opened.enter_context(_seekable(file, form.packed)), path, form.kind, forms, doing)
         except (EOFError, zlib.error) as error:
-            raise ConfigError(doing, f"whole {form.packed} data in {path}", str(error)[:200], _CORRECT) from None
+            raise ConfigError(
+                doing, f"whole {form.packed} data in {path}", shortened(str(error), 200), _CORRECT
+            ) from None
         except OSError as error:
             do = remedy(error, _CORRECT)
-            raise ConfigError(doing, f"{form.kind} in {path}", str(error)[:200], do) from None
+            raise ConfigError(doing, f"{form.kind} in {path}", shortened(str(error), 200), do) from None
 
 
 def blocks_of_text(path: Path, doing: str) -> Iterator[bytes]:
@@ -90,9 +92,11 @@ def blocks_of_text(path: Path, doing: str) -> Iterator[bytes]:
             while block := file.read(_CHARACTERS):
                 yield block
     except (EOFError, zlib.error) as error:
-        raise ConfigError(doing, f"whole {form.packed} data in {path}", str(error)[:200], _CORRECT) from None
+        raise ConfigError(doing, f"whole {form.packed} data in {path}", shortened(str(error), 200), _CORRECT) from None
     except OSError as error:
-        raise ConfigError(doing, f"{form.kind} in {path}", str(error)[:200], remedy(error, _CORRECT)) from None
+        raise ConfigError(
+            doing, f"{form.kind} in {path}", shortened(str(error), 200), remedy(error, _CORRECT)
+        ) from None
 
 
 def is_one_object(path: Path) -> bool:
@@ -178,7 +182,7 @@ def _what_is_no_json(error: Exception) -> str:
         rest = error.doc[error.pos : error.pos + _SHOWN].rstrip("\r\n")
         there = repr(rest) if rest else "the end of the line"
         return f"{there} at character {error.pos + 1} ({error.msg})"
-    return str(error)[:200]
+    return shortened(str(error), 200)
 
 
 def _list(file: TextIO, path: Path, forms: RowForms, doing: str, *, may_be_text: bool) -> Iterator[Row]:
@@ -225,7 +229,7 @@ def _list(file: TextIO, path: Path, forms: RowForms, doing: str, *, may_be_text:
             if rest := text.next_character():
                 raise ConfigError(doing, f"nothing behind the list in {path}", f"{rest!r}", do)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(doing, f"JSON in row {number} of {path}", str(error)[:200], do) from None
+        raise ConfigError(doing, f"JSON in row {number} of {path}", shortened(str(error), 200), do) from None
 
 
 @final
@@ -288,7 +292,7 @@ def _separated(file: TextIO, path: Path, separator: str, forms: RowForms, doing:
                 yield forms.row(fields, f"line {rows.line_num} of {path}")
     except (csv.Error, UnicodeDecodeError) as error:
         expected = f"fields in UTF-8 in line {rows.line_num} of {path}"
-        raise ConfigError(doing, expected, str(error)[:200], do) from None
+        raise ConfigError(doing, expected, shortened(str(error), 200), do) from None
 
 
 def _table(file: BinaryIO, path: Path, kind: str, forms: RowForms, doing: str) -> Iterator[Row]:
@@ -303,7 +307,7 @@ def _table(file: BinaryIO, path: Path, kind: str, forms: RowForms, doing: str) -
                 fields = {column: without_nulls(value) for column, value in zip(columns, row, strict=True)}
                 yield forms.row(fields, f"row {number} of {path}")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise ConfigError(doing, f"{kind} in {path}", str(error)[:200], _CORRECT) from None
+        raise ConfigError(doing, f"{kind} in {path}", shortened(str(error), 200), _CORRECT) from None
 
 
 def _parquet(file: BinaryIO, path: Path, forms: RowForms) -> Iterator[tuple[tuple[str, ...], Any]]:

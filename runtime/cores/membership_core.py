@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, assert_never, cast
+from typing import Final, NamedTuple, assert_never, cast
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.cores.membership_messages import (
@@ -139,6 +139,13 @@ def _illegal_option(expected: str, found: str) -> LocalProtocolError:
     return LocalProtocolError(f"membership options: expected {expected}, found {found}. Change them.")
 
 
+class Endurance(NamedTuple):
+    """How long something has lasted, and may."""
+
+    lasted: Duration
+    limit: Duration
+
+
 NEVER: Final = Instant(0)
 FOREVER: Final = Instant(1 << 62)
 """A century and a half."""
@@ -221,6 +228,21 @@ class Attendance:
         suspicion = phi(firing, rhythm.mean, deviation)
         return Stall(node, firing, rhythm.mean, deviation, suspicion, patience_times=self.stuck_times)
 
+    def step_patience(self, usual: float | None, options: MembershipOptions) -> Duration | None:
+        """How long it may make no step in one firing; `usual` as in `stuck`."""
+        steps = self._usual_steps(usual, options)
+        return None if steps is None else self._step_patience(*steps, options)
+
+    def _step_patience(self, rhythm: Rhythm, least: float, options: MembershipOptions) -> Duration:
+        return Duration(math.ceil(rhythm.patience(options.z_stuck, least) * self.stuck_times))
+
+    def _usual_steps(self, usual: float | None, options: MembershipOptions) -> tuple[Rhythm, float] | None:
+        """The rhythm by which its steps are judged, with the least deviation of that."""
+        if self.progress.rhythm is not None:
+            return self.progress.rhythm, float(options.progress_deviation_min)
+        first = float(options.progress_deviation_first)
+        return None if usual is None else (Rhythm(usual, first**2), first)
+
     def stuck(
         self, firing: Duration, node: str, usual: float | None, now: Instant, options: MembershipOptions
     ) -> Stall | None:
@@ -229,19 +251,13 @@ class Attendance:
         `usual` is the mean interval of steps in its role, for a member that has made none; without it such a member
         cannot be judged: None.
         """
-        rhythm, least = self.progress.rhythm, float(options.progress_deviation_min)
-        is_of_role = rhythm is None
-        if rhythm is None:
-            if usual is None:
-                return None
-            least = float(options.progress_deviation_first)
-            rhythm = Rhythm(usual, least**2)
-        stalled = self.progress.stalled(firing, now)
-        if stalled < math.ceil(rhythm.patience(options.z_stuck, least) * self.stuck_times):
+        steps, stalled = self._usual_steps(usual, options), self.progress.stalled(firing, now)
+        if steps is None or stalled < self._step_patience(*steps, options):
             return None
+        rhythm, least = steps
         deviation = rhythm.deviation(least)
         suspicion = phi(stalled, rhythm.mean, deviation)
-        return Stall(node, stalled, rhythm.mean, deviation, suspicion, is_of_role, self.stuck_times)
+        return Stall(node, stalled, rhythm.mean, deviation, suspicion, self.progress.rhythm is None, self.stuck_times)
 
 
 DOUBLINGS_MAX: Final = 6
@@ -303,6 +319,23 @@ class MembershipCore:
         """The state of the member of a replica; None if it has none."""
         host = self._hosts.get(replica)
         return None if host is None else host.shown
+
+    def silence(self, member: Member, now: Instant) -> Endurance | None:
+        """How long a member that is suspect has been silent, and may be; None for any other."""
+        host = self._hosts.get(member.replica)
+        if host is None or host.member != member or host.state != "suspect":
+            return None
+        limit = host.deadline("suspect", self._options) - host.heard_at
+        return Endurance(Duration(max(0, now - host.heard_at)), Duration(limit))
+
+    def stall(self, member: Member, now: Instant) -> Endurance | None:
+        """How long a member that steps has made no step in one firing, by its last heartbeat, and may; None for any
+        other, and where nothing is usual yet."""
+        host = self._hosts.get(member.replica)
+        if host is None or host.member != member or not host.is_stepping:
+            return None
+        limit = host.step_patience(self._usual.get(member.replica.role), self._options)
+        return None if limit is None else Endurance(host.progress.last_stalled(now), limit)
 
     def has_ended(self, member: Member) -> bool:
         """Whether this incarnation was removed, was reported as ended, or is older than the newest seen."""

@@ -136,6 +136,10 @@ class StepProgress:
         """The time for which it has been in one firing without a step."""
         return Duration(min(now - self.since, firing))
 
+    def last_stalled(self, now: Instant) -> Duration:
+        """The same, of the firing of the last heartbeat."""
+        return self.stalled(Duration(self._firing), now)
+
     def lasting(self, now: Instant) -> Duration:
         """The observed duration of the oldest firing, by this clock, not that of its host."""
         since = now if self._firing_since is None else self._firing_since

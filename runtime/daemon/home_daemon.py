@@ -72,7 +72,6 @@ from isthmus.runtime.supervision.incidents import (
     as_line,
     of_line,
 )
-from isthmus.runtime.supervision.liveness import PATIENCE
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, Directory, Report, ReportError
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
@@ -116,7 +115,7 @@ class Daemon:
         run: str,
         name: str,
         on_over: Callable[[Daemon], None],
-        patience: Duration = PATIENCE,
+        patience: Duration | None = None,
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
         directory: Callable[[], Directory] = Directory,
@@ -184,7 +183,7 @@ class Daemon:
         Idempotent. Nothing is recorded of it: a daemon that dies meanwhile leaves what one that was killed does.
         """
         if self._has_begun and not self._is_closed:
-            self._driver.feed(SetAside())
+            self._driver.feed(SetAside(seconds(seconds_max)))
             self._site.ask_leave(seconds_max)
 
     def end(self, reason: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.daemon.ground import Handler, Server
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import Starved, raised_of
@@ -113,7 +114,7 @@ class HostEndpoint:
             try:
                 event, shown = _read(message, self._run)
             except (KeyError, TypeError, ValueError) as error:
-                reason = f"malformed {kind}: {error}"[:200]
+                reason = shortened(f"malformed {kind}: {error}", 200)
                 self.refused[reason if len(self.refused) < REFUSED_MAX or reason in self.refused else "others"] += 1
                 return
             self._peers[event.member] = peer

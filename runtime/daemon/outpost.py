@@ -16,6 +16,7 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.daemon.ground import Ground
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.site import Site
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
@@ -85,7 +86,7 @@ def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]
     sizes = {member: len(encode({"type": "shown", **each})) for member, each in shown.items()}
     if large := next((member for member, size in sizes.items() if size > SHOWN_BYTES_MAX), None):
         expected, found = f"at most {SHOWN_BYTES_MAX} bytes for a host", f"{sizes[large]} of {large}"
-        raise ReportError(ReportFault("shown", expected, found[:FOUND_LENGTH_MAX]))
+        raise ReportError(ReportFault("shown", expected, shortened(found, FOUND_LENGTH_MAX)))
     return report_of(message.get("report")), shown
 
 

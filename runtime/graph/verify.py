@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from typing import Any, Final, TypeAlias, TypeVar
 
 from isthmus.runtime.clock import milliseconds, seconds
-from isthmus.runtime.errors import Fault, GraphError, nearest
+from isthmus.runtime.errors import Fault, GraphError, nearest, shortened
 from isthmus.runtime.graph.proof import (
     Net,
     Proof,
@@ -390,7 +390,7 @@ def _route(edge: Edge, graph: Template) -> Iterator[Fault]:
     elif route.kind == "some" and not _are_classes(route):
         expected = "a field, a period of at least 1, and for each value of the field numbers below it"
         found = f"some({route.key!r}, {route.period!r}, {route.classes!r})"
-        yield Fault(where, expected, found[:80], f"Write {target}.some('fragment', 2, [[0], [1], [0, 1]]).")
+        yield Fault(where, expected, shortened(found, 80), f"Write {target}.some('fragment', 2, [[0], [1], [0, 1]]).")
     elif route.kind == "group" and not group_count(replicas_of(graph, source, target)):
         expected = f"a fixed number of replicas of {source!r} or {target!r}: it is the number of groups"
         yield Fault(where, expected, "ranges", f"Give one of them replicas=(N, N), or use {target}.all.")

@@ -26,7 +26,7 @@ import msgspec
 
 from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
-from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.errors import LocalProtocolError, shortened
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.ids import MachineOwner, Member
 from isthmus.runtime.supervision.incidents import Raised
@@ -280,7 +280,8 @@ def untold(node: str, story: str) -> Raised:
 
 def _text(text: str) -> str:
     """The text as one line that can be encoded."""
-    return " ".join(text.split()).encode(errors="backslashreplace").decode()[:LENGTH_MAX]
+    line = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    return shortened(line, LENGTH_MAX, "the log of this host has all of it")
 
 
 SPANS_MAX: Final = 400_000

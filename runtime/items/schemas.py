@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, Requ
 
 import numpy as np
 
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import Member
 
 INTEGER_MOST: Final = (1 << 63) - 1
@@ -131,8 +132,7 @@ def _found(value: Any) -> str:
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"array of {dtype}, sizes {list(shape)}"
-    text = repr(value)
-    return text if len(text) <= FOUND_LENGTH_MAX else f"{text[: FOUND_LENGTH_MAX - 3]}..."
+    return shortened(repr(value), FOUND_LENGTH_MAX)
 
 
 def _wrong(expected: str, value: Any) -> Mismatch:

@@ -49,7 +49,7 @@ from isthmus.runtime.supervision.home_events import (
     TurnedAway,
 )
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
-from isthmus.runtime.supervision.liveness import PATIENCE, HostLiveness
+from isthmus.runtime.supervision.liveness import HostLiveness
 from isthmus.runtime.supervision.messages import Report, Row, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
@@ -59,15 +59,16 @@ _demand: Final = partial(demand, "supervision")
 
 
 class Home:
-    """The core of one run. `patience` is the longest wait for a silent host."""
+    """The core of one run. `patience`, if given, is the longest wait for a silent host, and not what the run says."""
 
-    def __init__(self, cast: RunRoles, places: Places, *, patience: Duration = PATIENCE) -> None:
+    def __init__(self, cast: RunRoles, places: Places, *, patience: Duration | None = None) -> None:
         fleet = Fleet(cast, places)
         liveness = HostLiveness(
             fleet.slots_max,
-            patience,
+            cast.user.silent if patience is None else patience,
             lambda member: watch.excuse(self._run, member),
             lambda member: watch.described(self._run, member),
+            stuck=cast.user.stuck,
         )
         self._run = RunState(fleet, liveness, Instant(0), Stamp(places.term, 1))
         self._timer_at: Instant | None = None
@@ -117,7 +118,7 @@ class Home:
             case EndAsked() | NotBegun():
                 watch.end_run(run, "failed", event.failure)
             case SetAside():
-                watch.set_aside(run)
+                watch.set_aside(run, event.within)
             case ScriptSpoke():
                 if event.member.replica in run.lives and not run.is_dismissing:
                     run.write(event.member, incidents.ScriptGoesOn())

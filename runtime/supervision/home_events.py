@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.ids import Member, Party, Record, Replica
 from isthmus.runtime.supervision.incidents import (
     Ended,
@@ -54,8 +54,17 @@ EXIT_SECONDS: Final = 10.0
 """The time that hosts have to exit on request; then they are killed."""
 
 
+START_SECONDS: Final = 60.0
+"""For the first heartbeat of a process, which takes two seconds of imports on an idle machine."""
+SILENT_SECONDS: Final = 20.0
+"""A silent host is replaced after this, whatever was learned."""
+STUCK_SECONDS: Final = 14.0
+"""A learner that steps all the time is stuck after at least so long without a step. A hang lasts for ever, so some
+seconds more cost little, and an occasional long firing (a page that was swapped out) costs no life."""
+
+
 class UserTerms(msgspec.Struct, frozen=True):
-    """How long the user's own code may keep a host; 0: for ever."""
+    """How long the user's own code may keep a host: the bounds on it (`bounds`). Of `idle` and `away` 0 is for ever."""
 
     idle: Duration = Duration(0)
     """It may do nothing for so long."""
@@ -65,6 +74,12 @@ class UserTerms(msgspec.Struct, frozen=True):
     """The roles whose hosts are processes of a user's script, which go on once their host has left."""
     has_guests: bool = False
     """Learners are loops that their users have started; they are never ended, but lose their slots."""
+    start: Duration = seconds(START_SECONDS)
+    """A process of a task has so long for its first heartbeat."""
+    silent: Duration = seconds(SILENT_SECONDS)
+    """No host is silent for longer; one with regular heartbeats for a third of it."""
+    stuck: Duration = seconds(STUCK_SECONDS)
+    """A learner may make no step for at least so long, in one firing; 2.5 times as long for its first ones."""
 
 
 class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +213,10 @@ class NotBegun(Record, frozen=True):
 
 
 class SetAside(Record, frozen=True):
-    """The home is to be set aside: its hosts leave, no other begins, and the next daemon goes on with the run."""
+    """The home is to be set aside: its hosts leave `within` a duration, no other begins, and the next daemon goes on
+    with the run. 0: nobody has said how long."""
+
+    within: Duration = Duration(0)
 
 
 class ScriptSpoke(Record, frozen=True):

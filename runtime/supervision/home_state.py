@@ -49,6 +49,14 @@ class TrackedLife:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """A home was asked, at an instant, to have its hosts leave `within` a duration."""
+
+    at: Instant
+    within: Duration
+
+
+@dataclass(frozen=True, slots=True)
 class GangEnd:
     """The end of an island of several processes: how the first of these ended, and since when the leader had served."""
 
@@ -98,6 +106,8 @@ class RunState:
     is_finished: bool = False
     is_set_aside: bool = False
     """This daemon is to end, and the next goes on."""
+    aside: Aside | None = None
+    """Since when, and within what time, where that was said."""
     is_dismissing: bool = False
     """The run is over, and no script is waited for any more."""
     dismissed: set[Replica] = field(default_factory=set)

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.membership_messages import Finding, MemberIncident, MemberVerdict
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import COUNT_MAX, Count, Member, Name, Replica
 
 TEXT_LENGTH_MAX: Final = 2000
@@ -588,7 +589,9 @@ def of_line(line: Any) -> Happened:
     at, host, incarnation = (line.get(name) for name in _ENVELOPE)
     are_numbers = all(isinstance(each, int) and abs(each) < _NUMBER_MAX for each in (at, incarnation))
     if not (isinstance(at, int) and isinstance(host, str) and isinstance(incarnation, int) and are_numbers):
-        raise ValueError(f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {str(line)[:200]}")
+        raise ValueError(
+            f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {shortened(str(line), 200)}"
+        )
     fields = {name: value for name, value in line.items() if name not in _ENVELOPE}
     return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(fields))
 

@@ -20,7 +20,13 @@ from typing import Final, NamedTuple, assert_never
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
+from isthmus.runtime.cores.membership_core import (
+    PROGRESS_DEVIATION_FIRST,
+    PROGRESS_DEVIATION_MIN,
+    Endurance,
+    MembershipCore,
+    MembershipOptions,
+)
 from isthmus.runtime.cores.membership_messages import (
     SILENT,
     AdmitMember,
@@ -36,11 +42,12 @@ from isthmus.runtime.cores.membership_messages import (
 )
 from isthmus.runtime.ids import Member, Replica, keeps_run, leads_island, takes_island
 from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.home_events import SILENT_SECONDS, STUCK_SECONDS
 from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
 
-PATIENCE: Final = seconds(20)
-"""A silent host is replaced after this, whatever was learned."""
+PATIENCE: Final = seconds(SILENT_SECONDS)
+STUCK: Final = seconds(STUCK_SECONDS)
 DEVIATION_MIN: Final = seconds(1)
 """A host with regular heartbeats is suspect after 3.3 s of silence, and replaced after 7.3 s: on a machine with six
 times as many busy processes as cores a healthy one was silent for 1.9 s, and a body that holds the interpreter for some
@@ -71,16 +78,25 @@ class HostLiveness:
         patience: Duration,
         excuse: Callable[[Member], Excuse | None],
         described: Callable[[Member], tuple[int, str]],
+        *,
+        stuck: Duration = STUCK,
     ) -> None:
-        """`described` returns the pid of a member, and its machine ('' where that is home)."""
+        """`described` returns the pid of a member, and its machine ('' where that is home).
+
+        A `patience` above PATIENCE, as a user asks for it, is what any silence may last, in proportion also one of a
+        host with regular heartbeats; `stuck` likewise for steps.
+        """
+        more = max(1.0, patience / PATIENCE)
         self.timer_at: Instant | None = None
         self._excuse, self._described = excuse, described
         self._core = MembershipCore(
             MembershipOptions(
                 slots_max=slots_max,
                 interval_first=seconds(HEARTBEAT_SECONDS),
-                deviation_min=DEVIATION_MIN,
+                deviation_min=_times(DEVIATION_MIN, more),
                 silence_max=patience,
+                progress_deviation_min=_times(PROGRESS_DEVIATION_MIN, stuck / STUCK),
+                progress_deviation_first=_times(PROGRESS_DEVIATION_FIRST, stuck / STUCK),
             )
         )
         self._hurried: dict[Member, Instant] = {}
@@ -95,6 +111,14 @@ class HostLiveness:
 
     def has(self, member: Member) -> bool:
         return member in self.members()
+
+    def silence(self, member: Member, now: Instant) -> Endurance | None:
+        """How long a member that is suspect has been silent, and may be; None for any other."""
+        return self._core.silence(member, now)
+
+    def stall(self, member: Member, now: Instant) -> Endurance | None:
+        """How long a member that steps has made no step in one firing, and may; None for any other."""
+        return self._core.stall(member, now)
 
     def has_ended(self, member: Member) -> bool:
         """Whether this life is over for good, even if a report still lists it."""
@@ -164,6 +188,10 @@ class HostLiveness:
             self.handle(SilenceExcused(member, excuse), now, findings)
         elif state != "suspect":
             self.handle(ExcuseEnded(member), now, findings)
+
+
+def _times(duration: Duration, factor: float) -> Duration:
+    return Duration(round(duration * factor))
 
 
 TOLD_BEATS: Final = 10

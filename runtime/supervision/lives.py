@@ -170,6 +170,8 @@ def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, repl
     is_to_leave = machine.is_leaving or (is_home and run.is_set_aside)
     if not is_to_leave or ended != incidents.Ended(end) or not isinstance(end, incidents.Exited):
         return None
+    if is_home and is_asked and end.signal == KILLED and run.aside is not None and run.aside.within:
+        return incidents.Ended(end, user_code.outlasted_notice(run.aside, run.now))
     if end.status != 0 and (is_asked or end.signal != KILLED):
         return None
     return incidents.Ended(incidents.Departed("" if is_home else machine.name, end))

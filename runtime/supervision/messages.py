@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import Count, Lasting, MachineOwner, Member, Name, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import (
@@ -174,7 +175,7 @@ class Over(Part, frozen=True):
         """The Over in the status of a recorder."""
         error = shown.get("error")
         unlike = tuple((int(slot), str(leaf)[:TEXT_LENGTH_MAX]) for slot, leaf in shown.get("unlike", ())[:LIVES_MAX])
-        text = None if error is None else str(error)[:TEXT_LENGTH_MAX]
+        text = None if error is None else shortened(str(error), TEXT_LENGTH_MAX)
         return cls(text, shown.get("stop_reason") is not None, unlike)
 
 
@@ -387,7 +388,7 @@ def _checked(plain: Any, kind: Any, name: str) -> Any:
         what, _, path = str(error).partition(" - at `")
         field, found = _place(plain, kind, _STEP.findall(path))
         expected = what.removeprefix("Expected ").partition(", got ")[0]
-        raise ReportError(ReportFault(f"{name}{field}", expected, repr(found)[:FOUND_LENGTH_MAX])) from None
+        raise ReportError(ReportFault(f"{name}{field}", expected, shortened(repr(found), FOUND_LENGTH_MAX))) from None
 
 
 def _place(plain: Any, kind: Any, path: Sequence[tuple[str, str]]) -> tuple[str, Any]:

@@ -3,7 +3,7 @@
 It decides which life is ended because the user's code keeps it, and which scripts a run that is over waits for. Between
 two steps a script is its user's: it evaluates, writes a checkpoint, reads data, or works behind its `with`. All of that
 may last as long as it works. It is ended only where it did nothing for `UserTerms.idle`, or where it has lasted for
-`UserTerms.away`; both are named in advance.
+`UserTerms.away`; both are named in advance (`bounds`).
 
 A life is in the user's code before its host's first heartbeat, while it reports that it is `away`, while its
 interpreter is held, so that it sends nothing, and once its host has left.
@@ -18,17 +18,15 @@ the home, where that model is not, it is unfinished.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.ids import Replica, gang_number, leads_island, takes_island
-from isthmus.runtime.supervision import incidents
-from isthmus.runtime.supervision.home_state import RunState, TrackedLife
+from isthmus.runtime.supervision import bounds, incidents
+from isthmus.runtime.supervision.bounds import Bound
+from isthmus.runtime.supervision.home_state import Aside, RunState, TrackedLife
 
-IDLE_SETTING: Final = "run.loop_idle_seconds"
-AWAY_SETTING: Final = "run.loop_away_max"
-TOLD_BEFORE: Final = seconds(60)
-"""An end is named so long before, or at half of a shorter bound."""
 FIRST_STEP: Final = seconds(30)
 """A script without a step for so long is named: it may never make one."""
 COMPUTES: Final = seconds(3)
@@ -92,8 +90,9 @@ def judge(run: RunState) -> None:
             _judge(run, life)
         else:
             life.user_since = None
-            life.warned.clear()
+            life.warned -= {bounds.IDLE, bounds.AWAY}
             _judge_exit(run, life)
+        _judge_notice(run, life)
     stop_if_all_leave(run)
 
 
@@ -120,18 +119,10 @@ def _judge(run: RunState, life: TrackedLife) -> None:
     if is_late and not life.has_told_first:
         life.has_told_first = True
         run.write(member, incidents.NeverStepped(lasted))
-    for setting, bound, value in (
-        (IDLE_SETTING, terms.idle, Duration(min(life.seen.idle, lasted))),
-        (AWAY_SETTING, terms.away, lasted),
-    ):
-        told = max(bound // 2, bound - TOLD_BEFORE)
-        if bound and value >= bound:
-            run.condemn(member, incidents.Lingered(setting, value, bound))
-        elif bound and value >= told and setting not in life.warned:
-            life.warned.add(setting)
-            run.write(member, incidents.Lingers(setting, value, bound - value))
-        elif value < told:
-            life.warned.discard(setting)
+    idle = Duration(min(life.seen.idle, lasted))
+    for bound, value in ((Bound(bounds.IDLE, terms.idle), idle), (Bound(bounds.AWAY, terms.away), lasted)):
+        lingered = incidents.Lingered(bound.setting, value, bound.limit)
+        bounds.judge(run, life, bound, value, partial(run.condemn, member, lingered))
 
 
 def _judge_exit(run: RunState, life: TrackedLife) -> None:
@@ -139,8 +130,21 @@ def _judge_exit(run: RunState, life: TrackedLife) -> None:
     if not run.is_ending or not is_awaited(run, life.member.replica):
         return
     life.exits_since = run.now if life.exits_since is None else life.exits_since
-    if run.now - life.exits_since >= run.fleet.exit:
-        run.condemn(life.member, incidents.NotEnded(run.fleet.exit))
+    end = partial(run.condemn, life.member, incidents.NotEnded(run.fleet.exit))
+    bounds.judge(run, life, Bound(bounds.END, run.fleet.exit), Duration(run.now - life.exits_since), end)
+
+
+def _judge_notice(run: RunState, life: TrackedLife) -> None:
+    """Name the end of a learner that does not leave a home which is set aside; its station ends it."""
+    asked, is_here = run.aside, life.machine == run.fleet.home
+    if asked is not None and is_here and takes_island(life.member.replica) and life.seen.heartbeat.phase != "gone":
+        bounds.judge(run, life, Bound(bounds.GRACE, asked.within), Duration(run.now - asked.at))
+
+
+def outlasted_notice(aside: Aside, now: Instant) -> incidents.Lingered | None:
+    """Why a learner was killed that had not left in time; None if it was earlier, and by something else."""
+    lasted = Duration(now - aside.at)
+    return incidents.Lingered(bounds.GRACE, lasted, aside.within) if lasted >= aside.within else None
 
 
 def went_away(run: RunState, life: TrackedLife) -> Instant:

@@ -11,16 +11,18 @@ no life is left.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from isthmus.runtime.clock import seconds
+from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
 from isthmus.runtime.ids import Member, gang_number, island_in, keeps_run, leader
-from isthmus.runtime.supervision import incidents, user_code
+from isthmus.runtime.supervision import bounds, incidents, user_code
+from isthmus.runtime.supervision.bounds import Bound
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
 from isthmus.runtime.supervision.home_events import DAEMON, FinishRun, Outcome
-from isthmus.runtime.supervision.home_state import RunState, TrackedLife
+from isthmus.runtime.supervision.home_state import Aside, RunState, TrackedLife
 from isthmus.runtime.supervision.incidents import Failure
 from isthmus.runtime.supervision.liveness import Findings
 from isthmus.runtime.supervision.messages import Formed, ItemRefusal, Over, ReportFault, Seen
@@ -67,9 +69,10 @@ def kill_all(run: RunState) -> None:
     run.has_news = True
 
 
-def set_aside(run: RunState) -> None:
+def set_aside(run: RunState, within: Duration) -> None:
     """Let the hosts of this machine leave, and no other begin. The next daemon goes on, as after a death."""
     if not run.is_set_aside and not run.is_ending:
+        run.aside = Aside(run.now, within)
         run.is_set_aside = run.has_news = True
         run.due.clear()
         run.write(DAEMON, incidents.HomeSetAside())
@@ -88,8 +91,6 @@ def finish_if_alone(run: RunState) -> None:
 SERVING: Final[frozenset[Phase]] = frozenset({"stepping", "away", "serving", "final"})
 """The phases of a host that does its work."""
 BEAT: Final = seconds(0.5)
-HELLO_BEATS: Final = 120
-"""A minute for the first heartbeat of a process, which takes two seconds of imports on an idle machine."""
 REFUSALS_MAX: Final = 3
 """Items of one life that another host refuses on one edge: after so many the life is at fault, and not a flipped bit.
 """
@@ -186,8 +187,8 @@ def beat(run: RunState) -> None:
         is_ours = not user_code.is_script(run, life.member.replica)  # What a script does before its `with` is its own.
         if not life.seen.beats and not life.seen.is_stopped and is_heard and is_ours:
             life.beats_without_heartbeat += 1
-            if life.beats_without_heartbeat == HELLO_BEATS:
-                run.condemn(life.member, incidents.NoFirstHeartbeat(HELLO_BEATS * BEAT))
+            _judge_start(run, life)
+        _judge_progress(run, life)
     user_code.judge(run)
     if run.is_set_aside and not run.is_ending:
         return
@@ -203,6 +204,27 @@ def beat(run: RunState) -> None:
         ):
             replica, lasted = unserved
             end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
+
+
+def _judge_start(run: RunState, life: TrackedLife) -> None:
+    """Judge a process that has not sent a heartbeat."""
+    limit = run.fleet.user.start
+    end = partial(run.condemn, life.member, incidents.NoFirstHeartbeat(limit))
+    bounds.judge(run, life, Bound(bounds.START, limit), Duration(life.beats_without_heartbeat * BEAT), end)
+
+
+def _judge_progress(run: RunState, life: TrackedLife) -> None:
+    """Name the end of a host that is silent, or makes no step, before the membership core ends it."""
+    if run.is_ending or run.is_set_aside:
+        return
+    for setting, patience in (
+        (bounds.SILENT, run.liveness.silence(life.member, run.now)),
+        (bounds.STUCK, run.liveness.stall(life.member, run.now)),
+    ):
+        if patience is None:
+            life.warned.discard(setting)
+        else:
+            bounds.judge(run, life, Bound(setting, patience.limit), patience.lasted)
 
 
 def form(run: RunState) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, final
 import msgspec
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.errors import CoreError, CoreSubject
+from isthmus.runtime.errors import CoreError, CoreSubject, shortened
 from isthmus.runtime.ids import Member
 from isthmus.runtime.tape.writing import Tape
 
@@ -118,4 +118,4 @@ def _words(at: Instant, event: Any, commands: Sequence[Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LINE_LENGTH_MAX else f"{text[: LINE_LENGTH_MAX - 4]} ..."
+    return shortened(text, LINE_LENGTH_MAX, "the tape has all of it")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs import island
 from isthmus.programs.island import LED_OUT_STEPS, LedOut, StepsAfterEnd
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(island, "LED_OUT_SECONDS", 0.0)
+def told() -> list[str]:
     return []
 
 
 def after_end(told: list[str]) -> StepsAfterEnd:
-    return StepsAfterEnd(lambda ask: ask(), lambda: told.append("told"))
+    return StepsAfterEnd(lambda ask: ask(), lambda: told.append("told"), lambda: 0.0)
 
 
 def test_a_step_is_told_once_and_leads_out_in_the_end(told: list[str], capsys: pytest.CaptureFixture[str]) -> None:

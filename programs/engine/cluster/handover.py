@@ -42,7 +42,7 @@ from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.programs.reading.found import contents, find
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 from isthmus.runtime.ids import LEARNER, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.disk import open_regular
@@ -167,7 +167,7 @@ def _check_part(part: str, doing: str) -> None:
     """ConfigError unless `part` is a plain folder name."""
     if not _PART.fullmatch(part):
         expected = "names of letters, digits, '.', '_' and '-', which begin with no '.', between single '/'"
-        raise ConfigError(doing, expected, repr(part[:200]), _DO)
+        raise ConfigError(doing, expected, shortened(repr(part), 200), _DO)
 
 
 HOSTS_MAX: Final = 1024
@@ -410,21 +410,25 @@ class Handover:
         has too many hosts, or snapshots at no URL."""
         if self.sites.home != machine:
             do = "Hand a run to its home: the first machine with an address in the cluster file."
-            raise ConfigError(doing, f"a run whose home is {machine!r}", repr(self.sites.home[:100]), do)
+            raise ConfigError(doing, f"a run whose home is {machine!r}", shortened(repr(self.sites.home), 100), do)
         if not isinstance(run_spec.run, str) or not RUN_NAME.fullmatch(run_spec.run) or run_spec.run in names:
-            name_text = f"{str(run_spec.run)[:200]!r}{', of which there is one' if run_spec.run in names else ''}"
+            name_text = (
+                f"{shortened(str(run_spec.run), 200)!r}{', of which there is one' if run_spec.run in names else ''}"
+            )
             raise ConfigError(doing, "a run with a name of its own", name_text, "Use one version everywhere.")
         if run_spec.settings.snapshots:
             from isthmus.programs.engine.snapshots.stored import place_of  # Of a run that has a second place.
 
             if place_of(run_spec.settings.snapshots).is_folder:
                 do = "Name a URL: a command names no folder of another machine."
-                raise ConfigError(doing, "run.snapshots at a URL", run_spec.settings.snapshots[:200], do)
+                raise ConfigError(doing, "run.snapshots at a URL", shortened(run_spec.settings.snapshots, 200), do)
         counts = [*run_spec.roles.values(), *run_spec.most.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
         if not is_counted or sum(run_spec.roles.values()) > HOSTS_MAX:
             do = "Ask for fewer learners, and lower run.slots_max."
-            raise ConfigError(doing, f"at most {HOSTS_MAX} hosts, and slots", ", ".join(map(str, counts))[:200], do)
+            raise ConfigError(
+                doing, f"at most {HOSTS_MAX} hosts, and slots", shortened(", ".join(map(str, counts)), 200), do
+            )
 
     def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None) -> Path:
         """Make the run folder on the home machine; ConfigError if it cannot be made.

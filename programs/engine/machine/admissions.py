@@ -36,7 +36,7 @@ from isthmus.programs.engine.machine.names import admitted_path, living, machine
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party, owner_party
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import write_bytes
@@ -161,7 +161,9 @@ class Register:
             do = "Take such a name with --name, or have it invited: isthmus invite NAME."
             raise ConfigError(doing, f"a name of the invitation, which is for {terms.words}", repr(name), do)
         if not security_keys.is_key(key) or key in self.invitations:
-            raise ConfigError(doing, "a key that the machine has made", repr(key[:100]), "Use one version everywhere.")
+            raise ConfigError(
+                doing, "a key that the machine has made", shortened(repr(key), 100), "Use one version everywhere."
+            )
         former = [each for each, it in self.machines.items() if it.name == name and it.by == invitation]
         expelled = [it for each, it in self.machines.items() if it.way == EXPELLED and (it.name == name or each == key)]
         is_full = bool(names) if terms.count is None else name not in names and len(names) >= terms.count
@@ -218,7 +220,7 @@ def read(machine: str) -> Register:
         form = _LINE.fullmatch(line)
         if form is None or not security_keys.is_key(form["key"]):
             expected = f"lines of a name, a public key and one of {', '.join((*_WAYS, INVITATION))}"
-            raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
+            raise ConfigError(doing, expected, shortened(repr(line), 100), "Correct the line, or take it away.")
         name, key = form["name"], form["key"]
         owner = MachineOwner(form["owner"] or "", None if form["share"] is None else float(form["share"]))
         if form["way"] is None:

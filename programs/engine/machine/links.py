@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
 from isthmus.runtime.channels.crossings import Direction
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
@@ -175,7 +175,7 @@ class MachineLinks:
                 raise ConfigError.of([Fault(*map(str, fault)) for fault in response["faults"]])
         except (LookupError, TypeError, ValueError) as error:
             doing, do = f"Asking the machine {name!r}", "Use one version everywhere."
-            raise ConfigError(doing, "an answer", f"{type(error).__name__}: {error}"[:500], do) from None
+            raise ConfigError(doing, "an answer", shortened(f"{type(error).__name__}: {error}", 500), do) from None
         return response
 
     def on_response(self, name: str, message: Message) -> None:
@@ -188,7 +188,7 @@ class MachineLinks:
 def refusal(error: Exception) -> dict[str, Any]:
     """The message of a refusal, from a ConfigError or one of MALFORMED."""
     if not isinstance(error, ConfigError):
-        actual = f"{type(error).__name__}: {error}"[:500]
+        actual = shortened(f"{type(error).__name__}: {error}", 500)
         error = ConfigError("Reading a message", "one that a daemon can act on", actual, "Use one version everywhere.")
     return {"type": "refused", "faults": [list(fault) for fault in error.faults]}
 

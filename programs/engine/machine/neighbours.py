@@ -27,7 +27,7 @@ from isthmus.programs.engine.machine.links import (
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Guest, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import Taken
 from isthmus.runtime.wire.control_messages import Message
@@ -456,7 +456,8 @@ class Neighbours:
         name = self._name_of(peer)
         for run in self._runs():
             if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
-                why = f"the machine {name} cannot take part: {str(message['error'])[:ERROR_LENGTH_MAX]}"
+                error = shortened(str(message["error"]), ERROR_LENGTH_MAX, f"the log of {name} has all of it")
+                why = f"the machine {name} cannot take part: {error}"
                 self._tell(f"{run.folder}: {why}")
                 run.log(why)
                 run.daemon.take_away(name, "left")

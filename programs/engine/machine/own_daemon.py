@@ -19,7 +19,7 @@ from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.loop_script import LoopHome, LoopLife
 from isthmus.programs.loop_task import ModelFound, leaf_rows
 from isthmus.programs.task import ModelLeaf
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import ConfigError, Fault, RunError, shortened
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.refusals import reason, remedy
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
@@ -56,7 +56,9 @@ def check_told(found: ModelFound) -> None:
     try:
         ModelFound.checked(answer)
     except (LookupError, TypeError, ValueError) as error:
-        raise ConfigError(doing, "leaves with names and rules that a home takes", str(error)[:300], do) from None
+        raise ConfigError(
+            doing, "leaves with names and rules that a home takes", shortened(str(error), 300), do
+        ) from None
 
 
 @final

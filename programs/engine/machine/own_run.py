@@ -34,7 +34,7 @@ from isthmus.programs.engine.results.run_files import check_files
 from isthmus.programs.engine.run.resume import again, outcome_of
 from isthmus.programs.loop_script import OPEN, OPEN_NAME
 from isthmus.programs.loop_task import ModelFound
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import status_name
 
@@ -136,7 +136,7 @@ class OwnRun(DaemonService):
         if not done.returncode:
             return ""
         told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
-        return told[-ERROR_LENGTH_MAX:] or status_name(done.returncode)
+        return shortened(told, ERROR_LENGTH_MAX) or status_name(done.returncode)
 
     # -- loops that start themselves -----------------------------------------------------------------------------------
 

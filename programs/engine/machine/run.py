@@ -35,7 +35,7 @@ from isthmus.programs.engine.run.logs import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
 from isthmus.programs.loop_script import LoopScript
 from isthmus.runtime.daemon.ledger import living
-from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
+from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest, shortened
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
@@ -82,7 +82,7 @@ async def gather(
             async with asyncio.timeout(GATHER_SECONDS_MAX):
                 await _fetch_all(links, run, folder, machine, machines[machine], log)
         except (ConfigError, TimeoutError, *_NONSENSE) as error:
-            why = str(error)[:500] or "it took too long"
+            why = shortened(str(error), 500) or "it took too long"
             log(f"logs, spans and tapes of {machine} are missing, or some of them: {why}")
 
     async with asyncio.TaskGroup() as group:

@@ -36,7 +36,7 @@ from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.engine.run.interrupts import Interrupts, drop_untaken_output, handle
 from isthmus.programs.engine.run.room_for_hosts import check_loopback, check_room_for
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
+from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry, shortened
 from isthmus.runtime.system.addresses import host_and_port, is_name
 from isthmus.runtime.system.processes import name_process
 from isthmus.runtime.system.refusals import remedy
@@ -293,5 +293,5 @@ def _tell(line: str) -> None:
     Further lines of it are indented, because parts of it come from other machines.
     """
     with suppress(OSError, ValueError):
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {log_entry(line)[:LINE_LENGTH_MAX]}\n")
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shortened(log_entry(line), LINE_LENGTH_MAX)}\n")
         sys.stdout.flush()

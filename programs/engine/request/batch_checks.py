@@ -21,7 +21,7 @@ from isthmus.programs.engine.request.leaf_checks import form
 from isthmus.programs.settings import collecting
 from isthmus.programs.task import AnyTask, HeldOutSet
 from isthmus.programs.user_calls import call
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 
 _NUMBERS: Final = "a list of numbers"
 _COUNTED_BATCHES: Final = 8
@@ -162,7 +162,9 @@ def _array_faults(batch: Any, doing: str = "Running task.batch(at)") -> Iterator
     do = "Return numpy arrays, made with np.asarray."
     for name, leaf in named:
         if not _is_array(leaf) or not _is_numeric(leaf.dtype):
-            leaf_text = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{type(leaf).__name__} {str(leaf)[:40]}"
+            leaf_text = (
+                f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{type(leaf).__name__} {shortened(str(leaf), 40)}"
+            )
             yield Fault(doing, f"a numeric array at {name!r}", _NUMBERS if leaf is _NUMBERS else leaf_text, do)
 
 

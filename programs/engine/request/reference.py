@@ -31,12 +31,12 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.programs import settings
 from isthmus.programs.loop_script import LOOP, OPEN, LoopScript
-from isthmus.runtime.errors import ConfigError, RequestError, nearest
+from isthmus.runtime.errors import ConfigError, RequestError, nearest, shortened
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.system.files import is_text
 from isthmus.runtime.system.user_files import is_users
 
-_MESSAGE_LENGTH_MAX: Final = 300
+_MESSAGE_LENGTH_MAX: Final = 1000
 _VALUE_LENGTH_MAX: Final = 60
 _FORM: Final = re.compile(r"(?P<where>[^\"]*?\.py|[^()\"]*):(?P<name>[^\W\d]\w*)(\((?P<keywords>.*)\))?", re.DOTALL)
 """A folder of a path may have colons and parentheses in its name, but no quotes: keywords may be references."""
@@ -208,7 +208,7 @@ def kind(value: Any) -> str:
     """The type and value of a user's object, for messages: 'None', 'int 3', 'function loss'."""
     if value is None:
         return "None"
-    return f"{type(value).__name__} {getattr(value, '__name__', None) or repr(value)[:_VALUE_LENGTH_MAX]}"
+    return f"{type(value).__name__} {getattr(value, '__name__', None) or shortened(repr(value), _VALUE_LENGTH_MAX)}"
 
 
 def check_text(where: str) -> None:
@@ -260,7 +260,9 @@ def explained(doing: str, expected: str, file: str | None = None) -> Iterator[No
         where = place(error, file)
         raise type(error).of(fault._replace(action=f"{fault.action} ({where})") for fault in error.faults) from error
     except (Exception, SystemExit) as error:
-        message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
+        message = shortened(
+            " ".join(str(error).split()), _MESSAGE_LENGTH_MAX, f"cut: import {file or 'it'} alone to read all"
+        )
         error_text = f"{type(error).__name__}: {message} ({place(error, file)})"
         raise ConfigError(doing, expected, error_text, _remedy(error)) from error
 

@@ -16,6 +16,7 @@ from isthmus.programs.evaluations import SHARE, RunSize, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.supervision.home_events import EXIT_SECONDS, SILENT_SECONDS, START_SECONDS, STUCK_SECONDS
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
 
@@ -165,6 +166,61 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             resumes=True,
         ),
     ] = None
+
+    first_beat_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds that a process of a task has for its first heartbeat: it imports your modules before. A script of "
+            "your own has no such bound, but those of `loop_idle_seconds` and `loop_away_max`.",
+            ge=5,
+            le=366 * _DAY,
+            remedy="The default is 60.",
+            resumes=True,
+        ),
+    ] = START_SECONDS
+    silent_seconds: Annotated[
+        float,
+        Setting(
+            "The most seconds of silence of a host, such as while code in a task's `batch` holds the interpreter; with "
+            "regular heartbeats a third of it.",
+            ge=5,
+            le=366 * _DAY,
+            remedy="The default is 20.",
+            resumes=True,
+        ),
+    ] = SILENT_SECONDS
+    stuck_seconds: Annotated[
+        float,
+        Setting(
+            "The least seconds without a step after which a learner counts as stuck inside of one; 2.5 times as many "
+            "for its first steps, and more where its steps usually take long.",
+            ge=5,
+            le=366 * _DAY,
+            remedy="The default is 14.",
+            resumes=True,
+        ),
+    ] = STUCK_SECONDS
+    end_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds that a host has to end once the run is over, but for what follows the `with` of a script.",
+            ge=1,
+            le=366 * _DAY,
+            remedy="The default is 10.",
+            resumes=True,
+        ),
+    ] = EXIT_SECONDS
+    loop_over_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds after the end of the run for which a loop may make steps that count for nothing; then it is led "
+            "out of its `with`.",
+            ge=1,
+            le=366 * _DAY,
+            remedy="The default is 60.",
+            resumes=True,
+        ),
+    ] = 60.0
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunSettings:

@@ -172,7 +172,11 @@ class Spec:
             processes=self.settings.processes,
             elastic=self.elastic,
             edges=dict(self.edges),
+            exit_seconds=self.settings.end_seconds,
             user=UserTerms(
+                start=seconds(self.settings.first_beat_seconds),
+                silent=seconds(self.settings.silent_seconds),
+                stuck=seconds(self.settings.stuck_seconds),
                 idle=seconds(self.settings.loop_idle_seconds),
                 away=seconds(self.settings.loop_away_max or 0.0),
                 scripts=() if self.script is None else self.computing,

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.runtime.cores.membership_messages import Finding, Refusal
+from isthmus.runtime.supervision import bounds
 from isthmus.runtime.supervision.incidents import Failure, Raised, incident_of
 from isthmus.runtime.supervision.liveness import HEALTHY
-from isthmus.runtime.supervision.user_code import IDLE_SETTING
 
 UNKNOWN: Final = "-"
 _SCALES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -447,7 +447,7 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "was_away": lambda record: seconds(record.away_ns / 1e9) if record.away_ns else None,
     "stood": lambda record: seconds(record.paused_ns / 1e9) if record.paused_ns else None,
     "refused": lambda record: _REFUSALS[record.refusal],
-    "lingered": lambda record: "has done nothing" if record.setting == IDLE_SETTING else "has been away",
+    "lingered": lambda record: _LINGERED.get(record.setting, "has lasted"),
     "lost_tokens": lambda record: record.tokens or None,
     "where": lambda record: ", ".join(f"{each.file}:{each.line} ({each.function})" for each in record.places) or None,
     "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
@@ -463,12 +463,23 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
 }
 """What templates name beside the fields of a record."""
 
+_LINGERED: Final[Mapping[str, str]] = {
+    bounds.IDLE: "its script has done nothing",
+    bounds.AWAY: "its script has been away",
+    bounds.START: "its process has sent no heartbeat",
+    bounds.SILENT: "it has been silent (its code may hold the interpreter)",
+    bounds.STUCK: "it has made no step",
+    bounds.END: "it has gone on behind the end of the run",
+    bounds.GRACE: "it has gone on behind a notice to leave",
+}
+"""What a bound is about, by its setting."""
+
 CATALOGUE: Final[Mapping[str, Wording]] = {
     # Verdicts
     "silence": Wording(
         "no heartbeat for {silence_ns}: {usually}, phi is {phi:.1f}[{is_longest}, and no silence may last longer]"
         "[, {patience} times the patience]",
-        "was silent for {silence_ns}, and was killed by the daemon",
+        "was silent for {silence_ns}, and was killed by the daemon (run.silent_seconds)",
     ),
     "long-excuse": Wording(
         "no heartbeat for {silence_ns}: {excuse} for {excused_ns}, which is as long as is allowed",
@@ -477,18 +488,20 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "stall": Wording(
         "stuck: no step for {stalled_ns}, in one firing of node {node:quoted}: {usually}[{is_of_role} in its role], "
         "phi is {phi:.1f}[, {patience} times the patience]",
-        "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed",
+        "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed "
+        "(run.stuck_seconds)",
     ),
     "no-first-heartbeat": Wording(
-        "no word from it within {limit_ns} of its start", "said nothing within {limit_ns} of its start, and was killed"
+        "no word from it within {limit_ns} of its start, as long as run.first_beat_seconds allows",
+        "said nothing within {limit_ns} of its start, and was killed by run.first_beat_seconds",
     ),
     "not-ended": Wording(
-        "its process did not leave the loop within {limit_ns} of the end of the run",
-        "did not leave its loop within {limit_ns} of the end of the run, and was killed",
+        "its process did not leave the loop within {limit_ns} of the end of the run, as long as run.end_seconds allows",
+        "did not leave its loop within {limit_ns} of the end of the run, and was killed by run.end_seconds",
     ),
     "lingered": Wording(
-        "its script {lingered} for {lasted_ns}: {setting} allows {bound_ns}",
-        "was ended by {setting}: its script {lingered} for {lasted_ns}",
+        "{lingered} for {lasted_ns}: {setting} allows {bound_ns}",
+        "was ended by {setting}: {lingered} for {lasted_ns}",
     ),
     "hurried": Wording("silent while the run came to its end", "was {itself}, and was killed"),
     "unreached": Wording(
@@ -552,8 +565,8 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "back after {away_ns} in its script[; {lost_tokens token} of its work before were overwritten]", "is {itself}"
     ),
     "lingers": Wording(
-        "its script {lingered} for {lasted_ns}: in {left_ns} {setting} ends it",
-        "is ended in {left_ns} by {setting}: its script {lingered} for {lasted_ns}",
+        "{lingered} for {lasted_ns}: in {left_ns} {setting} ends it",
+        "is ended in {left_ns} by {setting}: {lingered} for {lasted_ns}",
     ),
     "never-stepped": Wording(
         "its script has made no step for {waited_ns}: it has to call island.step after each step of the optimizer",

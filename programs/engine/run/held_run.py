@@ -82,6 +82,7 @@ class HeldRun:
             run_spec.here.islands_here,
             ahead,
             devices=run_spec.here.devices,
+            start_seconds=run_spec.settings.first_beat_seconds,
             forbids=forbids,
         )
         tape_bytes = run_spec.settings.tape_bytes

@@ -28,6 +28,7 @@ from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.errors import ConfigError, RunError, log_entry
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.runtime.supervision.home_events import START_SECONDS
 from isthmus.runtime.system import files
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.processes import environment, is_stopped, signal_name, spawn_leader
@@ -36,8 +37,6 @@ TICK_SECONDS: Final = 0.5
 ANSWER_TICKS_MAX: Final = 20
 """Ten seconds for an answer, which takes some hundredths of a second: on a machine with six times as many busy
 processes as cores a healthy one was late by 1.9 s."""
-PREPARE_TICKS_MAX: Final = 120
-"""A minute to import and trace, as long as a host that is started from nothing has for the same (HELLO_BEATS)."""
 CLOSE_SECONDS_MAX: Final = 5.0
 """Time limit for a killed process to be gone; with 250 MB of memory it takes some hundredths of a second."""
 
@@ -79,8 +78,11 @@ class ForkLink(Generic[Asked]):
         answered: Callable[[Asked, Mapping[str, Any]], None],
         used: Callable[[float], None],
         ended: Callable[[list[Asked], str], None],
+        start_seconds: float = START_SECONDS,
     ) -> None:
-        """`child`: a fork server that leads a session."""
+        """`child`: a fork server that leads a session. It has `start_seconds` to import and trace, as long as a host
+        that is started from nothing has for the same."""
+        self._preparing_ticks_max = start_seconds / TICK_SECONDS
         self._loop, self._child, self._answered, self._used, self._ended = loop, child, answered, used, ended
         self._pending: deque[Asked] = deque()
         self._ticks = 0
@@ -149,7 +151,7 @@ class ForkLink(Generic[Asked]):
         self._child.line.flush()
         self._ticks += 1
         is_preparing = not self.is_ready and not is_stopped(self._child.pid)
-        if self._pending and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
+        if self._pending and self._ticks > (self._preparing_ticks_max if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
             self._child.kill()
         self._keep_ticking()
@@ -235,8 +237,10 @@ class Launcher:
         ahead: Ahead = NONE_AHEAD,
         *,
         devices: int = 0,
+        start_seconds: float = START_SECONDS,
         forbids: Callable[[LoopScript], str] = lambda script: "",
     ) -> None:
+        self._start_seconds = start_seconds
         self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._learners, self._devices, self._forbids = learners, devices, forbids
@@ -327,6 +331,7 @@ class Launcher:
                 answered=self._answered,
                 used=self._used,
                 ended=partial(self._server_ended, task),
+                start_seconds=self._start_seconds,
             )
         return self._servers[task]
 

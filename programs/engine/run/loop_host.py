@@ -151,6 +151,7 @@ class LoopHost:
         self._served = threading.Thread(target=self._serve, name=f"isthmus {replica}", daemon=True)
         self.place = IslandSlot(replica.slot, run_spec.job.slots_max, run_spec.job.seed)
         self.tokens_most = run_spec.job.tokens_at_most
+        self.over_seconds = run_spec.settings.loop_over_seconds
 
     @property
     def is_over(self) -> bool:

@@ -289,15 +289,12 @@ def life_of_waiting(ahead: LoopAhead) -> LoopLife | None:
 
 
 def _load_ahead() -> None:
-    """Load what the host of a life needs whatever its run is: its modules, the default program, and the kernels of
-    answers and updates."""
-    from isthmus.ops.kernels import coding
+    """Load what the host of a life needs whatever its run is: its modules, and the default program. Not the kernels of
+    answers and updates, which takes longer than all of that: the first answer is some steps after the first step."""
     from isthmus.programs.engine.request.program import Program
 
     import_module("isthmus.programs.engine.run.loop_host")
     Program().builder()
-    coding.warm_updates()
-    coding.warm_pushes()
 
 
 def _go_on_in(log: Path, output: tuple[int, int]) -> None:

@@ -24,7 +24,7 @@ from isthmus.runtime.daemon.home_daemon import await_scripts_again
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_text, write_json
 
-CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max")
+CHANGEABLE: Final = ("loop_idle_seconds", "loop_away_max", "end_seconds", "loop_over_seconds")
 """The settings that still mean something."""
 
 

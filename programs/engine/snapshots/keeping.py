@@ -31,7 +31,7 @@ from isthmus.programs.engine.snapshots.stored import (
     newest_claim,
     words,
 )
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
 from isthmus.runtime.system.refusals import remedy
@@ -248,7 +248,7 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
         raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), remedy(error, do)) from None
     except ValueError as error:
         do = "Look for a copy of it, or start the run again."
-        raise ConfigError(doing, f"a snapshot in {place.text} that is whole", str(error)[:1000], do) from None
+        raise ConfigError(doing, f"a snapshot in {place.text} that is whole", shortened(str(error), 1000), do) from None
     if snapshot is None:
         do = "Look at its name: it is what run.snapshots was, to the letter."
         raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)

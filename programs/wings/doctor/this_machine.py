@@ -23,7 +23,7 @@ from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.private_daemon import refusal_of
 from isthmus.programs.engine.run.room_for_hosts import COMPILER
 from isthmus.programs.wings.doctor.checks import DiskFacts, JaxFacts, UserFacts
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, shortened
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.control_groups import cores_most, processes_free
 from isthmus.runtime.system.files import cache_folder
@@ -76,7 +76,9 @@ class OpeningDevices:
         if not is_over:
             return JaxFacts(refusal=f"no device within {JAX_SECONDS_MAX:.0f} s")
         if self._child.status or not said:
-            return JaxFacts(refusal=[status_name(self._child.status or 0), *reasons][-1][:_REASON_LENGTH_MAX])
+            return JaxFacts(
+                refusal=shortened([status_name(self._child.status or 0), *reasons][-1], _REASON_LENGTH_MAX, _WHOLE)
+            )
         opened = said[-1]
         return JaxFacts(str(opened["platform"]), tuple(map(str, opened["kinds"])), float(opened["seconds"]))
 
@@ -87,6 +89,7 @@ class OpeningDevices:
 
 
 _REASON_LENGTH_MAX: Final = 300
+_WHOLE: Final = "all of it: python -c 'import jax; jax.devices()'"
 
 
 def user() -> UserFacts:

@@ -24,7 +24,7 @@ from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import read_text, write_json
@@ -102,7 +102,7 @@ def place(url: str, doing: str) -> StorePlace:
     store = place_of(url)
     if store.is_folder:
         do = "Name what run.snapshots was; or copy a run folder below the root of the next home, and name that."
-        raise ConfigError(doing, "a URL that names a store, such as s3://bucket/path", repr(url[:500]), do)
+        raise ConfigError(doing, "a URL that names a store, such as s3://bucket/path", shortened(repr(url), 500), do)
     return store
 
 

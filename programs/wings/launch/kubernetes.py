@@ -34,7 +34,7 @@ from isthmus.programs.wings.launch import manifests, user_files
 from isthmus.programs.wings.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.wings.launch.folder import RUN, Launch
 from isthmus.programs.wings.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import ConfigError, Fault, RunError, shortened
 from isthmus.runtime.system.files import put_bytes, read_text
 from isthmus.runtime.system.refusals import remedy
 
@@ -496,7 +496,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 def _words(done: subprocess.CompletedProcess[str]) -> str:
     """What kubectl complains about, in a line; the same thing once, and no more than three."""
     noise = r'^(Error from server( \(\w+\))?: |error: )(error when creating "\w+": )?'
-    lines = [re.sub(noise, "", line)[:WORDS_MAX] for line in done.stderr.splitlines() if line]
+    lines = [shortened(re.sub(noise, "", line), WORDS_MAX) for line in done.stderr.splitlines() if line]
     return "; ".join([*dict.fromkeys(lines)][:3]) or f"status {done.returncode}"
 
 

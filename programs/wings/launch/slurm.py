@@ -41,7 +41,7 @@ from isthmus.programs.wings.launch.launch_file import (
     LaunchTable,
     home_table,
 )
-from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
+from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest, shortened
 from isthmus.runtime.system.refusals import remedy
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
@@ -461,7 +461,7 @@ def _run(
 def _words(done: subprocess.CompletedProcess[str]) -> str:
     """What a command of Slurm complains about, in a line."""
     lines = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
-    return "; ".join(lines)[:1000] or f"status {done.returncode}"
+    return shortened("; ".join(lines), 1000) or f"status {done.returncode}"
 
 
 ENGINE: Final[Engine] = _Slurm()

@@ -34,7 +34,7 @@ from isthmus.runtime.cores.scheduler_events import (
     ReplicaLeft,
     RunBody,
 )
-from isthmus.runtime.errors import ConfigError, Fault, RequestError
+from isthmus.runtime.errors import ConfigError, Fault, RequestError, shortened
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Quorum
 from isthmus.runtime.ids import Member
@@ -527,8 +527,7 @@ def _listed(commands: Sequence[Any]) -> str:
 
 
 def _shown(thing: Any) -> str:
-    text = str(thing)
-    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
+    return shortened(str(thing), _SHOWN_MAX, "the tape has all of it")
 
 
 def _since(at_ns: int) -> str:

@@ -326,6 +326,11 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "devices_min": 0,
         "keep_to_go_on": True,
         "loop_idle_seconds": 1800.0,
+        "first_beat_seconds": 60.0,
+        "silent_seconds": 20.0,
+        "stuck_seconds": 14.0,
+        "end_seconds": 10.0,
+        "loop_over_seconds": 60.0,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

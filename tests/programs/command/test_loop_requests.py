@@ -116,6 +116,31 @@ def test_a_script_that_ends_before_a_step_is_told_by_its_cause(form: str, last: 
     assert error.value.faults[0].remedy.startswith(do) or do in error.value.faults[0].remedy
 
 
+RAISED: Final = """begins
+Traceback (most recent call last):
+  File "/x/train.py", line 7, in <module>
+    state = step(state, batch)
+  File "/env/lib/site-packages/optax/step.py", line 70, in step
+    raise TypeError(text)
+TypeError: dot_general requires contracting dimensions
+to have the same shape, got (4,) and (7,).
+--------------------
+For simplicity, JAX has removed its internal frames from the traceback of the following exception.
+"""
+"""As jax ends: with a note behind the message."""
+
+
+@pytest.mark.parametrize(("text", "place"), [(RAISED, "/x/train.py:7"), (RAISED.replace("(7,)", "x " * 800), "")])
+def test_what_a_script_raised_is_told_whole_and_with_its_place(text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        told_in(io.BytesIO(), io.BytesIO(text.encode()), 1, LoopScript("/x/train.py", (), "/x"))
+    found = error.value.faults[0].found
+    assert "TypeError: dot_general requires contracting dimensions to have the same shape, got (4,)" in found
+    assert place in found
+    assert "JAX" not in found
+    assert ("run the script alone" in found) == (not place)
+
+
 @pytest.mark.process
 def test_a_script_without_a_step_is_refused(typed: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print(*sys.argv[1:])")

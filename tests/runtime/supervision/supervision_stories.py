@@ -31,7 +31,6 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import End, Ended, Exited, Incident, Raised, Verdict
-from isthmus.runtime.supervision.liveness import PATIENCE
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Over, Report, Row, Seen, Stamp, Wanted
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 
@@ -161,7 +160,7 @@ class HomeStory:
         *,
         began: HomeBegan | None = None,
         notes: bool = True,
-        patience: Duration = PATIENCE,
+        patience: Duration | None = None,
     ) -> None:
         self.core, self.places = Home(cast, places, patience=patience), places
         self.notes = notes

@@ -10,12 +10,20 @@ import pytest
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import Excused, HeardAgain, LongExcuse, Stall, Suspected
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home_events import HomeTimerFired, Places, ReportCame, RunRoles, SetHomeTimer
+from isthmus.runtime.supervision.home_events import (
+    START_SECONDS,
+    HomeTimerFired,
+    Places,
+    ReportCame,
+    RunRoles,
+    SetHomeTimer,
+)
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Ended,
     Exited,
     GivenUp,
+    Lingers,
     LoopLeft,
     LoopRefused,
     NoFirstHeartbeat,
@@ -26,7 +34,6 @@ from isthmus.runtime.supervision.incidents import (
 )
 from isthmus.runtime.supervision.messages import Heartbeat, Report, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
-from isthmus.runtime.supervision.watch import HELLO_BEATS
 from tests.runtime.supervision.supervision_stories import (
     BOOM,
     CAST,
@@ -333,13 +340,17 @@ def test_a_host_that_is_stuck_is_killed() -> None:
 # -- a process that says nothing ---------------------------------------------------------------------------------------
 
 
-def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
+def test_a_process_that_says_nothing_for_a_minute_is_told_at_half_of_it_and_killed() -> None:
     story = HomeStory(ONE, HERE)
     story.hears(1, "alpha", seen("learner/0", 0))
-    assert story.beat(2, HELLO_BEATS - 1) == [story.orders("learner/0")]
+    half = int(START_SECONDS)  # Two beats a second.
+    assert story.beat(2, half - 1) == [story.orders("learner/0")]
+    told = written("learner/0", Lingers("run.first_beat_seconds", seconds(30), seconds(30)))
+    assert story.beat(2) == [told, story.orders("learner/0")]
+    assert story.beat(2, half - 1) == [story.orders("learner/0")]
     why = NoFirstHeartbeat(seconds(60))
     assert story.beat(2) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
-    assert story.beat(3, 2 * HELLO_BEATS) == [story.orders("learner/0!")]
+    assert story.beat(3, 4 * half) == [story.orders("learner/0!")]
     assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
 
 

@@ -95,7 +95,7 @@ def test_lines_are_bounded_in_number_and_in_length_and_events_without_consequenc
     alike = [(FiringEnded(2, ()), [])] * 5
     assert told(tape_of(many[0], *alike, many[1]), *NODE_2)[1] == f"at 5 ns: {FiringEnded(2, ())}, and 4 before"
     [long] = told(tape_of((FiringEnded(2, tuple([Output(0, Handle(1))] * 1000)), [])), *NODE_2)
-    assert len(long) == LINE_LENGTH_MAX
+    assert LINE_LENGTH_MAX // 2 < len(long) <= LINE_LENGTH_MAX
 
 
 def test_a_core_error_leaves_its_shell_with_its_message_first() -> None:

@@ -218,8 +218,11 @@ def test_who_was_stuck_is_said_to_have_been() -> None:
     stuck = Condemned(Stall("data", 14_548_000_000, 252.8e6, 2e9, 12.4))
     (absence,) = fold((10, "learner/1", 1, stuck), (10, "learner/1", 1, KILLED), (14, "learner/1", 2, WORKS))
     assert (absence.kind, absence.begun, absence.ended) == ("gone", 10, 14)
-    assert cause(absence) == "was stuck, without a step for 14.5 s in one firing of its node data, and was killed"
-    assert away(absence, FREE).endswith(", and was killed; the others go on without it")
+    assert (
+        cause(absence)
+        == "was stuck, without a step for 14.5 s in one firing of its node data, and was killed (run.stuck_seconds)"
+    )
+    assert away(absence, FREE).endswith("(run.stuck_seconds); the others go on without it")
 
 
 def test_an_end_says_itself_why_it_came_where_nothing_else_did() -> None:
@@ -247,7 +250,7 @@ def test_a_silence_that_ends_in_death_is_one_absence() -> None:
         (33, "learner/1", 2, WORKS),
     )
     assert (absence.kind, absence.begun, absence.ended) == ("gone", pytest.approx(10.0), 33)
-    assert cause(absence) == "was silent for 19.0 s, and was killed by the daemon"
+    assert cause(absence) == "was silent for 19.0 s, and was killed by the daemon (run.silent_seconds)"
 
 
 def test_a_silence_while_a_host_starts_is_part_of_its_absence() -> None:

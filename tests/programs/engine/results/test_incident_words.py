@@ -217,7 +217,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
         (
             Condemned(STALL),
             "killed: stuck: no step for 14.5 s, in one firing of node 'data': 253 ms +- 2.00 s are usual, phi is 12.4",
-            "was stuck, without a step for 14.5 s in one firing of its node data, and was killed",
+            "was stuck, without a step for 14.5 s in one firing of its node data, and was killed (run.stuck_seconds)",
         ),
         (Ended(SIGNALLED), "killed by signal SIGKILL", "was killed by signal SIGKILL"),
         (
@@ -322,8 +322,14 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
             "stuck: no step for 14.5 s, in one firing of node 'data': "
             "253 ms +- 2.00 s are usual in its role, phi is 12.4, 2 times the patience",
         ),
-        (NoFirstHeartbeat(120 * SECOND), "no word from it within 2 min 00 s of its start"),
-        (NotEnded(10 * SECOND), "its process did not leave the loop within 10.0 s of the end of the run"),
+        (
+            NoFirstHeartbeat(120 * SECOND),
+            "no word from it within 2 min 00 s of its start, as long as run.first_beat_seconds allows",
+        ),
+        (
+            NotEnded(10 * SECOND),
+            "its process did not leave the loop within 10.0 s of the end of the run, as long as run.end_seconds allows",
+        ),
         (
             incidents.Lingered("run.loop_idle_seconds", 1800 * SECOND, 1800 * SECOND),
             "its script has done nothing for 30 min 00 s: run.loop_idle_seconds allows 30 min 00 s",

@@ -195,7 +195,6 @@ def test_one_that_is_busy_preparing_has_longer(
 ) -> None:
     monkeypatch.setattr(launch, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 50)
-    monkeypatch.setattr(launch, "PREPARE_TICKS_MAX", 1 << 20)
     held = place.folder / "held"
     held.touch()
     wait = f"import os, time\nwhile os.path.exists({str(held)!r}):\n    time.sleep(0.02)\n"

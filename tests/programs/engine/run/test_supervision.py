@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
@@ -24,8 +25,8 @@ from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
 from isthmus.runtime.host.own_process import DaemonSilence
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision import liveness, lives, station, watch
-from isthmus.runtime.supervision.home_events import RunRoles
+from isthmus.runtime.supervision import liveness, lives, station
+from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     Condemned,
@@ -218,7 +219,8 @@ def test_a_host_that_is_stopped_is_waited_for_until_the_run_is_to_stop(
 def test_a_process_that_never_says_a_word_is_replaced(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "HELLO_BEATS", 20)  # On a busy machine those that speak need a while to begin, too.
+    terms = UserTerms(start=seconds(10))  # On a busy machine those that speak need a while to begin, too.
+    monkeypatch.setattr(f"{__name__}.CAST", msgspec.structs.replace(CAST, user=terms))
     watched = supervise(learner_1="mute")
     watched.wait_for_life("learner/1", 2)
     assert watched.host("learner/0")["incarnation"] == 1
