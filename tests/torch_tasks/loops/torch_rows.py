@@ -382,7 +382,7 @@ class WeightNorm(Loop):
 class Orthogonal(Loop):
     def __init__(self, ground: Ground) -> None:
         model = Net()
-        parametrizations.orthogonal(model.body)
+        parametrizations.orthogonal(model.body, orthogonal_map="matrix_exp")
         super().__init__(ground, model)
 
 
