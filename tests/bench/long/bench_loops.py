@@ -1,17 +1,18 @@
 """What people do in a loop: the loss of two islands, of which one is killed once, against the script alone, by row.
 
-    python -m tests.bench.long.bench_loops [--seeds 3] [--steps 600] [--only jax] [--kept FILE] [--json FILE]
+    python -m tests.bench.long.bench_loops [--seeds 3] [--steps 600] [--only jax] [--kept FILE] [--json FILE] [--page]
 
 It trains the rows of docs/reference/loops.md, which are those of tests/torch_tasks/loops, by the interpreter of
 .venv-torch. d is the held-out loss of the model of two islands less that of the script alone, at equal tokens; smaller
 is better. A row is within the range of the plain loop if the mean of its d over the seeds is at most the largest d of
-the plain loop. Cells are kept, by framework, group of rows and seed.
+the plain loop. Cells are kept, by framework, group of rows and seed. `--page` writes the means into the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from tests.torch_tasks.loops.ground import Row, groups_of
 
 ROWS: Final[dict[str, dict[str, Row]]] = {"torch": torch_rows.ROWS, "jax": jax_rows.ROWS}
 PATIENCE_SECONDS: Final = 3600.0
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "loops.md"
 
 
 def measured(framework: str, names: list[str], seed: int, steps: int) -> dict[str, Any]:
@@ -42,6 +44,14 @@ def _cell(framework: str, group: str, seed: int, steps: int) -> str:
     return f"{framework} {group or 'beside'} {seed} {steps}"
 
 
+def with_means(page: str, means: dict[str, float]) -> str:
+    """The page with the means of rows, by title, in its table."""
+    for title, mean in means.items():
+        head = re.compile(rf"^(\| {re.escape(title)} \| works \| )[^|]+", re.MULTILINE)
+        page = head.sub(lambda found, mean=mean: f"{found[1]}{mean:+.3f} ", page)
+    return page
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,6 +60,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(ROWS))
     parser.add_argument("--kept", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     cells = KeptCells(options.kept)
     frameworks = [options.only] if options.only else list(ROWS)
@@ -59,7 +70,7 @@ def main() -> None:
                 cell = _cell(framework, group, seed, options.steps)
                 if cell not in cells:
                     cells.keep(cell, measured(framework, names, seed, options.steps))
-    figures = dict[str, Any]()
+    figures, means = dict[str, Any](), dict[str, float]()
     print("| row | d by seed | mean | within |\n| --- | --- | --- | --- |")
     for framework in frameworks:
         rows = ROWS[framework]
@@ -68,9 +79,12 @@ def main() -> None:
             each = differences(cells, framework, row.group, name, options.seeds, options.steps)
             mean = sum(each) / len(each)
             is_within = mean <= max(plain)
+            means[row.title] = mean
             figures[f"{framework} {name}"] = {"d": each, "mean": mean, "is_within": is_within}
             shown = ", ".join(f"{d:+.3f}" for d in each)
             print(f"| {row.title} | {shown} | {mean:+.3f} | {'yes' if is_within else 'no'} |")
+    if options.page:
+        PAGE.write_text(with_means(PAGE.read_text(), means))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

@@ -776,7 +776,7 @@ class Hooks(Loop):
         self.norms = list[float]()
         self.model.body.register_forward_hook(lambda module, inputs, output: output.clamp(-20, 20))
         self.model.body.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
-        self.optimizer.register_step_post_hook(lambda *_: self.norms.append(float(self.model.body.weight.norm())))
+        self.optimizer.register_step_post_hook(lambda *_: self.norms.append(self.model.body.weight.norm().item()))
 
 
 @row("a deep copy of the model, of the best so far")
