@@ -1,6 +1,6 @@
 """What people do in a loop: the loss of two islands, of which one is killed once, against the script alone, by row.
 
-    python -m tests.bench.long.bench_loops [--seeds 3] [--steps 600] [--only jax] [--kept FILE] [--json FILE] [--page]
+    python -m tests.bench.long.bench_loops [--seeds 3] [--steps 800] [--only jax] [--kept FILE] [--json FILE] [--page]
 
 It trains the rows of docs/reference/loops.md, which are those of tests/torch_tasks/loops, by the interpreter of
 .venv-torch. d is the held-out loss of the model of two islands less that of the script alone, at equal tokens; smaller
@@ -56,7 +56,7 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--only", choices=list(ROWS))
     parser.add_argument("--kept", type=Path)
     parser.add_argument("--json", type=Path)
