@@ -113,6 +113,7 @@ class Island:
             raise ConfigError(MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
         self._calling = f"Calling {model.step_call}"
         self._counts = TokenCounts(model)
+        self._first_batch = FirstBatch()
         self._way = way
         self._host: Any = None
         self._own_judge: OwnJudge | None = None
@@ -173,7 +174,14 @@ class Island:
             end_process()
         self._own_judge = None if judge is None else self._way.own_judge(judge)
         make_host = partial(
-            LoopHost, life, leaves, in_forks=in_forks, make=self._make, own_judge=self._own_judge, is_guest=is_guest
+            LoopHost,
+            life,
+            leaves,
+            in_forks=in_forks,
+            make=self._make,
+            own_judge=self._own_judge,
+            first_batch=self._first_batch.digest,
+            is_guest=is_guest,
         )
         self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
         if not is_guest:
@@ -371,6 +379,7 @@ class Island:
             is_empty = True
             for batch in batches:
                 is_empty = False
+                self._first_batch.take(batch)
                 yield batch
                 if self.is_over:  # Before the next batch is read.
                     return
@@ -517,7 +526,11 @@ def _as_module(model: Any, torch: Any) -> Any:
     values = list(model.values()) if isinstance(model, Mapping) else list(model) if type(model) in (list, tuple) else []
     if not values or not all(isinstance(each, torch.nn.Module) for each in values):
         return model
-    return torch.nn.ModuleDict(dict(model)) if isinstance(model, Mapping) else torch.nn.ModuleList(values)
+    try:
+        return torch.nn.ModuleDict(dict(model)) if isinstance(model, Mapping) else torch.nn.ModuleList(values)
+    except (KeyError, TypeError) as error:  # A name that torch does not give to a part of a module.
+        do = "Name the modules otherwise: by texts without a dot, of which none is an attribute of torch.nn.ModuleDict."
+        raise ConfigError(MAKING, "names of modules in a dict", str(error), do) from error
 
 
 def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:
@@ -534,6 +547,25 @@ def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) 
         return StateModel(model, rules)
     do = "Pass the module itself, before or after torch.compile. A state in jax has the optimizer's in it."
     raise ConfigError(MAKING, "a torch.nn.Module beside an optimizer", f"a {type(model).__name__}", do)
+
+
+@final
+class FirstBatch:
+    """The first batch that a loop takes from its island, of which others learn a digest."""
+
+    def __init__(self) -> None:
+        self._digest: int | None = None
+
+    def take(self, batch: Any) -> None:
+        """Take the first of all batches."""
+        if self._digest is None:
+            from isthmus.ops.learner.first_data import batch_digest
+
+            self._digest = batch_digest(batch)
+
+    def digest(self) -> int:
+        """Its digest; 0 without one."""
+        return self._digest or 0
 
 
 @final

@@ -228,7 +228,8 @@ class LoopModel(Protocol):
 class LoopTask(OwnTask):
     """The task of loops from this `origin`; `found` is what one has told.
 
-    In a process of the script, `make` makes a learner, and `judge` evaluates there; `own_judge` does beside a learner.
+    In a process of the script, `make` makes a learner, and `judge` evaluates there; `own_judge` does beside a learner;
+    `first_batch` returns the digest of the first batch (`ops.learner.first_data`).
     """
 
     origin: LoopScript | ToldModel
@@ -237,6 +238,7 @@ class LoopTask(OwnTask):
     make: Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning] | None = None
     judge: Evaluating | None = None
     own_judge: OwnJudging | None = None
+    first_batch: Callable[[], int] = lambda: 0
 
     @property
     def evaluates(self) -> bool:
@@ -267,11 +269,11 @@ class LoopTask(OwnTask):
 
     def companions(self, boundary: Boundary) -> Iterator[Companion]:
         """The companions of the learner in a process of the script."""
-        from isthmus.ops.learner.first_losses import FirstLosses
+        from isthmus.ops.learner.first_data import FirstData
         from isthmus.ops.learner.last_model import LastModel
         from isthmus.ops.learner.own_evaluation import OwnEvaluation
 
-        yield FirstLosses(boundary)
+        yield FirstData(boundary, self.first_batch)
         yield LastModel.of(boundary)
         if self.own_judge is not None:
             yield OwnEvaluation(self.own_judge, boundary)

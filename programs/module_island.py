@@ -142,6 +142,9 @@ def _rank_of(module: Any, environment: Mapping[str, str]) -> Any:
 
 def _checked_model(module: Any, merge: tuple[tuple[str, str], ...], access: LeafAccess) -> torch_model.Model:
     leaves = [*module.parameters(), *module.buffers()]
+    if (lazy := torch_model.lazy_leaf(module)) is not None:
+        do = "Call the module on a batch before isthmus.island(...), and make the optimizer after that."
+        raise ConfigError(_MAKING, f"a shape of {lazy!r}", "none yet: its module is a lazy one", do)
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) != 1:
         do = "Move the module to one device before: model.to(device)."
@@ -157,6 +160,10 @@ def _checked_model(module: Any, merge: tuple[tuple[str, str], ...], access: Leaf
 
 
 def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.OptimizerState:
+    if torch_model.has_curvature(optimizer):
+        do = "Step by an optimizer such as AdamW in the loop; LBFGS may go on from the run's model after the with."
+        found = "LBFGS, whose directions come from differences between its last parameters: each merge replaces these"
+        raise ConfigError(_MAKING, "an optimizer whose state means something after a merge", found, do)
     try:
         return torch_model.OptimizerState(optimizer, model)
     except TypeError as error:

@@ -14,8 +14,9 @@ Random numbers come from torch's own generators, of which a process has one for 
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol, Self, final
 
@@ -364,6 +365,19 @@ def optimizers_in(given: Any) -> Iterator[Any]:
         raise TypeError(f"a {type(given).__name__}, which is no torch.optim.Optimizer")
 
 
+def has_curvature(given: Any) -> bool:
+    """Whether what a loop steps is, or has inside, an optimizer that compares parameters of several steps."""
+    inner = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    every = [given, *inner, *_inside(given)]
+    return any(isinstance(each, torch.optim.LBFGS) for each in every)
+
+
+def lazy_leaf(module: Any) -> str | None:
+    """The path of the first leaf that has no shape yet; None if all have one."""
+    every = (*module.named_parameters(), *module.named_buffers())
+    return next((_path(name) for name, leaf in every if torch.nn.parameter.is_lazy(leaf)), None)
+
+
 def _inside(given: Any) -> list[Any]:
     """The optimizers that an object has in its attributes, or in lists and dicts there."""
     found: dict[int, Any] = {}
@@ -376,6 +390,30 @@ def _inside(given: Any) -> list[Any]:
 def _acts_as_one(given: Any) -> bool:
     has_groups = isinstance(getattr(given, "param_groups", None), list)
     return has_groups and isinstance(getattr(given, "state", None), Mapping) and callable(getattr(given, "step", None))
+
+
+def _step_along_zeros(optimizer: Any, parameters: Sequence[Any]) -> None:
+    """Let an optimizer make its state, along gradients that are zeros: dense ones, or sparse ones where it takes no
+    others. TypeError if its step raises."""
+    needed = [each for each in inspect.signature(optimizer.step).parameters.values() if _is_needed(each)]
+    arguments = [lambda: torch.zeros(())] if len(needed) == 1 else []  # What has to be given is the closure.
+    try:
+        try:
+            optimizer.step(*arguments)
+        except RuntimeError:
+            optimizer.state.clear()
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad = torch.zeros_like(parameter).to_sparse()
+            optimizer.step(*arguments)
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{type(optimizer).__name__}, whose step along zeros raises {raised}") from error
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return parameter.kind in kinds and parameter.default is inspect.Parameter.empty
 
 
 @final
@@ -495,7 +533,7 @@ class OptimizerState:
             for parameter in parameters:
                 is_trained = self._model.may_need_gradient(self._model.paths[id(parameter)])
                 parameter.grad = torch.zeros_like(parameter) if is_trained else None
-            optimizer.step()
+            _step_along_zeros(optimizer, parameters)
             for parameter in parameters:
                 state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
                 odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor | bool | int | float)]

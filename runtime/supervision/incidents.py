@@ -254,7 +254,7 @@ class Starved(Finding, frozen=True, tag="starved"):
 
 
 class SameData(Finding, frozen=True, tag="same-data"):
-    """It has begun with the data digest of host `other`: both may have the same data."""
+    """It has begun with the data digest of host `other`: both have the same data."""
 
     other: Name
 

@@ -122,3 +122,19 @@ def test_a_list_or_dict_of_modules_is_one_model() -> None:
     assert names == ["body/weight", "body/bias", "head/weight", "head/bias"]
     assert [leaf.name for leaf in listed.leaves()] == ["0/weight", "0/bias", "1/weight", "1/bias"]
     assert named.state["body"] is body
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "a.b"])
+def test_modules_under_a_name_that_torch_does_not_take_are_refused_by_it(name: Any) -> None:
+    body = torch.nn.Linear(8, 8)
+    with pytest.raises(ConfigError) as caught:
+        _loop_model({name: body}, torch.optim.SGD(body.parameters(), lr=0.1), RULES)
+    assert str(name) in caught.value.faults[0].found
+
+
+def test_gradients_that_an_optimizer_wants_sparse_are_sparse_as_its_state_is_made() -> None:
+    module = torch.nn.Embedding(8, 4, sparse=True)
+    model = _loop_model(module, torch.optim.SparseAdam(module.parameters()), RULES)
+    assert isinstance(model, ModuleModel)
+    assert [each.shape for each in model._moments.arrays()] == [(1,), (8, 4), (8, 4), ()]
+    assert module.weight.grad is None

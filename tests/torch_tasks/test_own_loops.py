@@ -14,7 +14,7 @@ import pytest
 from isthmus.programs.loop_script import ISLAND, LoopScript
 from isthmus.programs.loop_task import asked_of
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError
-from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, LoopLeft
+from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, LoopLeft, SameData
 from isthmus.runtime.system.processes import started_at
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import FOREVER, Run, resume
@@ -60,7 +60,7 @@ with isthmus.island(model, optimizer, evaluate=evaluate if how == "evaluates" el
     print("forked", *forked)
     island.keep(scheduler)
     print("begins at", begun, "with", len(optimizer.state), "moments, rate", scheduler.last_epoch, flush=True)
-    draw = torch.Generator().manual_seed(island.seed + begun)
+    draw = torch.Generator().manual_seed(0 if how == "raises" else island.seed + begun)
     for x in island(iter(lambda: torch.randn(64, 32, generator=draw), None)):
         time.sleep(0.004)
         loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
@@ -150,6 +150,7 @@ def test_a_process_of_the_script_evaluates_what_is_published(start: Callable[...
     lines = [json.loads(line) for line in (run.folder / "evaluations.jsonl").read_text().splitlines()]
     assert lines[-1]["metrics"]["first"]
     assert ends(run, 0)[0][0]
+    assert not [each for each in run.incidents() if isinstance(each, SameData)]
     assert "END" not in (run.folder / "logs" / "evaluator-0.log").read_text()
 
 
@@ -170,6 +171,7 @@ def test_an_exception_in_a_loop_is_told_and_the_slot_begins_again(start: Callabl
     raised = [each for each in run.incidents("learner/1#1") if isinstance(each, BodyRaised)]
     assert [(each.error.exception, each.error.message) for each in raised] == [("ValueError", "a mistake of mine")]
     assert raised[0].error.file == str(run.here / "train.py")
+    assert [each for each in run.incidents() if isinstance(each, SameData)]  # Both draw by one seed.
     log = run.wait_for(lambda: said(run, 1) if said(run, 1).count("begins at ") == 2 else "")
     assert "ValueError: a mistake of mine\ntorn down\nbegins at " in "".join(
         line for line in log.splitlines(keepends=True) if not line.startswith("forked")

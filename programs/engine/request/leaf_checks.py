@@ -17,7 +17,8 @@ from isthmus.runtime.system.files import is_text
 if TYPE_CHECKING:
     from isthmus.ops.exchange.parameter_trees import Rules
 
-MERGED_DTYPES: Final = ("float32", "bfloat16", "float16")
+MERGED_DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+"""Of leaves; what is exchanged and merged are float32, whatever they are."""
 _NAMES_MAX: Final = 4
 _READING: Final = "Reading merge= of the task"
 

@@ -546,8 +546,8 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "slow": Wording("slow: {pace}", "is {itself}"),
     "keeps-up": Wording("keeps up again: {pace}"),
     "same-data": Wording(
-        "its first losses are to the bit those of {other}: the same data on both?",
-        "began with the very losses of {other}: the same data on both?",
+        "began with the data of {other}: draw them by island.seed, or divide them by island.slot",
+        "began with the data of {other}: draw them by island.seed, or divide them by island.slot",
     ),
     "starved": Wording("data is the bottleneck: {starving}", "waits for its data: {starving}"),
     "failed": Wording("failed: {error}"),

@@ -113,9 +113,10 @@ class LoopHost:
         make: Make | None = None,
         judge: Evaluating | None = None,
         own_judge: OwnJudging | None = None,
+        first_batch: Callable[[], int] = lambda: 0,
         is_guest: bool = False,
     ) -> None:
-        """ConfigError unless the leaves `found` are those of the run; `make` and the judges as in LoopTask.
+        """ConfigError unless the leaves `found` are those of the run; `make`, judges and first batch as in LoopTask.
 
         A process that `is_guest` was started by its user, and keeps its name, its cores and its priority. `in_forks` is
         called in each process that is forked from this one, which has none of its connections.
@@ -135,7 +136,8 @@ class LoopHost:
         self._make = None if make is None else partial(self._kept_learner, make)
         self._learner: SoleLearning | None = None
         self._life = LearnerLife(run_spec.job.seed, replica.slot, life.incarnation)
-        reference.bind(run_spec.job.task, replace(task, make=self._make, judge=judge, own_judge=own_judge))
+        own = replace(task, make=self._make, judge=judge, own_judge=own_judge, first_batch=first_batch)
+        reference.bind(run_spec.job.task, own)
         plan = run_spec.plans()[replica.role]
         node = looped(plan)
         assert node is not None  # Or the request would have been refused.

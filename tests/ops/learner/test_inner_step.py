@@ -19,7 +19,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner import recovery
 from isthmus.ops.learner.boundary import Boundary, Companion
-from isthmus.ops.learner.first_losses import FirstLosses
+from isthmus.ops.learner.first_data import FirstData
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.own_evaluation import OwnEvaluation
@@ -739,7 +739,7 @@ class LoopedTask(SmallTask):
         return Looped(Learner(self, fragments, life=life, alpha=alpha, island=None, pushes=()), self)
 
     def companions(self, boundary: Boundary) -> Iterator[Companion]:
-        yield FirstLosses(boundary)
+        yield FirstData(boundary)
 
 
 def test_a_firing_is_interrupted_for_the_users_step_after_answers_and_before_the_count() -> None:

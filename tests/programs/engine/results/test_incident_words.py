@@ -205,8 +205,8 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
         ),
         (
             SameData("learner/0"),
-            "its first losses are to the bit those of learner/0: the same data on both?",
-            "began with the very losses of learner/0: the same data on both?",
+            "began with the data of learner/0: draw them by island.seed, or divide them by island.slot",
+            "began with the data of learner/0: draw them by island.seed, or divide them by island.slot",
         ),
         (BodyRaised(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
         (
