@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ import torch
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, form_of, tensor_of
 
 _KEYS: Final = 5
@@ -34,6 +36,7 @@ class TorchState(ABC):
         self, model: Model, moments: OptimizerState, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float
     ) -> None:
         self._model, self._moments = model, moments
+        self._device = reach(model.device)
         self._fragments, self._alpha = tuple(fragments), alpha
         self._first_local = {path: tensor.detach().clone() for path, tensor in model.local.items()}
         self._words = [life.seed & _WORD, life.seed >> 32, life.slot, life.incarnation]
@@ -45,14 +48,25 @@ class TorchState(ABC):
         device = self._model.device
         return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
+    @property
+    def host_waits(self) -> HostWaits:
+        """What this host waits for on the device."""
+        return self._device.waits
+
     def compile(self, batch: Any) -> None:
         """No-op: what `torch.compile` compiles it compiles in the first step."""
         return
 
     # -- fragments -----------------------------------------------------------------------------------------------------
 
-    def extract(self, fragment: int) -> Vector:
-        """The values of a fragment after the steps so far, float32[n], in memory of their own."""
+    def extract(self, fragment: int) -> Any:
+        """The values of a fragment after the steps so far, float32[n] to NumPy, in memory of their own: where the
+        device is apart they are captured there, and on their way."""
+        if (whole := self._whole(fragment)) is not None:
+            captured = self._device.room(self._fragments[fragment].size)
+            for (_, part), values in zip(self._parts(fragment, captured), whole, strict=True):
+                part.copy_(values)
+            return self._device.leave(captured, "answer")
         values = np.empty(self._fragments[fragment].size, np.float32)
         payload = torch.from_numpy(values)
         for unit, part in self._parts(fragment, payload):
@@ -68,6 +82,14 @@ class TorchState(ABC):
         """Replace a fragment by `values`, regardless of its present values."""
         for unit, part in self._parts(fragment, tensor_of(values)):
             self._model.access.store(self._model.merged[unit.tensor], part, _rows(unit))
+
+    def _whole(self, fragment: int) -> list[torch.Tensor] | None:
+        """The units of a fragment, where they lie; None unless the device is apart, and this process has them all."""
+        if not self._device.is_apart:
+            return None
+        access, merged = self._model.access, self._model.merged
+        units = [access.whole(merged[unit.tensor], _rows(unit)) for unit in self._fragments[fragment].units]
+        return None if any(each is None for each in units) else [each for each in units if each is not None]
 
     def _parts(self, fragment: int, payload: torch.Tensor) -> Iterator[tuple[Unit, torch.Tensor]]:
         """The units of a fragment, with the parts of its payload, in their shape."""
@@ -180,22 +202,3 @@ def _forms(arrays: Sequence[Any]) -> list[ArrayForm]:
 
 def _rows(unit: Unit) -> slice | None:
     return slice(unit.start, unit.stop) if unit.is_split else None
-
-
-@final
-class PendingScalar:
-    """A number that a GPU may still compute; NumPy waits for it, and for nothing that was asked of the GPU after it."""
-
-    def __init__(self, value: Any) -> None:
-        self._copied = torch.empty((), dtype=value.dtype, pin_memory=True)
-        self._copied.copy_(value.reshape(()), non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(value.device))
-
-    def is_ready(self) -> bool:
-        """Whether NumPy would not wait."""
-        return bool(self._event.query())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        self._event.synchronize()
-        return np.array(self._copied.item(), dtype)
