@@ -16,11 +16,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_codes import LeavingCodes
 from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, form_of, tensor_of
 
@@ -72,6 +75,39 @@ class TorchState(ABC):
         for unit, part in self._parts(fragment, payload):
             self._model.access.fetch(self._model.merged[unit.tensor], part, _rows(unit))
         return values
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The formats in which outer gradients are coded on the device: all, where it is apart and this process has all
+        of the module. On a CPU none is: its memory is the host's."""
+        return CODED if self._fragments and self._whole(0) is not None else ()
+
+    def code(self, fragment: int, anchor: Vector, push: str) -> LeavingCodes:
+        """The outer gradient of a fragment after the steps so far, from its anchor float32[n], in one of `codes`, on
+        its way to the host."""
+        whole = self._whole(fragment)
+        assert whole is not None
+        return LeavingCodes(
+            self._fragments[fragment], push, whole, self._device.arrive(tensor_of(anchor)), self._device
+        )
+
+    def carry(self, fragment: int, values: Vector, since: Any) -> bool:
+        """Replace a fragment by `values`, float32[n], plus itself minus `since`, on the device.
+
+        `since` is an `extract` or an anchor of it. False, and nothing is done, unless the device is apart. Units that
+        are means of values are replaced: a difference of two variances may be below zero.
+        """
+        whole = self._whole(fragment)
+        if whole is None:
+            return False
+        new, then = (self._device.arrive(tensor_of(np.asarray(each))) for each in (values, since))
+        units = zip(self._parts(fragment, new), self._parts(fragment, then), whole, strict=True)
+        for (unit, part), (_, before), held in units:
+            if RULES[unit.merge].steps:
+                # Of an anchor what the leaf's dtype took away was not trained.
+                part += held.to(part.dtype) - before.to(held.dtype).to(part.dtype)
+            held.copy_(part)
+        return True
 
     def adopt(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`."""

@@ -21,7 +21,7 @@ from isthmus.ops.island import torch_device
 from isthmus.ops.island.torch_model import Model
 from tests.made_device import H200_LIKE, Lane, MadeDevice, Mark, Memory, Table
 
-SMALL_BYTES: Final = 2048
+SMALL_BYTES: Final = 256
 """What is larger counts as `scale` times as large."""
 _NO_WORK: Final = frozenset(
     [

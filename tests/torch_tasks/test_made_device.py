@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen
-from tests.made_device import Steps, Table, Wait, measured
+from tests.made_device import MadeDevice, Steps, Table, Wait, measured
 from tests.made_steps import MadeSteps
 from tests.ops.bodies import Spec
 from tests.torch_tasks.made_torch import MadeTorch, made_torch
 from tests.torch_tasks.test_torch_learner import specimen_of
-from tests.torch_tasks.torch_models import SHAPES, task_of
+from tests.torch_tasks.torch_models import task_of
 
 pytestmark = pytest.mark.torch
 
 TABLE = Table()
-STEPS = 24
+STEPS = 12
 
 
 @pytest.fixture
@@ -90,15 +92,28 @@ def test_memory_that_another_queue_may_use_when_it_is_given_back_is_a_fault_unle
 # -- learners ----------------------------------------------------------------------------------------------------------
 
 
-def steps_of(mode: MadeTorch, push: str = "float32", steps: int = STEPS, **more: Any) -> tuple[MadeSteps, Steps]:
-    """A learner's steps of 88 ms; each of its two fragments counts as one of 62 MB."""
-    task = task_of(**more)
-    parts = partition([Spec(name, shape) for name, shape in SHAPES.items()], 2)
-    learner = MadeSteps(task, parts, mode.made, push=push)
+class Deep(nn.Sequential):
+    """Some layers of the same size, in whole blocks of codes."""
+
+    def __init__(self) -> None:
+        layers = [nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()) for _ in range(7)]
+        super().__init__(nn.Linear(4, 64, bias=False), *layers, nn.Linear(64, 3))
+
+
+def steps_of(
+    mode: MadeTorch, push: str = "float32", steps: int = STEPS, fragments: int = 8, **terms: Any
+) -> tuple[MadeSteps, Steps]:
+    """A learner's steps of 88 ms; its fragments count as large as those of a model of 124 million parameters."""
+    task = task_of(Deep)
+    specs = [Spec(leaf.name, leaf.shape) for leaf in task.leaves(0)]
+    parts = partition(specs, fragments)
+    mode.scale = 124e6 / sum(part.size for part in parts)
+    learner = MadeSteps(task, parts, mode.made, push=push, **terms)
     learner.make(0)
     before = mode.operations
     learner.make(1)
-    mode.operation = TABLE.step / (mode.operations - before)
+    mode.operation = TABLE.step / max(1, mode.operations - before)
+    mode.made.copied["to host"] = 0
     return learner, measured(mode.made, steps, lambda number: learner.make(number + 2))
 
 
@@ -122,3 +137,26 @@ class TestOnAMadeDevice(LearnerConformance):
     def specimen(self, mode: MadeTorch) -> Iterator[Specimen]:
         yield specimen_of(task_of())
         assert mode.made.faults == []
+
+
+@pytest.mark.parametrize("push", ["float32", "int4"])
+def test_answers_are_those_of_a_cpu(push: str) -> None:
+    with made_torch() as mode:
+        there, _ = steps_of(mode, push, 6)
+        assert mode.made.faults == []
+    here, _ = steps_of(MadeTorch(MadeDevice()), push, 6)  # A device that nobody reaches.
+    assert len(here.answers) == len(there.answers) > 2
+    for one, other in zip(here.answers, there.answers, strict=True):
+        np.testing.assert_allclose(one.pop("norms"), other.pop("norms"), rtol=1e-6)
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_of_four_bits_an_eighth_of_a_fragment_is_copied_to_the_host(mode: MadeTorch) -> None:
+    copied = []
+    for push in ("float32", "int4"):
+        steps_of(mode, push, 4)
+        copied.append(mode.made.copied["to host"])
+    assert mode.made.faults == []
+    assert copied[1] == pytest.approx(copied[0] / 8, rel=0.1)
