@@ -36,13 +36,14 @@ class MadeSteps:
     """A learner of `fragments`, which begins with what its task makes; `make(number)` makes a step, from 0."""
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], made: MadeDevice, *, push: str = "float32") -> None:
-        self._task, self._fragments, self._made = task, tuple(fragments), made
+        self._task, self._made = task, made
+        self.fragments = tuple(fragments)
         self.context = MadeContext(made)
         exchange: Any = FragmentExchange(push=push)  # type: ignore[arg-type]
-        self.body = InnerStep(task, fragments=self._fragments, tokens=1 << 40, exchange=exchange)
+        self.body = InnerStep(task, fragments=self.fragments, tokens=1 << 40, exchange=exchange)
         self.body.open(self.context)
         self.learner: Any = self.body._learner
-        self._send = FragmentSend(self._fragments, push=push)  # type: ignore[arg-type]
+        self._send = FragmentSend(self.fragments, push=push)  # type: ignore[arg-type]
         self._send.open(self.context)
         self._rng = np.random.default_rng(0)
         self._counts = [0] * len(fragments)
@@ -55,7 +56,7 @@ class MadeSteps:
         self._fire(update=first)
 
     def _numbered(self) -> Any:
-        return enumerate(self._fragments)
+        return enumerate(self.fragments)
 
     def is_boundary(self, number: int) -> bool:
         """Whether anything is exchanged before a step."""
@@ -68,7 +69,7 @@ class MadeSteps:
         if due:
             inputs["update"] = {("syncer/0", p): self._next_version(p) for p in due}
         if number % self._every == 0:
-            p = number // self._every % len(self._fragments)
+            p = number // self._every % len(self.fragments)
             self._asked = [*self._asked[-1:], (p, number)]
             inputs["pull"] = {("syncer/0", p): pull(p, number + 1)}
         self._made.works(self._made.table.boundary)
@@ -76,8 +77,8 @@ class MadeSteps:
 
     def _next_version(self, p: int) -> Any:
         self._counts[p] += 1
-        values = self._rng.standard_normal(self._fragments[p].size).astype(np.float32) * np.float32(0.02)
-        return update(self._fragments[p], self._counts[p], values)
+        values = self._rng.standard_normal(self.fragments[p].size).astype(np.float32) * np.float32(0.02)
+        return update(self.fragments[p], self._counts[p], values)
 
     def _fire(self, **inputs: Any) -> None:
         firing = self.body(**{"batch": None, **inputs})

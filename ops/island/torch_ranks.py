@@ -35,6 +35,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.gang.orders import RemoteLearner, call
 from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
 from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, Model, form_of, mix, tensor_of
@@ -390,6 +391,9 @@ class RankLearner(Protocol):
     @property
     def device_kind(self) -> str: ...
 
+    @property
+    def host_waits(self) -> HostWaits: ...
+
     def compile(self, batch: Any) -> None: ...
 
     def frozen(self) -> Digests: ...
@@ -463,6 +467,10 @@ class LeadLearner(RemoteLearner):
     @property
     def device_kind(self) -> str:
         return self._learner.device_kind
+
+    @property
+    def host_waits(self) -> HostWaits:
+        return self._learner.host_waits
 
     @property
     def progress(self) -> float:

@@ -124,10 +124,12 @@ def waits_of(found: Steps) -> list[Wait]:
 def test_no_step_waits_for_the_newest_one_and_each_for_the_one_before_by_a_mark(mode: MadeTorch) -> None:
     learner, found = steps_of(mode)
     assert not [each for each in waits_of(found) if each.is_for_newest or each.is_copy]
-    steps = [row for row in learner.learner.host_waits.rows() if row[0] == "step"]
-    assert [count for _, count, _ in steps] == [STEPS + 1]  # Each but the first, before which there was none.
+    counts = {what: count for what, count, _ in learner.learner.host_waits.rows()}
+    assert counts["step"] == STEPS + 1  # Each but the first, before which there was none.
+    assert counts["answer"] == len(learner.fragments) + len(learner.answers)  # With the first versions.
     assert mode.made.faults == []
     assert found.seconds == pytest.approx(TABLE.step, rel=0.01)
+    assert {what for what, _, _ in learner.reports[-1]["host_waits"]} == set(counts) == {"step", "answer", "scalars"}
 
 
 class TestOnAMadeDevice(LearnerConformance):
