@@ -2,8 +2,9 @@
 
 Theory of operation. A *lane* is a queue of the device: what is put on it begins after what was put on it before. Hosts
 (threads) put work on lanes and go on; the clock of a host moves by what it does itself, and to the end of what it waits
-for. One *engine* copies between host and device, one copy at a time, the first that is ready first. So a copy on the
-lane that computes waits for everything that was put there before, and whoever waits for the copy waits for that.
+for. An *engine* copies between host and device, one copy at a time, the first that is ready first; there is one for
+each direction, or one for both. So a copy on the lane that computes waits for everything that was put there before, and
+whoever waits for the copy waits for that.
 
 What may read and write what is checked as it is put on a lane: each lane, and each host, knows up to where it is
 ordered behind the others (vector clocks, passed on by marks). What is not ordered behind the last write of the memory
@@ -27,7 +28,9 @@ class Table(NamedTuple):
     launch: float = 5e-6
     """Of the host, for each piece of work that it puts on a lane."""
     bytes_second: float = 25e9
-    """Of the engine that copies between host and device."""
+    """Of an engine that copies between host and device."""
+    is_duplex: bool = True
+    """Whether each direction has an engine of its own, as on all GPUs of data centers."""
     pageable_bytes_second: float = 6e9
     """Of the same where the host's memory is not pinned, because a driver copies it through memory that is: assumed."""
     memory_bytes_second: float = 3e12
@@ -129,7 +132,8 @@ class MadeDevice:
         self.lanes: dict[str, Lane] = {}
         self.computing = self.lane("compute")
         self.current = self.computing
-        self.engine = Engine()
+        to_host = Engine()
+        self._engines = {True: to_host, False: Engine() if table.is_duplex else to_host}
         self.waits: list[Wait] = []
         self.faults: list[str] = []
         self.copied: dict[str, int] = {"to host": 0, "to device": 0}
@@ -186,7 +190,7 @@ class MadeDevice:
         """Put a copy between host and device on the current lane; one of memory that is not pinned `blocks`."""
         lane = self._put(reads, writes)
         rate = self.table.pageable_bytes_second if blocks else self.table.bytes_second
-        lane.ends = self.engine.copy(max(lane.ends, self.host.now), size_bytes / rate)
+        lane.ends = self._engines[to_host].copy(max(lane.ends, self.host.now), size_bytes / rate)
         self.copied["to host" if to_host else "to device"] += round(size_bytes)
         if blocks:
             self.wait_for(self.mark(lane), is_copy=True)
