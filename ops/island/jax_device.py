@@ -96,8 +96,9 @@ class Dispatching:
         return size_bytes <= self._room_bytes
 
     def wait(self, array: Any, what: WaitedFor) -> None:
-        with self.waits.during(what):
-            array.block_until_ready()
+        if not array.is_ready():
+            with self.waits.during(what):
+                array.block_until_ready()
 
     def leave(self, value: Any, what: WaitedFor) -> LeavingArray:
         value.copy_to_host_async()

@@ -181,8 +181,9 @@ class Queued:
         return self._driver.mark(self._driver.computing())
 
     def wait(self, mark: Any, what: WaitedFor) -> None:
-        with self.waits.during(what):
-            self._driver.wait(mark)
+        if not self._driver.is_reached(mark):
+            with self.waits.during(what):
+                self._driver.wait(mark)
 
     def is_reached(self, mark: Any) -> bool:
         """Whether a host would not wait for a mark."""

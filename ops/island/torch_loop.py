@@ -127,7 +127,9 @@ class LoopEvaluation:
         with self._kept() if self._is_beside else nullcontext():
             self._model.write(tensors)
             try:
-                return scalars_of(self._evaluate(self._model.module), "evaluate(model)")
+                found, device = self._evaluate(self._model.module), reach(self._model.device)
+                with device.waits.during("evaluation") if device.is_apart else nullcontext():
+                    return scalars_of(found, "evaluate(model)")
             finally:
                 self._settle()
 

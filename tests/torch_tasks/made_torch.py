@@ -58,6 +58,8 @@ _NO_WORK: Final = frozenset(
     ]
 )
 
+_PRODUCTS: Final = frozenset(["mm", "addmm", "bmm", "baddbmm"])
+
 
 @contextmanager
 def made_torch(table: Table = H200_LIKE, *, scale: float = 1.0) -> Iterator[MadeTorch]:
@@ -87,12 +89,19 @@ class MadeTorch(TorchDispatchMode):
     def __init__(self, made: MadeDevice, *, scale: float = 1.0) -> None:
         super().__init__()
         self.made, self.scale = made, scale
-        self.operation = 0.0
-        """The device's seconds for each operation that it computes."""
-        self.operations = 0
+        self.product = 0.0
+        """The device's seconds for each product of matrices. All else takes what it moves in memory."""
+        self._products, self._moving = 0, 0.0
         self._memory: dict[int, Memory] = {}
         self._pinned: dict[int, Memory] = {}
         self._late: list[tuple[Mark, Callable[[], None]]] = []
+
+    def let_take(self, seconds: float, make: Callable[[int], None]) -> None:
+        """Let a step take so long, by its products; `make` makes two, of which the first is another one."""
+        make(0)
+        products, moving = self._products, self._moving
+        make(1)
+        self.product = (seconds - (self._moving - moving)) / max(1, self._products - products)
 
     def adopt(self, tensors: Any) -> None:
         """Let these tensors lie on the device."""
@@ -189,10 +198,10 @@ class MadeTorch(TorchDispatchMode):
         written = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         written += given if not written else []  # As of the operations on lists in place.
         self.adopt(written)
-        self.operations += 1
-        crossing = sum(map(self._size, given[:2])) if name == "copy_" else 0
-        seconds = self.operation if name != "copy_" else crossing / self.made.table.memory_bytes_second
-        self.made.launch(seconds, reads=self._of(given), writes=self._of(written))
+        moving = sum(map(self._size, [*given, *written])) / self.made.table.memory_bytes_second
+        is_product = name in _PRODUCTS
+        self._products, self._moving = self._products + is_product, self._moving + moving
+        self.made.launch(moving + self.product * is_product, reads=self._of(given), writes=self._of(written))
         return result
 
     def _crossing(self, operation: Any, args: Any, kwargs: Any) -> Any:

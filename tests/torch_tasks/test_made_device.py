@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import partition
-from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen
+from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen, assert_equal
+from isthmus.ops.island.torch_loop import LoopEvaluation
 from tests.made_device import MadeDevice, Steps, Table, Wait, measured
 from tests.made_steps import MadeSteps
 from tests.ops.bodies import Spec
 from tests.torch_tasks.made_torch import MadeTorch, made_torch
+from tests.torch_tasks.test_loop_learner import Looped
 from tests.torch_tasks.test_torch_learner import specimen_of
-from tests.torch_tasks.torch_models import task_of
+from tests.torch_tasks.torch_models import SHAPES, batch, task_of
 
 pytestmark = pytest.mark.torch
 
@@ -36,25 +40,25 @@ def mode() -> Iterator[MadeTorch]:
 
 def two_steps(mode: MadeTorch) -> tuple[Any, Any]:
     """The results of two steps of 88 ms each, which nobody has waited for."""
-    mode.operation = TABLE.step
-    value = mode.room((4,), torch.float32)
-    first = value + 1
-    return first, first + 1
+    mode.product = TABLE.step
+    value = mode.room((4, 4), torch.float32)
+    first = value @ value
+    return first, first @ value
 
 
 def test_a_value_that_is_read_waits_for_all_that_was_queued_before(mode: MadeTorch) -> None:
     first, _ = two_steps(mode)
-    first[0].item()
+    first[0, 0].item()
     assert mode.made.host.now == pytest.approx(2 * TABLE.step, rel=1e-3)
     assert [each.is_for_newest for each in mode.made.waits] == [True]
 
 
 def test_a_copy_to_memory_that_is_not_pinned_waits_likewise_and_one_to_pinned_memory_does_not(mode: MadeTorch) -> None:
     first, _ = two_steps(mode)
-    pinned = mode.pinned((4,), torch.float32)
+    pinned = mode.pinned((4, 4), torch.float32)
     pinned.copy_(first, non_blocking=True)
     assert mode.made.host.now < 1e-3
-    torch.empty(4).copy_(first, non_blocking=True)
+    torch.empty((4, 4)).copy_(first, non_blocking=True)
     assert mode.made.host.now == pytest.approx(2 * TABLE.step, rel=1e-3)
 
 
@@ -109,10 +113,7 @@ def steps_of(
     parts = partition(specs, fragments)
     mode.scale = 124e6 / sum(part.size for part in parts)
     learner = MadeSteps(task, parts, mode.made, push=push, **terms)
-    learner.make(0)
-    before = mode.operations
-    learner.make(1)
-    mode.operation = TABLE.step / max(1, mode.operations - before)
+    mode.let_take(TABLE.step, learner.make)
     mode.made.copied["to host"] = 0
     return learner, measured(mode.made, steps, lambda number: learner.make(number + 2))
 
@@ -162,3 +163,46 @@ def test_of_four_bits_an_eighth_of_a_fragment_is_copied_to_the_host(mode: MadeTo
         copied.append(mode.made.copied["to host"])
     assert mode.made.faults == []
     assert copied[1] == pytest.approx(copied[0] / 8, rel=0.1)
+
+
+def test_a_users_own_loop_waits_for_the_step_before_alone_and_what_it_evaluates_is_given_back(mode: MadeTorch) -> None:
+    specimen = Specimen(Looped, SHAPES, batch, None, task_of().evaluator)
+    learner = specimen.learner(steps=0)
+    mode.adopt([each for state in learner.optimizer.state.values() for each in state.values()])
+    mode.let_take(TABLE.step, lambda number: specimen.train(learner, 1, number) and None)
+    before, counted = len(mode.made.waits), dict(_counts(learner))
+    losses = [learner.step(batch(At(0, 0, number)), 0.0)["loss"] for number in range(6)]
+    waits = mode.made.waits[before:]
+    assert len(waits) == 5  # The step before the first one is done: its loss was read.
+    assert not [each for each in waits if each.is_for_newest or each.is_copy]
+    assert [name for name, count in _counts(learner).items() if count > counted.get(name, 0)] == ["step"]
+    assert losses[0].is_ready()
+    assert not losses[-1].is_ready()
+    assert np.isfinite(float(np.asarray(losses[-1])))
+    held = specimen.values(learner)
+    model = learner.learner._model
+    judge = LoopEvaluation(model, lambda module: next(module.parameters()).detach().sum(), settle=int, is_beside=True)
+    given = {path: np.full(tuple(leaf.shape), 2.0, np.float32) for path, leaf in model.merged.items()}
+    assert judge.metrics(given)["loss"] == 2.0 * next(learner.module.parameters()).numel()
+    assert _counts(learner)["evaluation"] == 1
+    assert_equal(specimen.values(learner), held)
+    assert mode.made.faults == []
+
+
+def _counts(learner: Any) -> dict[str, int]:
+    return {what: count for what, count, _ in learner.host_waits.rows()}
+
+
+def test_work_that_is_carried_over_an_adoption_stays_on_the_device_and_is_what_the_host_computes() -> None:
+    found = []
+    for is_there in (True, False):
+        with made_torch() if is_there else nullcontext():
+            learner = specimen_of(task_of()).learner(steps=1)
+            since = learner.extract(0)
+            learner.step(batch(At(0, 0, 1)), 0.0)
+            now, new = np.array(learner.extract(0)), np.arange(1000, dtype=np.float32)[: np.asarray(since).size]
+            if not learner.carry(0, new, since):
+                assert not is_there
+                learner.replace(0, new + (now - since))
+            found.append(np.array(learner.extract(0)))
+    assert_equal([found[0]], [found[1]])
