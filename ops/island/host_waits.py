@@ -49,7 +49,7 @@ class HostWaits:
 
 
 @runtime_checkable
-class Waiting(Protocol):
+class CountsWaits(Protocol):
     """A learner that counts what its host waits for."""
 
     @property

@@ -27,7 +27,7 @@ CHUNK_BLOCKS: Final = 1 << 16
 """Blocks that are coded at a time: 64 MiB of values, and some times as much of what is made of them."""
 
 
-class _Place(NamedTuple):
+class _UnitBlocks(NamedTuple):
     """Where the values of a unit are: its blocks, and the length of the last, shorter one, 0 if there is none."""
 
     begin: int
@@ -41,12 +41,12 @@ class _Place(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _places(offsets: tuple[int, ...]) -> tuple[_Place, ...]:
+def _places(offsets: tuple[int, ...]) -> tuple[_UnitBlocks, ...]:
     """The places of the units of a fragment, of which unit u has the values [offsets[u], offsets[u + 1])."""
-    places, begin = list[_Place](), 0
+    places, begin = list[_UnitBlocks](), 0
     for first, last in pairwise(offsets):
         end = begin - (first - last) // CODE_BLOCK
-        places.append(_Place(begin, end, (last - first) % CODE_BLOCK))
+        places.append(_UnitBlocks(begin, end, (last - first) % CODE_BLOCK))
         begin = end
     return tuple(places)
 
@@ -99,7 +99,7 @@ class LeavingCodes:
 
 
 def _gradient(
-    fragment: Fragment, places: Sequence[_Place], values: Sequence[torch.Tensor], anchor: torch.Tensor
+    fragment: Fragment, places: Sequence[_UnitBlocks], values: Sequence[torch.Tensor], anchor: torch.Tensor
 ) -> torch.Tensor:
     """The outer gradient, anchor - values, in blocks float32[blocks, CODE_BLOCK]."""
     blocks = torch.empty((places[-1].end, CODE_BLOCK), dtype=torch.float32, device=anchor.device)
@@ -116,7 +116,7 @@ def _gradient(
     return blocks
 
 
-def _sizes(places: Sequence[_Place]) -> NDArray[np.float32]:
+def _sizes(places: Sequence[_UnitBlocks]) -> NDArray[np.float32]:
     """The number of values of each block, float32[blocks]."""
     sizes = np.full(places[-1].end, CODE_BLOCK, np.float32)
     for place in places:

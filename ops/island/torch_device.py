@@ -26,7 +26,7 @@ import torch
 from isthmus.ops.island.host_waits import HostWaits, WaitedFor
 
 
-class Driver(Protocol):
+class QueueDriver(Protocol):
     """What is used of a device's framework: `torch.cuda`, for one device."""
 
     def queue(self) -> Any:
@@ -131,7 +131,7 @@ class Queued:
 
     is_apart = True
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: QueueDriver) -> None:
         self._driver = driver
         self._out, self._in = driver.queue(), driver.queue()
         self.waits = HostWaits(driver.now)
@@ -269,7 +269,7 @@ class CudaDriver:
         return time.perf_counter_ns()
 
 
-DRIVERS: Final[dict[str, Callable[[torch.device], Driver]]] = {"cuda": CudaDriver}
+DRIVERS: Final[dict[str, Callable[[torch.device], QueueDriver]]] = {"cuda": CudaDriver}
 """By the type of a device: those that have queues."""
 _REACHED: Final[dict[torch.device, TorchDevice]] = {}
 """Of a test that has made one, that one."""

@@ -39,7 +39,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
-from isthmus.ops.island.host_waits import Waiting
+from isthmus.ops.island.host_waits import CountsWaits
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
@@ -564,7 +564,7 @@ class InnerStep:
         means, more = self._metrics.means(), CompanionReport()
         for each in self.companions:
             more |= each.reported()
-        if isinstance(self._learner, Waiting) and (waits := self._learner.host_waits.rows()):
+        if isinstance(self._learner, CountsWaits) and (waits := self._learner.host_waits.rows()):
             more["host_waits"] = [list(row) for row in waits]
         report: StepReport = {
             **progress,

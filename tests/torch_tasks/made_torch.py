@@ -142,7 +142,7 @@ class MadeTorch(TorchDispatchMode):
             if among is self._memory:
                 self.made.given_back(memory)
 
-    # -- the driver (`torch_device.Driver`) ----------------------------------------------------------------------------
+    # -- the driver (`torch_device.QueueDriver`) -------------------------------------------------------------------
 
     def queue(self) -> Lane:
         return self.made.lane("copies")

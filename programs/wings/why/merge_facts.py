@@ -141,7 +141,7 @@ class AbsentHost:
 
 
 @dataclass(frozen=True, slots=True)
-class HostWait:
+class DeviceWait:
     """What the host of a learner has waited for on its device: how often, and for how long in all, in that life until
     its newest report."""
 
@@ -165,7 +165,7 @@ class Why:
     recoveries: Sequence[MergeFacts]
     away: Sequence[AbsentHost]
     problems: Sequence[str]
-    host_waits: Sequence[HostWait] = ()
+    host_waits: Sequence[DeviceWait] = ()
 
 
 _ANSWER: Final = {"round", "begin", "end"}

@@ -23,8 +23,8 @@ from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.why.merge_facts import (
     NOT_RECORDED,
     AbsentHost,
+    DeviceWait,
     Fate,
-    HostWait,
     MergeFacts,
     RoundAnswer,
     TapedRound,
@@ -250,11 +250,11 @@ def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[AbsentHost]:
     ]
 
 
-def _host_waits(folder: Path) -> list[HostWait]:
+def _host_waits(folder: Path) -> list[DeviceWait]:
     """What hosts have waited for on their devices."""
     newest = {line.learner: line for line in read(folder / METRICS, ReportLine)}
     return [
-        HostWait(learner, line.incarnation, what, count, seconds)
+        DeviceWait(learner, line.incarnation, what, count, seconds)
         for learner, line in sorted(newest.items())
         for what, count, seconds in line.host_waits
     ]
@@ -362,7 +362,7 @@ _WAITED_FOR: Final[Mapping[str, str]] = {
 }
 
 
-def waits_table(waits: Sequence[HostWait]) -> dict[str, list[str]]:
+def waits_table(waits: Sequence[DeviceWait]) -> dict[str, list[str]]:
     """Column -> its cells, a row for each thing that a host has waited for on its device; empty if none has."""
     if not waits:
         return {}
