@@ -17,6 +17,18 @@ from tests.ops.island.made_jax import DeepTask, MadeJax
 STEPS = 12
 
 
+class Pending:
+    """An array that is not computed yet."""
+
+    is_awaited = False
+
+    def is_ready(self) -> bool:
+        return False
+
+    def block_until_ready(self) -> None:
+        self.is_awaited = True
+
+
 def steps_of(device: Any, push: str, monkeypatch: pytest.MonkeyPatch, made: MadeDevice) -> tuple[MadeSteps, Steps]:
     task = DeepTask()
     parts = task.fragments()
@@ -61,8 +73,13 @@ def test_a_cpu_is_waited_for_by_nobody_and_what_leaves_another_device_is_an_arra
     device = Dispatching()
     array = device.run(jax.numpy.arange, 3.0)
     leaving = device.leave(array, "answer")
-    device.wait(array, "step")
+    array.block_until_ready()
     assert leaving.is_ready()
+    device.wait(array, "step")
+    assert device.waits.rows() == []  # What is there is not waited for.
+    pending = Pending()
+    device.wait(pending, "step")
+    assert pending.is_awaited
     for _ in range(2):
         assert np.asarray(leaving, np.float64).tolist() == [0.0, 1.0, 2.0]
     assert on_device(leaving) is on_device(array) is array
