@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypeAlias, final, get_args, runtime_checkable
 
-WaitedFor: TypeAlias = Literal["step", "answer", "scalars", "leaves", "evaluation"]
+WaitedFor: TypeAlias = Literal["step", "answer", "scalars", "leaves", "arrivals", "evaluation"]
 """`step`: the step before the newest one, so that no more than one is queued behind the one that is computed; `answer`:
 a fragment or its codes, in the thread that sends them; `scalars`: the loss of a step, and others; `leaves`: of a state,
-for a copy of it, for another learner, or to look whether they have changed; `evaluation`: figures of a model."""
+for a copy of it, for another learner, or to look whether they have changed; `arrivals`: what arrives there, where it
+would else take more memory than fragments do; `evaluation`: figures of a model."""
 WAITED_FOR: tuple[WaitedFor, ...] = get_args(WaitedFor)
 
 

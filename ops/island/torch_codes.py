@@ -73,8 +73,8 @@ class LeavingCodes:
         self._short: Any = None
         entry = FORMATS[push]
         if rests:
-            picked = torch.tensor(rests)
-            self._short = device.leave(codes[device.arrive(picked)], "answer")
+            picked = device.arrive(torch.from_numpy(np.array(rests)))
+            self._short = device.leave(codes[picked], "answer")
         self._codes = device.leave(_packed(codes, entry) if entry.values > 1 else codes, "answer")
         self._scales, self._squares = device.leave(scales, "answer"), device.leave(squares, "answer")
 

@@ -7,7 +7,8 @@ that is computed. A host waits for marks (events), never inside of a copy, and e
 Memory. The caching allocator of a device gives memory back to the queue that it was allocated on, which does not know
 of other queues: so whatever another queue uses is kept until that queue has passed it (`record_stream`). Pinned memory
 is cached, too, and its allocator itself waits for the copies that were queued from and to it. What leaves is there
-twice on the device until it is copied, and what arrives until it is adopted: a fragment each.
+twice on the device until it is copied, and what arrives until it is adopted: a fragment each. Of whole models no more
+than ARRIVING_BYTES_MAX, or two fragments, is on its way at a time: then a host waits.
 
 On a CPU nothing is queued: everything here is then what it would be without it.
 """
@@ -15,6 +16,7 @@ On a CPU nothing is queued: everything here is then what it would be without it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, final
@@ -24,6 +26,9 @@ import numpy as np
 import torch
 
 from isthmus.ops.island.host_waits import HostWaits, WaitedFor
+
+ARRIVING_BYTES_MAX: Final = 256 << 20
+"""Bytes that a device holds of what has arrived and is not adopted, unless two fragments are more."""
 
 
 class QueueDriver(Protocol):
@@ -83,6 +88,9 @@ class TorchDevice(Protocol):
     def arrive(self, values: torch.Tensor) -> torch.Tensor:
         """Values of the host, for what computes from now on; they may be written once this returns."""
 
+    def expect(self, size_bytes: int) -> None:
+        """Let so much arrive without a wait."""
+
     def read(self, values: torch.Tensor, out: torch.Tensor) -> None:
         """Copy values, after all that computes them, into memory of the host; it waits."""
 
@@ -115,6 +123,9 @@ class Direct:
     def arrive(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self._device)
 
+    def expect(self, size_bytes: int) -> None:
+        return
+
     def read(self, values: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(values)
 
@@ -135,6 +146,10 @@ class Queued:
         self._driver = driver
         self._out, self._in = driver.queue(), driver.queue()
         self.waits = HostWaits(driver.now)
+        self._arriving_max = ARRIVING_BYTES_MAX
+        self._arriving = deque[tuple[Any, int]]()
+        """Bytes that have arrived, and a mark behind what adopts them: of the last ones it is not queued yet."""
+        self._arriving_bytes = self._newest_bytes = 0
 
     def room(self, size: int) -> torch.Tensor:
         return self._driver.room(size, torch.float32)
@@ -154,6 +169,7 @@ class Queued:
 
     def arrive(self, values: torch.Tensor) -> torch.Tensor:
         driver, computing = self._driver, self._driver.computing()
+        self._make_room(values.numel() * values.element_size())
         staged = driver.pinned(values.shape, values.dtype)
         staged.copy_(values)
         with driver.on(
@@ -164,6 +180,24 @@ class Queued:
         driver.order(computing, driver.mark(self._in))
         driver.keep(arrived, computing)
         return arrived
+
+    def expect(self, size_bytes: int) -> None:
+        self._arriving_max = max(size_bytes, self._arriving_max)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Have so many bytes arrive; wait until others are adopted, if they are too many."""
+        if self._newest_bytes:
+            self._arriving.append((self.mark(), self._newest_bytes))
+        self._newest_bytes = size_bytes
+        self._arriving_bytes += size_bytes
+        while self._arriving:
+            mark, passed = self._arriving[0]
+            if self._arriving_bytes > self._arriving_max:
+                self.wait(mark, "arrivals")
+            elif not self.is_reached(mark):
+                return
+            self._arriving.popleft()
+            self._arriving_bytes -= passed
 
     def read(self, values: torch.Tensor, out: torch.Tensor) -> None:
         driver = self._driver
@@ -263,7 +297,7 @@ class CudaDriver:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def pinned(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def now(self) -> int:
         return time.perf_counter_ns()

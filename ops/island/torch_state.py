@@ -41,6 +41,7 @@ class TorchState(ABC):
         self._model, self._moments = model, moments
         self._device = reach(model.device)
         self._fragments, self._alpha = tuple(fragments), alpha
+        self._device.expect(2 * 4 * max((each.size for each in self._fragments), default=0))
         self._first_local = {path: tensor.detach().clone() for path, tensor in model.local.items()}
         self._words = [life.seed & _WORD, life.seed >> 32, life.slot, life.incarnation]
         self._step_number = 0

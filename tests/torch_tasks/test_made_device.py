@@ -13,6 +13,7 @@ from torch import nn
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.island import torch_device
 from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen, assert_equal
 from isthmus.ops.island.torch_loop import LoopEvaluation
 from tests.made_device import MadeDevice, Steps, Table, Wait, measured
@@ -91,6 +92,22 @@ def test_memory_that_another_queue_may_use_when_it_is_given_back_is_a_fault_unle
             mode.keep(source, other)
         del source
         assert len(mode.made.faults) == (not is_kept)
+
+
+def test_of_what_arrives_no_more_is_on_its_way_than_was_expected(mode: MadeTorch) -> None:
+    device: Any = torch_device.reach(torch.device("cpu"))
+    leaf, values = mode.room((1000,), torch.float32), torch.ones(1000)
+    two_steps(mode)
+    for _ in range(2):
+        leaf.copy_(device.arrive(values))
+    device._arriving_max = 0
+    assert device.waits.rows() == []
+    device.expect(9000)
+    for _ in range(2):
+        leaf.copy_(device.arrive(values))
+    assert [(what, count) for what, count, _ in device.waits.rows()] == [("arrivals", 1)]
+    assert mode.made.host.now == pytest.approx(2 * TABLE.step, rel=1e-3)
+    assert mode.made.faults == []
 
 
 # -- learners ----------------------------------------------------------------------------------------------------------

@@ -358,6 +358,7 @@ _WAITED_FOR: Final[Mapping[str, str]] = {
     "answer": "an answer's copy",
     "scalars": "a step's scalars",
     "leaves": "leaves, to copy them",
+    "arrivals": "arrivals, to be adopted",
     "evaluation": "an evaluation",
 }
 
