@@ -144,13 +144,20 @@ class TorchState(ABC):
         """Replace all merged leaves by those of a tree as `tree` gives it."""
         self._model.write(parameters)
 
-    def copy(self) -> dict[str, torch.Tensor]:
-        """A copy of all merged leaves after the steps so far, by path."""
-        return {path: leaf.detach().clone() for path, leaf in self._model.merged.items()}
+    def copy(self) -> dict[str, Any]:
+        """A copy of all merged leaves after the steps so far, by path; from a device that is apart on its way."""
+        return {path: self._copied(leaf) for path, leaf in self._model.merged.items()}
 
-    def tree(self, leaves: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    def _copied(self, leaf: torch.Tensor) -> Any:
+        copied = leaf.detach().clone()
+        is_whole = self._device.is_apart and self._model.access.whole(leaf) is not None
+        return self._device.leave(copied, "leaves") if is_whole else copied
+
+    def tree(self, leaves: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """A copy in NumPy arrays of its own, by path."""
-        return {path: self._model.array(leaf) for path, leaf in leaves.items()}
+        return {
+            path: self._model.array(leaf) if torch.is_tensor(leaf) else np.array(leaf) for path, leaf in leaves.items()
+        }
 
     # -- local leaves --------------------------------------------------------------------------------------------------
 

@@ -182,6 +182,20 @@ def test_of_four_bits_an_eighth_of_a_fragment_is_copied_to_the_host(mode: MadeTo
     assert copied[1] == pytest.approx(copied[0] / 8, rel=0.1)
 
 
+def test_a_copy_of_all_leaves_waits_for_no_step_after_it(mode: MadeTorch) -> None:
+    specimen = specimen_of(task_of())
+    learner = specimen.learner(steps=1)
+    mode.let_take(TABLE.step, lambda number: specimen.train(learner, 1, number) and None)
+    expected = learner.tree(learner.copy())
+    copied = learner.copy()
+    learner.step(batch(At(0, 0, 3)), 0.0)
+    before = len(mode.made.waits)
+    found = learner.tree(copied)
+    assert_equal(list(found.values()), list(expected.values()))
+    assert not [each for each in mode.made.waits[before:] if each.is_for_newest or each.is_copy]
+    assert mode.made.faults == []
+
+
 def test_a_users_own_loop_waits_for_the_step_before_alone_and_what_it_evaluates_is_given_back(mode: MadeTorch) -> None:
     specimen = Specimen(Looped, SHAPES, batch, None, task_of().evaluator)
     learner = specimen.learner(steps=0)
