@@ -597,8 +597,15 @@ class LoopLeaves(TypedDict):
     last: NotRequired[LastLeaves]
 
 
-class CompanionReport(LearnerEvaluation, LoopLeaves):
-    """Of a learner: what its companions add to a report."""
+class DeviceWaits(TypedDict):
+    """Of a learner on a device that is no CPU: what its host has waited for there in this life, how often, and how long
+    (`island.host_waits`)."""
+
+    host_waits: NotRequired[list[Annotated[list[Any], tuple[str, Count, Count]]]]
+
+
+class CompanionReport(LearnerEvaluation, LoopLeaves, DeviceWaits):
+    """Of a learner: what its companions, and its device, add to a report."""
 
 
 class StepReport(Progress, CompanionReport):

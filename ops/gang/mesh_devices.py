@@ -102,12 +102,10 @@ class FetchedCodes(NamedTuple):
 
 
 class DeviceCodes:
-    """The codes of one fragment's outer gradient, on their way to the host."""
+    """The codes of one fragment's outer gradient, `arrays` on their way to the host, as `coded` makes them."""
 
-    def __init__(self, fragment: Fragment, push: str, arrays: Sequence[jax.Array]) -> None:
+    def __init__(self, fragment: Fragment, push: str, arrays: Sequence[Any]) -> None:
         self._fragment, self._push, self._arrays = fragment, push, arrays
-        for each in arrays:
-            each.copy_to_host_async()
 
     def fetch(self) -> FetchedCodes:
         """Wait for them."""

@@ -146,6 +146,9 @@ class Led(Protocol):
     @property
     def device_kind(self) -> str: ...
 
+    @property
+    def host_waits(self) -> Any: ...
+
     def compile(self, batch: Any) -> None: ...
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]: ...
@@ -237,6 +240,11 @@ class Leader(RemoteLearner):
     @property
     def device_kind(self) -> str:
         return self._learner.device_kind
+
+    @property
+    def host_waits(self) -> Any:
+        """What the host of this process waits for on its devices (`island.host_waits`)."""
+        return self._learner.host_waits
 
     def compile(self, batch: Any) -> None:
         """Compile everything, and wait until the others have: a collective operation waits for them only briefly."""

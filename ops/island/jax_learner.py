@@ -24,6 +24,8 @@ from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, un
 from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.heap import give_back, keep_no_large_blocks
+from isthmus.ops.island.host_waits import HostWaits
+from isthmus.ops.island.jax_device import on_device, reach
 from isthmus.ops.island.life import CORES, LeafPart, LearnerLife
 
 _COMPILING = threading.Lock()
@@ -83,6 +85,7 @@ class Learner:
         self._carries = carries
         compute_in_the_calling_thread()
         self._devices = devices_of(island)
+        self._device = reach(self._devices)
         with _COMPILING:
             self._functions = functions_of(task, tuple(fragments), alpha, unless_usual(self._devices))
         layout = self._functions.layout
@@ -97,10 +100,13 @@ class Learner:
         frozen = self._functions.frozen_leaves(life.seed)
         self._digests = digests_of(frozen)
         self._begin_anew(None, self._functions.put_frozen(frozen))
-        self._shares_cores = self._devices[0].platform == "cpu"
         self.codes: tuple[str, ...] = tuple(pushes) if self._codes_here() else ()
         CORES.join()
-        self._under_way: Mapping[str, jax.Array] | None = None
+        self._under_way: Any = None
+        size_bytes = 4 * sum(fragment.size for fragment in fragments)
+        self._keeps_anchors = bool(self.codes) and layout is None and self._device.has_room(size_bytes)
+        self._anchors = dict[int, tuple[Vector, Any]]()
+        """By fragment what was adopted last, on the host and, float32[n], on the device."""
 
     def begin(self) -> None:
         """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
@@ -123,17 +129,19 @@ class Learner:
         with _COMPILING:
             self._functions.compile(batch, is_step_alone=True)
 
-    def step(self, batch: Any, progress: float) -> Mapping[str, jax.Array]:
+    def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         """Perform one inner step; the result is its scalars.
 
         On the CPU the step takes a turn on the cores until it is computed. Otherwise it is dispatched, and the step
         before it is awaited, so that at most one is in progress.
         """
-        if not self._shares_cores:
-            before, self._under_way = self._under_way, self.dispatch(batch, progress)
+        if self._device.is_apart:
+            metrics = self.dispatch(batch, progress)
+            before, self._under_way = self._under_way, metrics["loss"]
+            leaving = {name: self._device.leave(value, "scalars") for name, value in metrics.items()}
             if before is not None:
-                before["loss"].block_until_ready()
-            return self._under_way
+                self._device.wait(before, "step")
+            return leaving
         if not CORES.is_needed:
             return self._computed(batch, progress)
         with CORES:
@@ -143,7 +151,8 @@ class Learner:
         """Dispatch one inner step; the result is its scalars."""
         state, number = (self._leaves, self._local), np.uint32(self._step_number)
         batch = self._functions.put_batch(batch)
-        stepped, metrics = self._functions.step(state, batch, np.float32(progress), self._life, number)
+        arguments = state, batch, np.float32(progress), self._life, number
+        stepped, metrics = self._device.run(self._functions.step, *arguments)
         self._leaves, self._local = stepped
         self._step_number += 1
         return metrics  # type: ignore[no-any-return]
@@ -159,10 +168,8 @@ class Learner:
     def extract(self, fragment: int) -> Any:
         """The values of a fragment after the steps dispatched so far, on their way to the host: float32[n] to NumPy."""
         functions, touched = self._functions.fragments[fragment], self._functions.touched[fragment]
-        values = functions.payload(functions.extract([self._leaves[i] for i in touched]))
-        if not self._shares_cores:
-            values.copy_to_host_async()
-        return values
+        extracted = self._device.run(functions.extract, [self._leaves[i] for i in touched])
+        return self._device.leave(functions.payload(extracted), "answer")
 
     def code(self, fragment: int, anchor: Vector, push: str) -> DeviceCodes:
         """The outer gradient of a fragment after the steps dispatched so far, in one of `codes`, on its way to us.
@@ -171,8 +178,14 @@ class Learner:
         """
         functions, touched = self._functions.fragments[fragment], self._functions.touched[fragment]
         leaves = [self._leaves[i] for i in touched]
-        codes = functions.code[push](leaves, functions.put(anchor), levels_of(functions.fragment, push))
-        return DeviceCodes(functions.fragment, push, codes)
+        levels = levels_of(functions.fragment, push)
+        codes = self._device.run(functions.code[push], leaves, self._anchor_of(fragment, anchor), levels)
+        return DeviceCodes(functions.fragment, push, [self._device.leave(each, "answer") for each in codes])
+
+    def _anchor_of(self, fragment: int, anchor: Vector) -> Any:
+        """An anchor as functions take it; it need not arrive again, where it is there since it was adopted."""
+        here, there = self._anchors.get(fragment, (None, None))
+        return there if here is anchor else self._functions.fragments[fragment].put(anchor)
 
     def _codes_here(self) -> bool:
         """Whether outer gradients are coded on the devices.
@@ -180,7 +193,7 @@ class Learner:
         Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
         """
         layout = self._functions.layout
-        return not self._shares_cores and (layout is None or layout.processes == 1)
+        return self._device.is_apart and (layout is None or layout.processes == 1)
 
     def adopt(self, fragment: int, values: Vector | None) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n].
@@ -201,12 +214,17 @@ class Learner:
         functions = self._functions.fragments[fragment]
         if functions.carry is None:
             return False
-        self._put(fragment, functions.carry(self._touched(fragment), functions.put(values), since))
+        arguments = self._touched(fragment), functions.put(values), on_device(since)
+        self._put(fragment, self._device.run(functions.carry, *arguments))
         return True
 
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
         units = self._functions.fragments[fragment].put(values)
-        self._put(fragment, adopt(self._touched(fragment), units))
+        if self._keeps_anchors and values is not None:
+            self._anchors.pop(fragment, None)  # Its memory is free before the new one takes its own.
+            units = self._device.arrive(values)
+            self._anchors[fragment] = values, units
+        self._put(fragment, self._device.run(adopt, self._touched(fragment), units))
 
     def _touched(self, fragment: int) -> list[Any]:
         """The leaves that a fragment touches."""
@@ -229,7 +247,7 @@ class Learner:
 
     def tree(self, leaves: Sequence[Any]) -> Any:
         """Merged leaves as the task's tree, or by name where that has local leaves; in NumPy arrays of their own."""
-        arrays, functions = [np.array(leaf) for leaf in leaves], self._functions
+        arrays, functions = [np.array(self._device.read(leaf)) for leaf in leaves], self._functions
         if functions.recipe.loss is None or functions.has_local_model:
             return dict(zip(functions.names, arrays, strict=True))
         return jax.tree.unflatten(functions.model_treedef, arrays)
@@ -255,9 +273,8 @@ class Learner:
         """
         layout = self._functions.layout
         for group in _some(leaves):
-            yield from map(
-                np.asarray, group if layout is None or layout.processes == 1 else self._functions.whole(group)
-            )
+            is_here = layout is None or layout.processes == 1
+            yield from map(self._device.read, group if is_here else self._functions.whole(group))
 
     def restore(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
         """Continue from a state in the form that `whole` returns, after `counts` steps and restarts."""
@@ -300,11 +317,11 @@ class Learner:
         layout = self._functions.layout
         if layout is not None and layout.processes > 1:
             return [np.array(leaf) for leaf in self._gathered(self._kept)]
-        return (np.array(self._local[k]) for k in self._functions.kept)
+        return (np.array(self._device.read(self._local[k])) for k in self._functions.kept)
 
     def local_parts(self, bytes_max: int) -> Iterator[LeafPart]:
         """What `local` returns, in parts where a leaf lies in this process's memory."""
-        if not self._shares_cores or self._functions.layout is not None:
+        if self._device.is_apart or self._functions.layout is not None:
             yield from (LeafPart(leaf, leaf) for leaf in self.local())
             return
         for k in self._functions.kept:
@@ -380,6 +397,11 @@ class Learner:
         life, layout = np.array(words, np.uint32), self._functions.layout
         self._life = jax.device_put(life) if layout is None else layout.put(life, layout.replicated)
         return True
+
+    @property
+    def host_waits(self) -> HostWaits:
+        """What this host waits for on its devices."""
+        return self._device.waits
 
     @property
     def device_kind(self) -> str:

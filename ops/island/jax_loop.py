@@ -24,6 +24,8 @@ from isthmus.ops.exchange.parameter_trees import Rules, first_match, named_leave
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.contract import scalars_of
 from isthmus.ops.island.functions import FragmentFunctions, folded, key_of, words_of
+from isthmus.ops.island.host_waits import HostWaits
+from isthmus.ops.island.jax_device import JaxDevice, LeavingArray, reach
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.recipe import counters, is_key
 
@@ -173,7 +175,14 @@ class StateLearner:
         self._step_number = self._restarts = 0
         self._may_step = False
         self._tokens, self._scalars = 0, dict[str, Any]()
+        self._device = reach(list(state.leaves[state.merged[0]].devices()))
+        self._under_way: Any = None
         self.progress = 0.0
+
+    @property
+    def host_waits(self) -> HostWaits:
+        """What this host waits for on its devices."""
+        return self._device.waits
 
     def _first_of(self, place: int) -> Any:
         """The first value of a local leaf, for the host to keep: of most moments it is one number."""
@@ -204,9 +213,8 @@ class StateLearner:
 
     def extract(self, fragment: int) -> Any:
         """The values of a fragment after the steps so far, on their way to the host: float32[n] to NumPy."""
-        values = self._functions[fragment].extract([self._state.leaves[i] for i in self._touched[fragment]])
-        values.copy_to_host_async()
-        return values
+        leaves = [self._state.leaves[i] for i in self._touched[fragment]]
+        return self._device.leave(self._device.run(self._functions[fragment].extract, leaves), "answer")
 
     def adopt(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n]."""
@@ -218,7 +226,7 @@ class StateLearner:
 
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector) -> None:
         touched, leaves = self._touched[fragment], self._state.leaves
-        written = adopt([leaves[i] for i in touched], self._functions[fragment].put(values))
+        written = self._device.run(adopt, [leaves[i] for i in touched], self._functions[fragment].put(values))
         for i, leaf in zip(touched, written, strict=True):
             leaves[i] = leaf
 
@@ -316,7 +324,7 @@ class StateLearner:
 
     def record(self, tokens: int, scalars: Mapping[str, Any]) -> None:
         """Take the tokens and the scalars, 'loss' among them, of the step that was made, whose result the state is."""
-        self._tokens, self._scalars = tokens, {name: read_later(value) for name, value in scalars.items()}
+        self._tokens, self._scalars = tokens, {name: read_later(value, self._device) for name, value in scalars.items()}
 
     def made_tokens(self) -> int:
         """The tokens of the step that was made; 0 where none was."""
@@ -325,6 +333,9 @@ class StateLearner:
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         """The scalars of the step that was made."""
         self._step_number += 1
+        before, self._under_way = self._under_way, self._scalars.get("loss")
+        if isinstance(before, LeavingArray):  # No more than one step is queued.
+            self._device.wait(before.array, "step")
         return self._scalars
 
 
@@ -341,13 +352,12 @@ def _form_at_rest(leaf: Any) -> tuple[Any, Any]:
     return data.shape, data.dtype
 
 
-def read_later(value: Any) -> Any:
+def read_later(value: Any, device: JaxDevice | None = None) -> Any:
     """A scalar as a number; one of jax, which may still be computed, is not waited for."""
     if not isinstance(value, jax.Array):
         return float(value)
     scalar = value.reshape(()) if value.ndim else value
-    scalar.copy_to_host_async()
-    return scalar
+    return (reach(list(scalar.devices())) if device is None else device).leave(scalar, "scalars")
 
 
 @final

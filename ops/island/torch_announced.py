@@ -24,7 +24,8 @@ from isthmus.ops.exchange.frozen_leaves import Digests, digest_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL
 from isthmus.ops.exchange.parameter_trees import first_match
 from isthmus.ops.island.announced import FrozenLeaves, Unannounced, changed_values, leaves_in_words
-from isthmus.ops.island.torch_model import Model, OptimizerState, array_in, array_of, is_named, own_part
+from isthmus.ops.island.torch_device import array_in
+from isthmus.ops.island.torch_model import Model, OptimizerState, array_of, is_named, own_part
 
 RULES_SHOWN_MAX: Final = 4
 """Rules of `merge` that a message writes out."""

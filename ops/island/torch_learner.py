@@ -22,6 +22,7 @@ from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.evaluation_time import whole
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
 from isthmus.ops.island.scores import Parts, batches_by_set, parts_by_set
+from isthmus.ops.island.torch_device import StepBound
 from isthmus.ops.island.torch_model import (
     GroupRates,
     Model,
@@ -33,7 +34,7 @@ from isthmus.ops.island.torch_model import (
     on_device,
     with_scalars,
 )
-from isthmus.ops.island.torch_state import PendingScalar, TorchState
+from isthmus.ops.island.torch_state import TorchState
 
 
 @final
@@ -47,7 +48,7 @@ class TorchLearner(TorchState):
         model = Model.built(task, life.seed, device_of(life.slot))
         super().__init__(model, OptimizerState(task.optimizer(model.module), model), fragments, life=life, alpha=alpha)
         model.module.train()
-        self._under_way: Any = None
+        self._bound = StepBound(self._device)
         with torch.no_grad():
             for leaf in model.merged.values():
                 leaf.zero_()
@@ -78,13 +79,12 @@ class TorchLearner(TorchState):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # Gradients take no memory while fragments are exchanged.
         self._step_number += 1
-        reported = {name: scalar.detach() if torch.is_tensor(scalar) else scalar for name, scalar in scalars.items()}
-        if self._model.device.type == "cpu":
-            return {name: float(scalar) for name, scalar in reported.items()}
-        before, self._under_way = self._under_way, reported["loss"]
-        if before is not None:
-            before.item()  # At most one step is under way.
-        return {name: PendingScalar(scalar) for name, scalar in reported.items()}
+        reported = {name: self._scalar(value) for name, value in scalars.items()}
+        self._bound.queued()
+        return reported
+
+    def _scalar(self, value: Any) -> Any:
+        return self._device.scalar(value.detach()) if torch.is_tensor(value) else float(value)
 
     def _seed_of(self, number: int) -> int:
         """The seed of torch's generators for a step of this life."""

@@ -19,8 +19,9 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.contract import scalars_of
 from isthmus.ops.island.life import LearnerLife, Tensors
+from isthmus.ops.island.torch_device import StepBound, reach
 from isthmus.ops.island.torch_model import Model, OptimizerState, form_of, own_part
-from isthmus.ops.island.torch_state import PendingScalar, TorchState
+from isthmus.ops.island.torch_state import TorchState
 
 
 @final
@@ -37,6 +38,7 @@ class LoopLearner(TorchState):
         self._may_step = False
         self._tokens, self._scalars = 0, dict[str, Any]()
         self._kept: Sequence[Any] = ()
+        self._bound = StepBound(self._device)
         self._found: KeptStates | None = None
         self.progress = 0.0
 
@@ -101,6 +103,7 @@ class LoopLearner(TorchState):
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         """The scalars of the step that was made."""
         self._step_number += 1
+        self._bound.queued()
         return self._scalars
 
 
@@ -124,7 +127,9 @@ class LoopEvaluation:
         with self._kept() if self._is_beside else nullcontext():
             self._model.write(tensors)
             try:
-                return scalars_of(self._evaluate(self._model.module), "evaluate(model)")
+                found, device = self._evaluate(self._model.module), reach(self._model.device)
+                with device.waits.during("evaluation") if device.is_apart else nullcontext():
+                    return scalars_of(found, "evaluate(model)")
             finally:
                 self._settle()
 
@@ -192,5 +197,4 @@ def read_later(value: Any) -> Any:
     """A scalar as a number; one that a GPU may still compute is not waited for."""
     if not isinstance(value, torch.Tensor):
         return value if hasattr(value, "__array__") else float(value)
-    detached = value.detach()
-    return float(detached) if detached.device.type == "cpu" else PendingScalar(detached)
+    return reach(value.device).scalar(value.detach())

@@ -27,6 +27,7 @@ import torch
 from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL, MEAN, is_merged
 from isthmus.ops.exchange.parameter_trees import EVERYTHING, Rules, first_match, matches
+from isthmus.ops.island.torch_device import array_in, reach
 
 _COMPILED: Final = "_orig_mod"
 """The name under which a compiled module has the module that it was made of."""
@@ -88,6 +89,10 @@ class LeafAccess(Protocol):
     def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
         """Replace a leaf, or some rows, by alpha times itself and 1 - alpha times `values`, where it lies."""
 
+    def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor | None:
+        """The values of a leaf, or those of some rows, where they lie; None where they are not all in this process, or
+        are another one's to read."""
+
     def share(self, array: Any) -> Any:
         """A NumPy array with values that every process needs."""
 
@@ -103,10 +108,13 @@ class SoleAccess:
     """Access to leaves of which this process has all."""
 
     def fetch(self, leaf: torch.Tensor, out: torch.Tensor, rows: slice | None = None) -> None:
-        out.copy_(leaf.detach() if rows is None else leaf.detach()[rows])
+        reach(leaf.device).read(self.whole(leaf, rows), out)
 
     def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
-        mix(leaf.detach() if rows is None else leaf.detach()[rows], values, alpha)
+        mix(self.whole(leaf, rows), reach(leaf.device).arrive(values), alpha)
+
+    def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
+        return leaf.detach() if rows is None else leaf.detach()[rows]
 
     def share(self, array: Any) -> Any:
         return array
@@ -122,8 +130,7 @@ SOLE: Final = SoleAccess()
 
 
 def mix(values: torch.Tensor, new: torch.Tensor, alpha: float) -> None:
-    """Replace values, where they lie, by alpha times themselves and 1 - alpha times new ones of any dtype."""
-    new = new.to(values.device)
+    """Replace values, where they lie, by alpha times themselves and 1 - alpha times new ones there, of any dtype."""
     values.copy_(alpha * values.to(new.dtype) + (1.0 - alpha) * new if alpha else new)
 
 
@@ -299,15 +306,8 @@ def own_part(leaf: torch.Tensor) -> Any:
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, in a NumPy array of its own."""
     copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    copied.copy_(tensor.detach())
+    reach(tensor.device).read(tensor.detach(), copied)
     return array_in(copied)
-
-
-def array_in(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A NumPy array in the memory of a tensor on the CPU."""
-    if tensor.dtype == torch.bfloat16:
-        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.asarray(tensor.numpy())
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
@@ -318,7 +318,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
         values = [on_device(value, device) for value in batch]
         return values if isinstance(batch, list) else tuple(values)
     if isinstance(batch, np.ndarray | np.generic):
-        return tensor_of(np.array(batch)).to(device)
+        return reach(device).arrive(tensor_of(np.array(batch)))
     return batch
 
 

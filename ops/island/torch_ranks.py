@@ -36,7 +36,9 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.gang.orders import RemoteLearner, call
 from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
+from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, Model, form_of, mix, tensor_of
 
 WAIT_MAX: Final = timedelta(days=7)
@@ -208,7 +210,7 @@ class Ranks:
         local = _local(leaf)
         if not isinstance(leaf, DTensor):
             if self.is_leader:
-                out.copy_(_rows(local, rows))
+                reach(local.device).read(_rows(local, rows), out)
             return
         boxes = self._boxes_of(leaf)
         for rank, box in enumerate(boxes):
@@ -216,13 +218,15 @@ class Ranks:
                 continue
             here, there = cut
             if rank == self._rank == 0:
-                out[there].copy_(local[here])
+                reach(local.device).read(local[here], out[there])
             elif self.is_leader:
                 part = torch.empty(out[there].shape, dtype=leaf.dtype)
                 self._receive(part, rank)
                 out[there].copy_(part)
             elif rank == self._rank:
-                self._send(local[here], 0)
+                sent = torch.empty(local[here].shape, dtype=local.dtype)
+                reach(local.device).read(local[here], sent)
+                self._send(sent, 0)
 
     def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
         """Replace a leaf, or some rows, by alpha times itself and 1 - alpha times the `values` of rank 0.
@@ -233,7 +237,7 @@ class Ranks:
         if not isinstance(leaf, DTensor):
             new = values.contiguous() if self.is_leader else torch.empty(values.shape, dtype=values.dtype)
             self._broadcast(new)
-            mix(_rows(local, rows), new, alpha)
+            mix(_rows(local, rows), reach(local.device).arrive(new), alpha)
             return
         for rank, box in enumerate(self._boxes_of(leaf)):
             if (cut := _cut(box, rows)) is None:
@@ -245,7 +249,11 @@ class Ranks:
                 new = values[there] if self.is_leader else torch.empty(values[there].shape, dtype=values.dtype)
                 if not self.is_leader:
                     self._receive(new, 0)
-                mix(local[here], new, alpha)
+                mix(local[here], reach(local.device).arrive(new), alpha)
+
+    def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor | None:
+        """The values of a leaf, or those of some rows, where they lie, in rank 0; None of a shard."""
+        return _rows(_local(leaf), rows) if self.is_leader and not isinstance(leaf, DTensor) else None
 
     def share(self, array: Any) -> Any:
         """Rank 0's array, in all; in the others `array` has its shape and dtype."""
@@ -284,7 +292,7 @@ class Ranks:
                 dist.broadcast(data, 0, group=self._group)
 
     def _send(self, part: torch.Tensor, rank: int) -> None:
-        data = _bytes(part.cpu().contiguous())
+        data = _bytes(part.contiguous())
         with self._reached():
             dist.send(data, rank, group=self._group)
 
@@ -312,13 +320,12 @@ class MeanScalar:
     """A number of each rank; the mean of all, once it is known, and before this rank's own."""
 
     def __init__(self, value: Any) -> None:
-        value = value.detach() if isinstance(value, torch.Tensor) else float(value)
-        self._value = float(value) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
+        self._value = reach(value.device).scalar(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         self.mean: float | None = None
 
     def own(self) -> float:
-        """This rank's; it waits for the device that computes it."""
-        return float(self._value)
+        """This rank's; it waits for the device that computes it, and for no step after it."""
+        return float(np.asarray(self._value))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.own() if self.mean is None else self.mean, dtype)
@@ -384,6 +391,9 @@ class RankLearner(Protocol):
 
     @property
     def device_kind(self) -> str: ...
+
+    @property
+    def host_waits(self) -> HostWaits: ...
 
     def compile(self, batch: Any) -> None: ...
 
@@ -458,6 +468,10 @@ class LeadLearner(RemoteLearner):
     @property
     def device_kind(self) -> str:
         return self._learner.device_kind
+
+    @property
+    def host_waits(self) -> HostWaits:
+        return self._learner.host_waits
 
     @property
     def progress(self) -> float:

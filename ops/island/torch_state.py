@@ -11,15 +11,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_codes import LeavingCodes
+from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, form_of, tensor_of
 
 _KEYS: Final = 5
@@ -34,7 +39,9 @@ class TorchState(ABC):
         self, model: Model, moments: OptimizerState, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float
     ) -> None:
         self._model, self._moments = model, moments
+        self._device = reach(model.device)
         self._fragments, self._alpha = tuple(fragments), alpha
+        self._device.expect(2 * 4 * max((each.size for each in self._fragments), default=0))
         self._first_local = {path: tensor.detach().clone() for path, tensor in model.local.items()}
         self._words = [life.seed & _WORD, life.seed >> 32, life.slot, life.incarnation]
         self._step_number = 0
@@ -45,19 +52,63 @@ class TorchState(ABC):
         device = self._model.device
         return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
+    @property
+    def host_waits(self) -> HostWaits:
+        """What this host waits for on the device."""
+        return self._device.waits
+
     def compile(self, batch: Any) -> None:
         """No-op: what `torch.compile` compiles it compiles in the first step."""
         return
 
     # -- fragments -----------------------------------------------------------------------------------------------------
 
-    def extract(self, fragment: int) -> Vector:
-        """The values of a fragment after the steps so far, float32[n], in memory of their own."""
+    def extract(self, fragment: int) -> Any:
+        """The values of a fragment after the steps so far, float32[n] to NumPy, in memory of their own: where the
+        device is apart they are captured there, and on their way."""
+        if (whole := self._whole(fragment)) is not None:
+            captured = self._device.room(self._fragments[fragment].size)
+            for (_, part), values in zip(self._parts(fragment, captured), whole, strict=True):
+                part.copy_(values)
+            return self._device.leave(captured, "answer")
         values = np.empty(self._fragments[fragment].size, np.float32)
         payload = torch.from_numpy(values)
         for unit, part in self._parts(fragment, payload):
             self._model.access.fetch(self._model.merged[unit.tensor], part, _rows(unit))
         return values
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The formats in which outer gradients are coded on the device: all, where it is apart and this process has all
+        of the module. On a CPU none is: its memory is the host's."""
+        return CODED if self._fragments and self._whole(0) is not None else ()
+
+    def code(self, fragment: int, anchor: Vector, push: str) -> LeavingCodes:
+        """The outer gradient of a fragment after the steps so far, from its anchor float32[n], in one of `codes`, on
+        its way to the host."""
+        whole = self._whole(fragment)
+        assert whole is not None
+        return LeavingCodes(
+            self._fragments[fragment], push, whole, self._device.arrive(tensor_of(anchor)), self._device
+        )
+
+    def carry(self, fragment: int, values: Vector, since: Any) -> bool:
+        """Replace a fragment by `values`, float32[n], plus itself minus `since`, on the device.
+
+        `since` is an `extract` or an anchor of it. False, and nothing is done, unless the device is apart. Units that
+        are means of values are replaced: a difference of two variances may be below zero.
+        """
+        whole = self._whole(fragment)
+        if whole is None:
+            return False
+        new, then = (self._device.arrive(tensor_of(np.asarray(each))) for each in (values, since))
+        units = zip(self._parts(fragment, new), self._parts(fragment, then), whole, strict=True)
+        for (unit, part), (_, before), held in units:
+            if RULES[unit.merge].steps:
+                # Of an anchor what the leaf's dtype took away was not trained.
+                part += held.to(part.dtype) - before.to(held.dtype).to(part.dtype)
+            held.copy_(part)
+        return True
 
     def adopt(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`."""
@@ -68,6 +119,14 @@ class TorchState(ABC):
         """Replace a fragment by `values`, regardless of its present values."""
         for unit, part in self._parts(fragment, tensor_of(values)):
             self._model.access.store(self._model.merged[unit.tensor], part, _rows(unit))
+
+    def _whole(self, fragment: int) -> list[torch.Tensor] | None:
+        """The units of a fragment, where they lie; None unless the device is apart, and this process has them all."""
+        if not self._device.is_apart:
+            return None
+        access, merged = self._model.access, self._model.merged
+        units = [access.whole(merged[unit.tensor], _rows(unit)) for unit in self._fragments[fragment].units]
+        return None if any(each is None for each in units) else [each for each in units if each is not None]
 
     def _parts(self, fragment: int, payload: torch.Tensor) -> Iterator[tuple[Unit, torch.Tensor]]:
         """The units of a fragment, with the parts of its payload, in their shape."""
@@ -85,13 +144,20 @@ class TorchState(ABC):
         """Replace all merged leaves by those of a tree as `tree` gives it."""
         self._model.write(parameters)
 
-    def copy(self) -> dict[str, torch.Tensor]:
-        """A copy of all merged leaves after the steps so far, by path."""
-        return {path: leaf.detach().clone() for path, leaf in self._model.merged.items()}
+    def copy(self) -> dict[str, Any]:
+        """A copy of all merged leaves after the steps so far, by path; from a device that is apart on its way."""
+        return {path: self._copied(leaf) for path, leaf in self._model.merged.items()}
 
-    def tree(self, leaves: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    def _copied(self, leaf: torch.Tensor) -> Any:
+        copied = leaf.detach().clone()
+        is_whole = self._device.is_apart and self._model.access.whole(leaf) is not None
+        return self._device.leave(copied, "leaves") if is_whole else copied
+
+    def tree(self, leaves: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """A copy in NumPy arrays of its own, by path."""
-        return {path: self._model.array(leaf) for path, leaf in leaves.items()}
+        return {
+            path: self._model.array(leaf) if torch.is_tensor(leaf) else np.array(leaf) for path, leaf in leaves.items()
+        }
 
     # -- local leaves --------------------------------------------------------------------------------------------------
 
@@ -180,22 +246,3 @@ def _forms(arrays: Sequence[Any]) -> list[ArrayForm]:
 
 def _rows(unit: Unit) -> slice | None:
     return slice(unit.start, unit.stop) if unit.is_split else None
-
-
-@final
-class PendingScalar:
-    """A number that a GPU may still compute; NumPy waits for it, and for nothing that was asked of the GPU after it."""
-
-    def __init__(self, value: Any) -> None:
-        self._copied = torch.empty((), dtype=value.dtype, pin_memory=True)
-        self._copied.copy_(value.reshape(()), non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(value.device))
-
-    def is_ready(self) -> bool:
-        """Whether NumPy would not wait."""
-        return bool(self._event.query())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        self._event.synchronize()
-        return np.array(self._copied.item(), dtype)

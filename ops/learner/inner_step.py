@@ -39,6 +39,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
+from isthmus.ops.island.host_waits import CountsWaits
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
@@ -563,6 +564,8 @@ class InnerStep:
         means, more = self._metrics.means(), CompanionReport()
         for each in self.companions:
             more |= each.reported()
+        if isinstance(self._learner, CountsWaits) and (waits := self._learner.host_waits.rows()):
+            more["host_waits"] = [list(row) for row in waits]
         report: StepReport = {
             **progress,
             **more,

@@ -190,6 +190,7 @@ class MetricLines:
             loss=sum(losses) / len(losses) if losses else None,
             began=None if is_told else began,
             metrics=metrics_of(self._means[slot].pop().items()),
+            host_waits=[(what, count, round(took / 1e9, 6)) for what, count, took in fields.get("host_waits", ())],
         )
         self._lines.write(now, line)
 

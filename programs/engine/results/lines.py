@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 LOSS: Final = "loss"
 Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
-_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "asked", "figures", "better", "figures_fault")
+_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "host_waits", "asked", "figures", "better", "figures_fault")
 """Fields that a line has only if they have something to say."""
 
 
 class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics"):
-    """A learner's report: one line of metrics.jsonl."""
+    """A learner's report: one line of metrics.jsonl.
+
+    `host_waits`: [what, how often, seconds] that its host has waited for on its device, in this life.
+    """
 
     time: float = 0.0
     learner: int = 0
@@ -40,6 +43,7 @@ class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics"):
     loss: float | None = None
     began: list[Any] | None = None
     metrics: dict[str, float | None] = {}
+    host_waits: list[tuple[str, int, float]] = []
     staleness: int | None = None
     bytes_sent: int | None = None
     bytes_received: int | None = None

@@ -141,11 +141,23 @@ class AbsentHost:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceWait:
+    """What the host of a learner has waited for on its device: how often, and for how long in all, in that life until
+    its newest report."""
+
+    learner: int
+    incarnation: int
+    what: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
     """The requested merge, and its context.
 
     `recoveries`: the rounds in which later lives of the shard took its version up again; `away`: absent hosts;
-    `problems`: unreadable files of the folder.
+    `problems`: unreadable files of the folder; `host_waits`: of the newest life of each learner on a device.
     """
 
     run: str
@@ -153,6 +165,7 @@ class Why:
     recoveries: Sequence[MergeFacts]
     away: Sequence[AbsentHost]
     problems: Sequence[str]
+    host_waits: Sequence[DeviceWait] = ()
 
 
 _ANSWER: Final = {"round", "begin", "end"}

@@ -36,6 +36,7 @@ def show_replay(folder: Path, *, as_json: bool) -> bool:
 
 _DISPENSABLE: Final = ("life", "bytes", "steps")
 """Columns that a narrow terminal omits, in this order."""
+_NUMBERS: Final = ("learner", "times", "in all", "each")
 
 
 def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
@@ -47,6 +48,10 @@ def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     console = Screen()
     for merge in (answer.merge, *answer.recoveries):
         _print(console, merge)
+    if waits := why_words.waits_table(answer.host_waits):
+        columns = [Column(name, cells, is_text=name not in _NUMBERS) for name, cells in waits.items()]
+        console.print(fitted(columns, console.width, _DISPENSABLE))
+        console.print()
     for away in answer.away:
         console.print(why_words.absence_of(away), markup=False)
     for note in why_words.notes(answer):

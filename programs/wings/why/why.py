@@ -15,14 +15,15 @@ from typing import Final
 from isthmus.programs.engine.results import changes, tapes
 from isthmus.programs.engine.results.absences import away, waiting_of
 from isthmus.programs.engine.results.changes import sentence, settings
-from isthmus.programs.engine.results.lines import MergeRecord, read
+from isthmus.programs.engine.results.lines import MergeRecord, ReportLine, read
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
-from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
+from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, seconds, since, size, whole
 from isthmus.programs.program_graph import REGION
 from isthmus.programs.wings.why.merge_facts import (
     NOT_RECORDED,
     AbsentHost,
+    DeviceWait,
     Fate,
     MergeFacts,
     RoundAnswer,
@@ -38,6 +39,7 @@ from isthmus.runtime.system.files import read_bytes, read_text
 from isthmus.runtime.tape.reading import Reading
 
 MERGES: Final = "merges.jsonl"
+METRICS: Final = "metrics.jsonl"
 _FRAGMENTS_MAX: Final = 16
 """Fragments that a message names before it only counts them."""
 
@@ -78,7 +80,8 @@ def why(folder: Path, wanted: MergeQuery) -> Why:
     run = _Run(folder, lines)
     merge = run.facts(first)
     recoveries = [run.facts(line) for line in later]
-    return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
+    away_then = _away(folder, [merge, *recoveries])
+    return Why(str(folder), merge, recoveries, away_then, run.problems, _host_waits(folder))
 
 
 def facts_of_many(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
@@ -247,6 +250,16 @@ def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[AbsentHost]:
     ]
 
 
+def _host_waits(folder: Path) -> list[DeviceWait]:
+    """What hosts have waited for on their devices."""
+    newest = {line.learner: line for line in read(folder / METRICS, ReportLine)}
+    return [
+        DeviceWait(learner, line.incarnation, what, count, seconds)
+        for learner, line in sorted(newest.items())
+        for what, count, seconds in line.host_waits
+    ]
+
+
 _KINDS: Final = {
     "initial": "the first version",
     "merge": "a merge",
@@ -338,6 +351,29 @@ def table(merge: MergeFacts) -> dict[str, list[str]]:
         "bytes": [_cell(answer.size_bytes, size) for answer in answers],
     }
     return {name: cells for name, cells in columns.items() if any(cells)}
+
+
+_WAITED_FOR: Final[Mapping[str, str]] = {
+    "step": "the step before",
+    "answer": "an answer's copy",
+    "scalars": "a step's scalars",
+    "leaves": "leaves, to copy them",
+    "arrivals": "arrivals, to be adopted",
+    "evaluation": "an evaluation",
+}
+
+
+def waits_table(waits: Sequence[DeviceWait]) -> dict[str, list[str]]:
+    """Column -> its cells, a row for each thing that a host has waited for on its device; empty if none has."""
+    if not waits:
+        return {}
+    return {
+        "learner": [str(each.learner) for each in waits],
+        "waited on its device for": [_WAITED_FOR.get(each.what, each.what) for each in waits],
+        "times": [whole(each.count) for each in waits],
+        "in all": [seconds(each.seconds) for each in waits],
+        "each": [seconds(each.seconds / each.count if each.count else None) for each in waits],
+    }
 
 
 def _cell(value: float | None, write: Callable[[float], str]) -> str:

@@ -25,6 +25,7 @@ from tests.programs.engine.recorder.recorder_story import evaluated, merging
 LINES: tuple[Line, ...] = (
     ReportLine(time=1.5, learner=2, tokens=64, began=["copy", 1, 8], metrics={"accuracy": None}),
     ReportLine(learner=1),
+    ReportLine(learner=1, host_waits=[("step", 8, 0.7)]),
     MergeRecord.made_of(merging(1, 2, 5_000_000, asked={"push": [], "update": "int4", "interval": 8, "overlap": 1})),  # type: ignore[arg-type]
     MergeRecord.made_of(merging(0, 1, 7_000_000)),  # type: ignore[arg-type]
     EvaluationLine.made_of(evaluated("initial", 0, float("nan"))),  # type: ignore[arg-type]
@@ -36,7 +37,7 @@ LINES: tuple[Line, ...] = (
 def test_what_is_written_is_what_is_read(line: Line) -> None:
     kind, written = type(line), fields_of(line)
     assert [*records(json.dumps(written, allow_nan=False).encode(), kind)] == [line]
-    optional = {"began", "metrics", "asked", "figures", "better", "figures_fault"}
+    optional = {"began", "metrics", "host_waits", "asked", "figures", "better", "figures_fault"}
     assert {*kind.__struct_fields__} - optional <= written.keys(), "what is not known is null"
     assert all(written[name] for name in optional & written.keys())
 

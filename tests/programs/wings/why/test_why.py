@@ -296,6 +296,25 @@ def test_a_folder_without_tapes_says_what_is_missing(tmp_path: Path) -> None:
     assert "The tape of syncer/0#1 is not here" in " ".join(result.stdout.split())
 
 
+def test_what_hosts_have_waited_for_on_their_devices_is_told_of_the_newest_life_of_each_learner(tmp_path: Path) -> None:
+    folder = made_up_run.build(tmp_path / "made-up", steps=60)
+    assert told(folder)["host_waits"] == []  # Of a CPU nothing is waited for.
+    newest = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    later = [("step", 100, 8.5), ("answer", 12, 0.03)]
+    with (folder / "metrics.jsonl").open("a") as stream:
+        for life, waits in ((1, [("step", 7, 1.0)]), (2, later)):
+            line = {**newest, "learner": 0, "incarnation": life, "host_waits": waits}
+            stream.write(json.dumps(line) + "\n")
+    assert told(folder)["host_waits"] == [
+        {"learner": 0, "incarnation": 2, "what": what, "count": count, "seconds": seconds}
+        for what, count, seconds in later
+    ]
+    shown = isthmus("why", str(folder)).stdout
+    (row,) = [line.split() for line in shown.splitlines() if line.strip().endswith("85.0 ms")]
+    assert (row[0], row[-5:]) == ("0", ["100", "8.50", "s", "85.0", "ms"])
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) -> None:
     page = write_report(hasty).read_text()
     (data,) = re.findall(r'<script type="application/json" id="merges-data">(.*?)</script>', page, re.S)
