@@ -149,9 +149,12 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     sys.argv = list(run_spec.settings.argv)
     island = None
     if leader(replica).role in run_spec.computing:
-        from isthmus.programs.engine.islands.claims import claim_island  # Others have none.
+        # Others have none.
+        from isthmus.programs.engine.islands.claims import claim_island
+        from isthmus.programs.engine.islands.compiling import compile_once
 
         island = claim_island(member, run_spec)
+        compile_once(folder, str(replica), member.incarnation)
     settle_on_core(replica, run_spec.here.learners)
     plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
