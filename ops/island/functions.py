@@ -322,6 +322,16 @@ class Functions:
             others.append(mesh_layout.StateLeaf(path, shape, is_stacked=is_stacked))
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
+    @property
+    def codes_here(self) -> bool:
+        """Whether learners code outer gradients on these devices.
+
+        Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
+        """
+        if self.layout is not None:
+            return self.layout.processes == 1 and self.layout.platform != "cpu"
+        return bool(jax.local_devices()[0].platform != "cpu")
+
     def trace(self, batch: Any) -> None:
         """Trace every function that the learners will call: the work that can be done before a device is there."""
         for call in self.calls(batch):

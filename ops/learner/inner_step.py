@@ -133,7 +133,8 @@ class InnerStep:
         from isthmus.ops.island.functions import functions_of
 
         functions = functions_of(self._task, self._fragments, self._exchange.alpha, devices)
-        return functions.calls(first_batch(self._task, seed, slot), carries=self._exchange.carries)
+        codes = coarser(self._exchange.push) if functions.codes_here else ()
+        return functions.calls(first_batch(self._task, seed, slot), codes, carries=self._exchange.carries)
 
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
