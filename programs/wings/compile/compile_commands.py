@@ -38,7 +38,7 @@ def compile_ahead(
         bool,
         typer.Option(
             "--here",
-            help="For a learner of this machine: what a run will read.",
+            help="For a learner of this machine: what a run by the same options reads.",
             rich_help_panel=options.WHERE,
         ),
     ] = False,

@@ -187,10 +187,11 @@ def test_what_is_compiled_here_is_read_by_a_run(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
     command = [sys.executable, "-c", "from isthmus.programs.command.main import main; main()"]
     asked = ["--data", str(tmp_path / "text.txt"), "--set", "task.layers=1", "--set", "task.width=16"]
+    asked += ["--learners", "2", "--tokens", "4000"]
     here = subprocess.run([*command, "compile", "--here", *asked, "--json"], capture_output=True, text=True, check=True)
     made = json.loads(here.stdout)["programs"]
     assert {each["function"]: each["way"] for each in made}["step"] == "compiled"
-    run = ["train", *asked, "--learners", "2", "--tokens", "4000", "--quiet", "--run-dir", str(tmp_path / "run")]
+    run = ["train", *asked, "--quiet", "--run-dir", str(tmp_path / "run")]
     subprocess.run([*command, *run], check=True, stdout=subprocess.DEVNULL)
     used = list(read_compiled(tmp_path / "run"))
     assert {each.process for each in used} == {"learner/0", "learner/1"}
