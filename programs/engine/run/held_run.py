@@ -72,7 +72,14 @@ class HeldRun:
         for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
             (folder / name).unlink(missing_ok=True)
         self._launch = Launcher(
-            loop, folder, run_spec.computing, run_spec.task_of, run_spec.script, run_spec.here.learners, ahead
+            loop,
+            folder,
+            run_spec.computing,
+            run_spec.task_of,
+            run_spec.script,
+            run_spec.here.learners,
+            run_spec.settings.rank_seconds,
+            ahead,
         )
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
-from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
+from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script, watching
 from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.ids import Member, Replica, leader
@@ -212,7 +212,8 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners`.
+    Where there is a `script`, they are processes of that instead, for so many `learners`; ranks of it that do nothing
+    for `rank_seconds` hang.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -228,11 +229,12 @@ class Launcher:
         task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
         learners: int = 1,
+        rank_seconds: float = 0.0,
         ahead: Ahead = NONE_AHEAD,
     ) -> None:
         self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
-        self._learners = learners
+        self._learners, self._rank_seconds = learners, rank_seconds
         self._computing = frozenset(computing)
         self.cpu_seconds = 0.0
         self._servers: dict[str, ForkLink[_Wanted]] = {}
@@ -382,7 +384,7 @@ class Launcher:
             if self._scripts is not None and (pid := self._scripts.begin(life, log)) is not None:
                 return pid
             devices = devices_of(replica, self._learners, has_evaluator=len(self._computing) > 1)
-            return spawn_script(script, life, log, devices)
+            return spawn_script(script, life, log, {**devices, **watching(script, self._rank_seconds)})
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),

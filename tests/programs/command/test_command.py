@@ -326,6 +326,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "devices_min": 0,
         "keep_to_go_on": True,
         "loop_idle_seconds": 1800.0,
+        "rank_seconds": 600.0,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

@@ -135,6 +135,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "shared_memory": True,
         "home_away_seconds": 600.0,
         "loop_idle_seconds": 1800.0,
+        "rank_seconds": 600.0,
         "devices_min": 0,
     }
     assert config["program"] == {"interval": 5, "blocks": False}
