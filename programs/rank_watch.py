@@ -4,8 +4,9 @@ Decides when: every rank has been idle by the rule of own loops (`system.idlenes
 collective operation, as its stack says at two looks; and rank 0 does not wait for something that comes from the run,
 such as the first model. While one rank works, the others wait for it with good reason, for as long as that lasts.
 
-A busy wait, as NCCL's, uses a core: only where another rank has been idle for the bound are stacks looked at, so the
-ranks of a healthy island are never asked for theirs. A rank's stack is what faulthandler prints into its log.
+A busy wait, as NCCL's, uses a core: only where another rank has been idle for the bound are stacks looked at, of those
+that are not, so the ranks of a healthy island are never asked for theirs. A rank's stack is what faulthandler prints
+into its log.
 """
 
 from __future__ import annotations
@@ -88,18 +89,22 @@ class RankWatch:
             return None
         if now < self._next:
             return None
-        self._next = Instant(now + self._bound // 2)
-        stacks = {rank: self._stack_of(pid) for rank, pid in self._pids.items()}
+        # Those that work are asked first: to print its stack is work for an idle rank, which is then idle no more.
+        stacks = {rank: self._stack_of(pid) for rank, pid in self._pids.items() if rank not in waiting}
         before, self._collective = self._collective, {}
         for rank, stack in stacks.items():
             if stack is not None and stack.is_in_collective:
                 self._collective[rank] = stack.place
                 if before.get(rank) == stack.place:
                     waiting.add(rank)
-        first = stacks[0]
-        if len(waiting) < len(self._pids) or first is None or first.is_in_run:
+        if stacks:
+            self._next = Instant(now + self._bound // 2)
+        if len(waiting) < len(self._pids):
             return None
-        return stacks
+        self._next = Instant(now + self._bound // 2)
+        stacks |= {rank: self._stack_of(pid) for rank, pid in self._pids.items() if rank not in stacks}
+        first = stacks[0]
+        return None if first is None or first.is_in_run else dict(sorted(stacks.items()))
 
 
 def stack_in(text: str) -> RankStack | None:

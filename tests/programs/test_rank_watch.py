@@ -68,6 +68,13 @@ def test_a_rank_that_waits_busily_in_a_collective_hangs_if_two_looks_see_it_ther
     assert not island.hangs(0.0, 40.0)
 
 
+def test_an_idle_rank_is_asked_only_once_all_are_idle() -> None:
+    island = Island(BARRIER, BUSY)  # What it prints would be work.
+    assert not island.hangs(20.0, 0.0)
+    assert island.asked == 1
+    assert island.hangs(20.0, 20.0)
+
+
 def test_the_ranks_of_a_healthy_island_are_not_asked_where_they_are() -> None:
     island = Island(BUSY, BARRIER)
     assert not island.hangs(0.0, 19.0)

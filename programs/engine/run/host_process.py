@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
+from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
@@ -38,13 +39,20 @@ PROXY: Final = "ISTHMUS_SOCKS_PROXY"
 """The variable of the environment that names a SOCKS5 proxy, ADDRESS:PORT, through which hosts dial each other."""
 
 
-def settle_on_core(replica: Replica, learners: int) -> None:
-    """Keep a learner on one core, where learners share the cores of this machine.
+def settle_on_core(replica: Replica, here: spec.Here) -> None:
+    """Keep a learner on one core, where learners share the cores of this machine; where they compute on accelerators,
+    keep syncer and recorder on cores that no learner uses.
 
     Each gets an equal share. The kernel may leave three on one core for a second while the fourth has another to
     itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0))
+    learners = here.learners
+    if environment.platform_of(here.kinds) != "cpu" and environment.find() is not None:
+        of_islands, of_others = environment.cores_apart(cores, here.islands or learners)
+        if leader(replica).role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
+            os.sched_setaffinity(0, of_islands if leader(replica).role == LEARNER else of_others)
+        return
     if leader(replica).role == LEARNER and learners > len(cores):
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
@@ -155,7 +163,7 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
 
         island = claim_island(member, run_spec)
         compile_once(folder, str(replica), member.incarnation)
-    settle_on_core(replica, run_spec.here.learners)
+    settle_on_core(replica, run_spec.here)
     plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 
