@@ -244,23 +244,6 @@ def compiling(processes: int, variables: Mapping[str, str]) -> dict[str, str]:
     return {_CORES: str(max(len(os.sched_getaffinity(0)) // processes, 1))} if is_ours else {}
 
 
-def cores_apart(cores: Iterable[int], islands: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The cores of islands on accelerators, and those of the other hosts of their machine: the last ones, as many as an
-    island has and two at least. All are everybody's where that would leave less than two to an island: a learner has a
-    thread that dispatches, and others that move data.
-    """
-    every = sorted(cores)
-    apart = max(len(every) // (islands + 1), CORES_APART_MIN)
-    if len(every) - apart < CORES_OF_ISLAND_MIN * islands:
-        return frozenset(every), frozenset(every)
-    return frozenset(every[:-apart]), frozenset(every[-apart:])
-
-
-CORES_APART_MIN: Final = 2
-"""Of syncer and recorder: one merges while the other writes."""
-CORES_OF_ISLAND_MIN: Final = 2
-
-
 def beside_accelerators(variables: Mapping[str, str]) -> dict[str, str | None]:
     """Changes of `variables` for a process that computes on the CPU of a machine whose learners have accelerators: it
     may have their cores; None for unset."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
-from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
@@ -47,14 +47,42 @@ def settle_on_core(replica: Replica, here: spec.Here) -> None:
     itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0))
-    learners = here.learners
-    if environment.platform_of(here.kinds) != "cpu" and environment.find() is not None:
-        of_islands, of_others = environment.cores_apart(cores, here.islands or learners)
-        if leader(replica).role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
-            os.sched_setaffinity(0, of_islands if leader(replica).role == LEARNER else of_others)
+    learners, role = here.learners, leader(replica).role
+    if has_accelerators(here):
+        of_islands, of_others = cores_apart(cores, here.islands or learners)
+        if role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
+            os.sched_setaffinity(0, of_islands if role == LEARNER else of_others)
         return
     if leader(replica).role == LEARNER and learners > len(cores):
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
+
+
+def cores_apart(cores: Iterable[int], islands: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The cores of islands on accelerators, and those of the other hosts of their machine: the last ones, as many as an
+    island has and two at least. All are everybody's where that would leave less than two to an island: a learner has a
+    thread that dispatches, and others that move data.
+    """
+    every = sorted(cores)
+    apart = max(len(every) // (islands + 1), CORES_APART_MIN)
+    if len(every) - apart < CORES_OF_ISLAND_MIN * islands:
+        return frozenset(every), frozenset(every)
+    return frozenset(every[:-apart]), frozenset(every[-apart:])
+
+
+CORES_APART_MIN: Final = 2
+"""Of syncer and recorder: one merges while the other writes."""
+CORES_OF_ISLAND_MIN: Final = 2
+
+
+def has_accelerators(here: spec.Here, environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> bool:
+    """Whether the learners of a machine compute on accelerators, told without what they load for it
+    (`islands.environment.find`): syncer and recorder ask, too."""
+    wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
+    if "cpu" in (wanted, *map(str.casefold, here.kinds)):
+        return False
+    files = {"nvidia[0-9]*": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "accel[0-9]*": ("libtpu",)}
+    files["vfio/[0-9]*"] = files["accel[0-9]*"]
+    return any(any(root.glob(form)) and any(map(find_spec, plugins)) for form, plugins in files.items())
 
 
 def host_of(

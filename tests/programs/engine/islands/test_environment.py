@@ -15,7 +15,6 @@ from isthmus.programs.engine.islands.environment import (
     beside_accelerators,
     beside_learners,
     compiling,
-    cores_apart,
     evaluator_environment,
     gpus,
     islands_of,
@@ -223,23 +222,3 @@ def test_the_evaluator_of_a_large_model_lets_learners_go_first(size: int, role: 
     layout = [TensorSpec("w", (size, 999), "float32"), TensorSpec("b", (size,), "float32")]
     assert niceness_of(Replica(role, 0), layout) == niceness
     assert niceness_of(Replica("learner", 0), layout) == 0
-
-
-@pytest.mark.parametrize(
-    ("cores", "islands", "of_islands", "of_others"),
-    [
-        (16, 1, 8, 8),
-        (96, 8, 86, 10),
-        (18, 8, 16, 2),
-        (16, 8, 16, 16),  # Too few for two to an island beside them.
-        (2, 1, 2, 2),
-    ],
-)
-def test_syncer_and_recorder_have_cores_that_no_island_on_an_accelerator_uses(
-    cores: int, islands: int, of_islands: int, of_others: int
-) -> None:
-    theirs, others = cores_apart(range(cores), islands)
-    assert (len(theirs), len(others)) == (of_islands, of_others)
-    are_apart = cores == of_islands + of_others
-    assert theirs.isdisjoint(others) == are_apart
-    assert theirs | others == frozenset(range(cores))
