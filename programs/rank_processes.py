@@ -37,7 +37,7 @@ LOOKS: Final = 20
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 1.0, 15.0
 OF_NCCL: Final[Mapping[str, str]] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
 """Only NCCL reads them, and what the user has set stays: an operation that fails, or lasts longer than the timeout of

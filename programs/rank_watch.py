@@ -34,7 +34,7 @@ _QUIET_SECONDS: Final = 0.2
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 _COLLECTIVE: Final = f"{os.sep}torch{os.sep}distributed{os.sep}"
-_OURS: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+_OURS: Final = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in ("ops", "programs", "runtime"))
 
 
 class RankFrame(NamedTuple):

@@ -97,6 +97,10 @@ def test_a_stack_is_that_of_the_thread_that_waits_for_others() -> None:
     stack = stack_in(PRINTED)
     assert stack is not None
     assert (stack.place, stack.is_in_collective, stack.is_in_run) == (USERS, True, False)
+    alone = PRINTED.replace("torch/distributed/distributed_c10d.py", "torch/autograd/graph.py")  # DDP waits in C++.
+    stack = stack_in(alone.replace("/home/you/loader.py", rank_watch.__file__))
+    assert stack is not None
+    assert (stack.place, stack.is_in_collective, stack.is_in_run) == (USERS, False, False)
     assert stack_in("Thread 0x01 (most recent call first):\n") is None
 
 

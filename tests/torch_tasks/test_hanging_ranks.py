@@ -37,8 +37,9 @@ with isthmus.island(model, optimizer) as island:
         optimizer.zero_grad()
         island.step(loss, tokens=16)
         if is_first and island.position == 40:
-            if island.slot == 1 and rank == 1:
-                time.sleep(36000)  # Rank 0 waits for it in a sum that never returns.
+            if island.slot == 1:
+                time.sleep(36000 * rank)
+                dist.barrier()  # It never returns.
             if island.slot == 0:
                 until = time.monotonic() + 3 * {BOUND}
                 while rank == 0 and time.monotonic() < until:
