@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 
-class Program(NamedTuple):
+class LoweredProgram(NamedTuple):
     """A function, lowered for its devices (`jax.stages.Lowered`)."""
 
     name: str
@@ -27,7 +27,7 @@ Tell: TypeAlias = Callable[[str, str], None]
 class CompilingWay(Protocol):
     """How the programs of a learner are compiled."""
 
-    def compile(self, programs: Iterable[Program], tell: Tell) -> None:
+    def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
         """Compile all of them, in any order."""
         ...
 
@@ -36,7 +36,7 @@ class CompilingWay(Protocol):
 class ByItself:
     """Each program when it comes: what a process does that knows of no other."""
 
-    def compile(self, programs: Iterable[Program], tell: Tell) -> None:
+    def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
         for program in programs:
             tell(program.name, "")
             program.lowered.compile()
@@ -67,7 +67,7 @@ def telling(tell: Tell) -> Iterator[None]:
         _tell.reset(before)
 
 
-def compile_all(programs: Iterable[Program], *, is_alone: bool = False) -> None:
+def compile_all(programs: Iterable[LoweredProgram], *, is_alone: bool = False) -> None:
     """Compile programs in the way of this process; by itself where it `is_alone` with them."""
     way = ByItself() if is_alone else _make()
     way.compile(programs, _tell.get() or _nobody)

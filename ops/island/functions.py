@@ -24,7 +24,7 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
-from isthmus.ops.island.compiling import Program, compile_all
+from isthmus.ops.island.compiling import LoweredProgram, compile_all
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.island.recipe import Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
 
@@ -353,7 +353,7 @@ class Functions:
             return
         calls = self.calls(batch, codes, carries=carries)
         wanted = (each for each in calls if each.is_step or not is_step_alone)
-        programs = (Program(call.name, call.function.lower(*call.arguments)) for call in wanted)
+        programs = (LoweredProgram(call.name, call.function.lower(*call.arguments)) for call in wanted)
         # Processes of an island compile together: of two islands that await each other's programs neither would end.
         compile_all(programs, is_alone=self.layout is not None and self.layout.processes > 1)
         self._compiled.add(request)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol, TypeAlia
 
 import msgspec
 
-from isthmus.ops.island.compiling import ByItself, CompilingWay, Program, Tell, compile_by
+from isthmus.ops.island.compiling import ByItself, CompilingWay, LoweredProgram, Tell, compile_by
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import cache_folder, read_text
 from isthmus.runtime.system.locks import FileLock
@@ -121,9 +121,9 @@ class CompiledOnce:
         self._programs, self._notes, self._here = programs, notes, here
         self._name, self._life, self._record = name, life, record
 
-    def compile(self, programs: Iterable[Program], tell: Tell) -> None:
+    def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
         """Compile what no other process does, then await, and read, what others have compiled."""
-        misses, others = self._here.misses, list[tuple[Program, Path]]()
+        misses, others = self._here.misses, list[tuple[LoweredProgram, Path]]()
         for program in programs:
             path = self._notes / f"{self._key(program)}.json"
             if not self._tried(program, path, tell):
@@ -142,7 +142,7 @@ class CompiledOnce:
         if self._here.misses > misses:
             prune(self._programs, self._notes)
 
-    def _tried(self, program: Program, path: Path, tell: Tell, *, begun: float | None = None) -> bool:
+    def _tried(self, program: LoweredProgram, path: Path, tell: Tell, *, begun: float | None = None) -> bool:
         """Whether this process has the program now; if not, another one compiles it. `begun`: awaited since then."""
         note = _read(path)
         if note is not None and self._is_kept(note):
@@ -166,7 +166,7 @@ class CompiledOnce:
                 lock.release()
         return True
 
-    def _alone(self, program: Program, file: BinaryIO, path: Path, begun: float | None) -> None:
+    def _alone(self, program: LoweredProgram, file: BinaryIO, path: Path, begun: float | None) -> None:
         """Compile a program whose lock this process has."""
         note = _read(path)
         if note is not None and self._is_kept(note):
@@ -180,7 +180,7 @@ class CompiledOnce:
         kept = self._newest(fresh) if is_new else ""
         _write(file, msgspec.structs.replace(fresh, seconds=seconds if is_new else 0.0, file=kept))
 
-    def _compile(self, program: Program, by: str, begun: float | None) -> tuple[float, bool]:
+    def _compile(self, program: LoweredProgram, by: str, begun: float | None) -> tuple[float, bool]:
         """Seconds that the program took, and whether the compiler made it."""
         since, misses = time.monotonic(), self._here.misses
         program.lowered.compile()
@@ -202,7 +202,7 @@ class CompiledOnce:
         )
         return took, is_new
 
-    def _key(self, program: Program) -> str:
+    def _key(self, program: LoweredProgram) -> str:
         """All that the file of jax depends on, and the folder that it is in."""
         flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         parts = [str(self._programs), self._here.jax, self._here.device, *flags, program.lowered.as_text()]
@@ -226,7 +226,7 @@ class CompiledOnce:
                     (self._programs / name).unlink()
 
 
-def _module(program: Program) -> str:
+def _module(program: LoweredProgram) -> str:
     """The name under which jax keeps a program."""
     found = re.match(r"module @(\S+)", program.lowered.as_text())
     return found.group(1) if found else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.ops.gang.mesh_sharding import ShardingError
-from isthmus.ops.island.compiling import Program, compile_all, telling
+from isthmus.ops.island.compiling import LoweredProgram, compile_all, telling
 from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.islands.compiling import compile_once, read_compiled
 from isthmus.programs.engine.request import spec
@@ -60,7 +60,7 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> dict[s
     return {"programs": [list(each) for each in read_compiled(Path(request["folder"]))]}
 
 
-def _programs(run_spec: Spec, island: Any) -> Iterator[Program]:
+def _programs(run_spec: Spec, island: Any) -> Iterator[LoweredProgram]:
     """The functions of the learner in slot 0, on the devices that it would have, as each is lowered."""
     from isthmus.ops.gang.mesh_devices import devices_of, unless_usual
     from isthmus.programs.wings.compile.worker import bodies_of
@@ -68,7 +68,7 @@ def _programs(run_spec: Spec, island: Any) -> Iterator[Program]:
     devices = unless_usual(devices_of(island))
     for body in bodies_of(run_spec):
         for call in body.calls_on(devices, run_spec.job.seed, 0):
-            yield Program(call.name, call.function.lower(*call.arguments))
+            yield LoweredProgram(call.name, call.function.lower(*call.arguments))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.island.compiling import Program
+from isthmus.ops.island.compiling import LoweredProgram
 from isthmus.programs.engine.islands import compiling
 from isthmus.programs.engine.islands.compiling import CompiledOnce, CompiledProgram, kept_programs, prune
 from tests.patience import PATIENCE
@@ -24,8 +24,8 @@ class Jax:
         self.begun, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
-    def program(self, name: str, *, waits: bool = False) -> Program:
-        return Program(name, _Lowered(self, name, waits))
+    def program(self, name: str, *, waits: bool = False) -> LoweredProgram:
+        return LoweredProgram(name, _Lowered(self, name, waits))
 
 
 class _Lowered:
