@@ -44,7 +44,7 @@ def compile_ahead(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compile a run before it, for this machine or absent TPUs: its memory.
+    """Compile a run for this machine, or for absent TPUs.
 
     What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU. With
     --here they are compiled for the devices of a learner of this machine, and kept: a run reads them.
