@@ -35,6 +35,7 @@ from isthmus.programs.loop_ways import MAKING, LoopWay, OwnJudge, answering, end
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, RunError, shortened
 from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.processes import print_stacks_at_signal
 
 if TYPE_CHECKING:
     pass
@@ -108,6 +109,8 @@ class Island:
         """`way`: how this process comes to its life."""
         self._model, self._tokens_most, self._evaluate = model, tokens_most, evaluate
         self._ranks = model.ranks
+        if not self._ranks.is_leader:  # Rank 0 has a host, which does it.
+            print_stacks_at_signal()
         if evaluate is not None and not callable(evaluate):
             do = "Pass a function of the model."
             raise ConfigError(MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)

@@ -68,8 +68,10 @@ class Job:
 
 
 class RunSlots(NamedTuple):
-    """So many `learners` begin a run, which has so many `slots` at most, and this seed."""
+    """So many `learners` begin a run, which has so many `slots` at most, and this seed; ranks of an island that do
+    nothing for `rank_seconds` hang."""
 
     learners: int = 1
     slots: int = 1
     seed: int = 0
+    rank_seconds: float = 0.0

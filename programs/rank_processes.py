@@ -4,7 +4,8 @@
 
 Each rank finds its number and the address of the meeting in its environment, by the names that torch.distributed reads.
 Signals that ask for an end go to all ranks. Once one has failed, the others have some seconds to end by themselves. The
-exit status is that of the first rank that fails, and 0 if none does.
+exit status is that of the first rank that fails, and 0 if none does. Ranks that hang together (`rank_watch.py`) are
+told with their places and killed, and the status is RANKS_HUNG.
 
 Unlike torchrun it leaves them in its session, so that whatever kills the session kills all of them; it begins in
 milliseconds; and the first rank has the descriptors of this process.
@@ -19,15 +20,28 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Final
 
-from isthmus.runtime.system.processes import ENDING, unblock
+from isthmus.programs.rank_watch import BOUND, RankWatch, printed_stack, told
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.system.processes import ENDING, RANKS_HUNG, unblock
 
 END_SECONDS: Final = 10.0
 """For the others to say why they end, once one has failed."""
+LOOKS: Final = 20
+"""In the time after which ranks hang."""
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 1.0, 15.0
+OF_NCCL: Final[Mapping[str, str]] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+"""Only NCCL reads them, and what the user has set stays: an operation that fails, or lasts longer than the timeout of
+its group, ends its rank, and so the island; and the last operations of each rank are written down then."""
 _HERE: Final = "127.0.0.1"
 
 
@@ -54,18 +68,39 @@ def run(count: int, command: Sequence[str]) -> int:
     for number in ENDING:
         signal.signal(number, forward)
     for rank in range(count):
-        variables = {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        variables = {**OF_NCCL, **os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         ranks.append(subprocess.Popen(command, env=variables, close_fds=rank > 0))
     for rank in range(count):
         threading.Thread(target=wait, args=(rank,), daemon=True).start()
     status, others = 0, threading.Timer(END_SECONDS, forward, (signal.SIGKILL, None))
     others.daemon = True
-    for _ in range(count):
-        code = ranks[ended.get()].returncode
+    bound = _bound(os.environ)
+    watch = RankWatch([each.pid for each in ranks], seconds(bound), printed_stack) if bound else None
+    pause = min(max(bound / LOOKS, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX) if bound else None
+    left = count
+    while left:
+        try:
+            code = ranks[ended.get(timeout=pause)].returncode
+        except queue.Empty:
+            stacks = watch.look(Instant(time.monotonic_ns())) if watch is not None and left == count else None
+            if stacks is not None:
+                print("\n".join(told(stacks, bound)), file=sys.stderr, flush=True)
+                forward(signal.SIGKILL, None)
+                return RANKS_HUNG
+            continue
+        left -= 1
         if code and not status:
             status = code
             others.start()
     return status
+
+
+def _bound(variables: Mapping[str, str]) -> float:
+    """Seconds after which ranks that do nothing hang; 0 for never."""
+    try:
+        return max(float(variables.get(BOUND, "0")), 0.0)
+    except ValueError:
+        return 0.0
 
 
 def _free_port() -> int:

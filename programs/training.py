@@ -116,8 +116,15 @@ def _train(
         claims.take_all()
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
     computes = transport == "inproc" or not claims.would_take()
-    prepared = prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train()
-    request = with_room(with_memory(prepared))
+    request = prepare(program, task, run=run, run_dir=run_dir, computes=computes)
+    if transport != "inproc":
+        from isthmus.programs.engine.machine.default_islands import with_islands
+
+        def again(learners: int) -> Request:
+            return prepare(program, task, run={**run, "learners": learners}, run_dir=run_dir, computes=computes)
+
+        request = with_islands(request, run, again)
+    request = with_room(with_memory(request.to_train()))
     if transport != "inproc" and isinstance(task, AnyTask):
         _check_importable(request)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from tests.bench import gpu_figures as figures
 from tests.bench import gpu_machine as machine
 from tests.bench import gpu_steps as steps
 from tests.bench.gpu_machine import RefusedError
-from tests.patience import PATIENCE
+from tests.bench.gpu_measures import LACKS_STATUS
+from tests.patience import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "tests" / "bench"
@@ -274,16 +276,17 @@ def clone_of_documents(folder: Path) -> None:
     for name in figures.PLACES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         page = (ROOT / name).read_text()
-        (folder / name).write_text(figures.rewritten(page, figures.text_of(None, figures.SENTENCE), name))
+        (folder / name).write_text(figures.rewritten(page, figures.text_of([], figures.SENTENCE), name))
 
 
-def test_one_command_writes_the_figures_into_the_documents(tmp_path: Path) -> None:
+def test_one_command_keeps_the_figures_and_writes_them_into_the_documents(tmp_path: Path) -> None:
     clone_of_documents(tmp_path)
     before = {name: (tmp_path / name).read_text() for name in figures.PLACES}
     assert all(figures.NOTHING in page for page in before.values())
     (tmp_path / "gpu.json").write_text(json.dumps(figures.figures(LINES)))
-    assert figures.into_documents(tmp_path / "gpu.json", tmp_path) == list(figures.PLACES)
-    assert figures.into_documents(tmp_path / "gpu.json", tmp_path) == []
+    assert figures.keep_call(tmp_path / "gpu.json", tmp_path).name == "nvidia-h100-80gb-hbm3.json"
+    assert figures.into_documents(tmp_path) == list(figures.PLACES)
+    assert figures.into_documents(tmp_path) == []
     for name, page in before.items():
         after = (tmp_path / name).read_text()
         assert "NVIDIA H100 80GB HBM3 of 86 GB (Python 3.12.3, jax 0.11.2" in " ".join(after.split())
@@ -293,24 +296,44 @@ def test_one_command_writes_the_figures_into_the_documents(tmp_path: Path) -> No
         assert figures.rewritten(after, figures.NOTHING) == page
 
 
-def test_a_sentence_names_what_was_measured_and_what_was_not() -> None:
-    told = figures.figures(LINES)
-    sentence = figures.text_of(told, figures.SENTENCE)
-    measured, left = sentence.removesuffix(f" {figures.BY_HAND}").split("Not measured in that call: ")
+def test_a_sentence_names_what_was_measured_and_what_was_not_and_the_ratio() -> None:
+    card: dict[str, Any] = {"figures": figures.figures(LINES), "by_hand": [], "several": ""}
+    measured, _, left = figures.text_of([card], figures.SENTENCE).partition("Not measured in that call: ")
     names = {step: (text in measured, text in left) for step, text in figures.IN_WORDS.items()}
     assert set(names) == set(figures.STEPS)
     assert {step for step, (is_measured, _) in names.items() if is_measured} == {"learner", "exchange", "line"}
-    assert {step for step, (_, is_left) in names.items() if is_left} == {"memory", "kill", "long"}
-    for each in told["steps"].values():
+    assert {step for step, (_, is_left) in names.items() if is_left} == {"torch", "memory", "kill", "long"}
+    assert "0.980 (0.960 to 0.990) in jax, and a share that was not measured in PyTorch" in left
+    card["by_hand"] = [{"figure": "a ratio", "measured": ".860", "call": "once", "ratio_of": "torch"}]
+    assert ".860 in PyTorch (by hand)" in figures.text_of([card], figures.SENTENCE)
+    assert "| a ratio (once) | - | .860 |" in figures.text_of([card], figures.TABLE)
+    for each in card["figures"]["steps"].values():
         each["figures"] = {"ratio": figures.spread([1.0])}
-    assert "Not measured" not in figures.text_of(told, figures.SENTENCE)
+    assert "Not measured" not in figures.text_of([card], figures.SENTENCE)
 
 
-def test_all_pages_say_the_same_of_gpus() -> None:
-    told = {name: figures.told_in((ROOT / name).read_text(), name) for name in figures.PLACES}
-    readme = told["README.md"]
-    assert figures.BY_HAND in readme
-    assert {name: text for name, text in told.items() if text != readme} == {}
+def test_a_later_call_keeps_what_was_measured_by_hand_and_the_newest_card_comes_first(tmp_path: Path) -> None:
+    told = figures.figures(LINES)
+    path = figures.keep({**told, "at": "2026-01-01"}, tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "by_hand": [{"figure": "a"}]}))
+    figures.keep({**told, "at": "2026-02-01"}, tmp_path)
+    figures.keep({**told, "card": "Other", "at": "2026-03-01"}, tmp_path)
+    first, second = figures.kept(tmp_path)
+    assert (first["figures"]["card"], second["figures"]["at"], second["by_hand"]) == (
+        "Other",
+        "2026-02-01",
+        [{"figure": "a"}],
+    )
+
+
+def test_pages_say_what_is_kept_and_nothing_else_of_gpus() -> None:
+    cards = figures.kept()
+    for name, kind in figures.PLACES.items():
+        page = (ROOT / name).read_text()
+        assert figures.rewritten(page, figures.text_of(cards, kind), name) == page, "python -m tests.bench.gpu_figures"
+    ratios = [figures._ratios(card) for card in cards]
+    readme = figures.told_in((ROOT / "README.md").read_text())
+    assert all(each in readme for each in ratios)
 
 
 def test_no_page_says_more_of_gpus_than_the_common_sentence() -> None:
@@ -329,13 +352,14 @@ def test_figures_of_a_cpu_or_none_are_in_no_document(tmp_path: Path) -> None:
     for lines in ([{**MACHINE, "is_tiny": True, "card": "cpu"}, *LINES[1:]], []):
         (tmp_path / "gpu.json").write_text(json.dumps(figures.figures(lines)))
         with pytest.raises(refused, match="expected figures of a GPU"):
-            figures.into_documents(tmp_path / "gpu.json", tmp_path)
+            figures.keep_call(tmp_path / "gpu.json", tmp_path)
     (tmp_path / "gpu.json").write_text("{}")
     with pytest.raises(refused, match=r"expected gpu\.json of on_a_gpu\.sh"):
-        figures.into_documents(tmp_path / "gpu.json", tmp_path)
+        figures.keep_call(tmp_path / "gpu.json", tmp_path)
     with pytest.raises(refused, match="expected one marked place, found 0"):
         figures.rewritten("# A page\n", "text")
     assert before == {name: (tmp_path / name).read_text() for name in figures.PLACES}
+    assert figures.kept(tmp_path) == []
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -391,6 +415,37 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_begins(bench: Any) -> No
     assert told["learner"]["figures"]["ratio"]["count"] == 1  # A line that is torn is none.
     assert (told["memory"]["state"], told["memory"]["figures"]["ratio"]["median"]) == ("done", 2.0)
     assert "it broke" in (bench.folder / "log.txt").read_text()
+
+
+@pytest.mark.process
+def test_what_was_done_is_not_done_again_and_what_was_cut_off_is(bench: Any) -> None:
+    written(bench, "learner", "write('{\"ratio\": 1.0}\\n')")
+    written(bench, "memory", "write('{\"ratio\": 2.0}\\n'); sys.exit('it broke')")
+    written(bench, "torch", f"print('no such package', file=sys.stderr); sys.exit({LACKS_STATUS})")
+    assert not steps.carry_out(bench, ("learner", "memory", "torch"))
+    assert set(steps.done(bench.folder)) == {"learner"}
+    for path in bench.scratch.iterdir():  # Each call has its own.
+        path.unlink()
+    written(bench, "learner", "sys.exit('it was done again')")
+    written(bench, "memory", "write('{\"ratio\": 3.0}\\n')")
+    assert steps.carry_out(bench, ("learner", "memory", "torch"))
+    told = json.loads((bench.folder / "gpu.json").read_text())["steps"]
+    states = {step: told[step]["state"] for step in ("learner", "memory", "torch")}
+    assert states == {"learner": "done", "memory": "done", "torch": figures.LACKS}
+    assert [told[step]["figures"]["ratio"]["median"] for step in ("learner", "memory")] == [1.0, 3.0]
+    (bench.folder / steps.STATE).write_text("{torn")
+    assert steps.done(bench.folder) == {}
+
+
+def test_each_step_has_a_limit_of_its_own_in_the_order_of_worth(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict[str, float]()
+    monkeypatch.setattr(steps, "_carry_out", lambda bench, step, seconds: given.setdefault(step, seconds) > 0)
+    assert steps.carry_out(bench._replace(is_tiny=False), tuple(steps.LIMITS))
+    assert list(given.items()) == list(steps.LIMITS.items())
+    assert list(steps.LIMITS)[:3] == ["learner", "torch", "kill"]
+    given.clear()
+    steps.carry_out(bench._replace(is_tiny=False, until=time.monotonic() + 100), ("learner",))
+    assert 80 < given["learner"] < 100 - steps.RESERVE_SECONDS + 1
 
 
 @pytest.mark.long
@@ -462,7 +517,7 @@ def wheel_again(name: str, folder: Path) -> None:
                 archive.write(str(found.locate_file(path)), str(path))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.process
 def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path) -> None:
     tree, python = tree_of(tmp_path / "tree"), bare_python(tmp_path / "bare")
@@ -483,14 +538,24 @@ def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path) -> No
     assert without.returncode == 2
     assert re.search(r"expected pyzmq>=\S+, msgspec>=\S+, setproctitle>=\S+ in", without.stderr)
     assert len(without.stderr.splitlines()) == 2
-    done = call("--wheels", str(tmp_path / "wheels"))
+    wheels = ("--wheels", str(tmp_path / "wheels"))
+    with (tmp_path / "first.txt").open("w") as file:
+        cut = subprocess.Popen([*command, *wheels], cwd=tree, env=environment, stdout=file, stderr=file)
+        wait_for(lambda: (tmp_path / "out" / "state.json").exists() or cut.poll() is not None)
+        cut.terminate()
+        assert cut.wait(PATIENCE) == 1, (tmp_path / "first.txt").read_text()
+    begun = [json.loads(line) for line in (tmp_path / "out" / "gpu.jsonl").read_text().splitlines()]
+    done = call(*wheels)
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "out" / "log.txt").read_text()[-3000:]
     told = json.loads((tmp_path / "out" / "gpu.json").read_text())
     steps = told["steps"]
     assert {step: each["state"] for step, each in steps.items()} == {
         **dict.fromkeys(("learner", "memory", "exchange", "kill", "line"), "done"),
+        "torch": figures.LACKS if importlib.util.find_spec("torch") is None else "done",
         "long": "not reached",
     }
+    again = [json.loads(line) for line in (tmp_path / "out" / "gpu.jsonl").read_text().splitlines()][len(begun) :]
+    assert not [line for line in again if line["step"] == "learner"]  # What was done before the cut is not done again.
     assert (told["card"], told["is_tiny"]) == ("cpu", True)
     assert told["sources"]
     assert steps["learner"]["figures"]["ratio"]["median"] > 0
@@ -511,4 +576,6 @@ def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path) -> No
         "gpu.json",
         "gpu.jsonl",
         "log.txt",
+        "state.json",
+        "xla",
     ]

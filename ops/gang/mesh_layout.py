@@ -64,6 +64,7 @@ class StateLayout:
         # The compiler cuts from the shardings of inputs and outputs: a task's functions know of no mesh but of stages.
         self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
         self.processes = len({device.process_index for device in devices})
+        self.platform = str(devices[0].platform)
         self._by_process = None if self.processes == 1 else self._cut_by_process(devices)
         self._specs = {
             leaf.path: self._shape.of_leaf(

@@ -24,6 +24,7 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
+from isthmus.ops.island.compiling import LoweredProgram, compile_all
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.island.recipe import Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
 
@@ -321,6 +322,16 @@ class Functions:
             others.append(mesh_layout.StateLeaf(path, shape, is_stacked=is_stacked))
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
+    @property
+    def codes_here(self) -> bool:
+        """Whether learners code outer gradients on these devices.
+
+        Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
+        """
+        if self.layout is not None:
+            return self.layout.processes == 1 and self.layout.platform != "cpu"
+        return bool(jax.local_devices()[0].platform != "cpu")
+
     def trace(self, batch: Any) -> None:
         """Trace every function that the learners will call: the work that can be done before a device is there."""
         for call in self.calls(batch):
@@ -340,8 +351,11 @@ class Functions:
         request = (treedef, shapes, is_step_alone, tuple(codes), carries)
         if request in self._compiled:
             return
-        for call in [each for each in self.calls(batch, codes, carries=carries) if each.is_step or not is_step_alone]:
-            call.function.lower(*call.arguments).compile()
+        calls = self.calls(batch, codes, carries=carries)
+        wanted = (each for each in calls if each.is_step or not is_step_alone)
+        programs = (LoweredProgram(call.name, call.function.lower(*call.arguments)) for call in wanted)
+        # Processes of an island compile together: of two islands that await each other's programs neither would end.
+        compile_all(programs, is_alone=self.layout is not None and self.layout.processes > 1)
         self._compiled.add(request)
 
     def calls(self, batch: Any, codes: Sequence[str] = (), *, carries: bool = False) -> Iterator[DeviceCall]:

@@ -38,6 +38,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.exchange.wanted_settings import coarser
+from isthmus.ops.island.compiling import compiles, telling
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
 from isthmus.ops.island.host_waits import CountsWaits
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
@@ -133,7 +134,8 @@ class InnerStep:
         from isthmus.ops.island.functions import functions_of
 
         functions = functions_of(self._task, self._fragments, self._exchange.alpha, devices)
-        return functions.calls(first_batch(self._task, seed, slot), carries=self._exchange.carries)
+        codes = coarser(self._exchange.push) if functions.codes_here else ()
+        return functions.calls(first_batch(self._task, seed, slot), codes, carries=self._exchange.carries)
 
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
@@ -182,7 +184,8 @@ class InnerStep:
         self._lending = Lending(context, self._learner, self._odometer)
         if self._fragments:
             self.companions = companions_of(self._boundary(), self._task)
-        self._learner.compile(first_batch(self._task, context.seed, self._slot))
+        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+            self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()
 

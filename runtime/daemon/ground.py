@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.daemon.ledger import Ledger, identity
-from isthmus.runtime.daemon.stacks import StacksRead, ask_for_stacks
+from isthmus.runtime.daemon.stacks import StacksRead, ask_for_stacks, stacks_told
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.incidents import Exited, Happened
@@ -27,7 +27,7 @@ from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import is_stopped, kill_session, signal_name
+from isthmus.runtime.system.processes import RANKS_HUNG, is_stopped, kill_session, signal_name
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_messages import Message
@@ -306,11 +306,11 @@ class LocalProcesses:
         self._close(process)
         how, used = Exited(), None
         try:
-            how, used = self._reaped(process, stacks)
+            how, used = self._reaped(process, stacks, self._script_log(member.replica))
         finally:  # Whatever that raises, a run waits for this.
             process.ended(member, how, used)
 
-    def _reaped(self, process: _Watched, stacks: StacksRead | None) -> tuple[Exited, float | None]:
+    def _reaped(self, process: _Watched, stacks: StacksRead | None, log: Path | None) -> tuple[Exited, float | None]:
         """Reap a process that has ended, with what it has started; returns how it ended, and its CPU seconds."""
         # Before it is reaped. A pool of the task's own, for example, would outlive the run.
         with suppress(OSError):  # Too few descriptors for a look at /proc.
@@ -323,6 +323,8 @@ class LocalProcesses:
         if not pid:  # Not our child, or traced: the tracer learns its status first.
             return Exited(), None
         code = os.waitstatus_to_exitcode(status)
+        if code == RANKS_HUNG and stacks is None and log is not None:
+            stacks = stacks_told(log)
         places = () if stacks is None else stacks.places()
         exited = Exited(signal=signal_name(-code), places=places) if code < 0 else Exited(code, places=places)
         return exited, used.ru_utime + used.ru_stime

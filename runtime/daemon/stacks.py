@@ -16,11 +16,13 @@ from isthmus.runtime.supervision.incidents import PLACES_MAX, TEXT_LENGTH_MAX, C
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.idleness import family
 from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import STACKS, catches
+from isthmus.runtime.system.processes import RANKS_HANG, STACKS, catches
 from isthmus.runtime.system.user_files import is_users
 
 PRINTED_MAX: Final = 1 << 20
 """Bytes of a log that are read for it: some hundred threads."""
+TOLD_MAX: Final = 1 << 13
+"""Bytes at the end of a log that say where ranks hang: a line each."""
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 
@@ -40,6 +42,14 @@ class StacksRead(NamedTuple):
         except OSError:
             return ()
         return places_in(text)
+
+
+def stacks_told(log: Path) -> StacksRead:
+    """What the end of a log says, into which the ranks of an island were printed before these were ended."""
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    return StacksRead(log, max(size - TOLD_MAX, 0))
 
 
 def ask_for_stacks(pid: int, log: Path) -> StacksRead:
@@ -62,7 +72,9 @@ def ask_for_stacks(pid: int, log: Path) -> StacksRead:
 
 
 def places_in(text: str) -> tuple[CodePlace, ...]:
-    """The places in a text that faulthandler has printed: of each thread the innermost line that is the user's."""
+    """The places in a text that faulthandler has printed: of each thread the innermost line that is the user's. Where
+    `RANKS_HANG` begins a line, those behind it alone."""
+    text = text[max(text.rfind(RANKS_HANG), 0) :]
     places: list[CodePlace] = []
     is_open = False
     for line in text.splitlines():

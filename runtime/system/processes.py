@@ -114,6 +114,12 @@ STACKS: Final = int(signal.SIGRTMIN) + 8
 """The signal at which a process of a user's script prints where its threads are: one that nothing else uses."""
 
 
+RANKS_HUNG: Final = 121
+"""The exit status of the ranks of an island of which none did anything for too long: they are ended together."""
+RANKS_HANG: Final = "isthmus: the ranks of this island hang"
+"""How what is printed of them before that begins; a place of each follows, as faulthandler prints it."""
+
+
 def print_stacks_at_signal() -> None:
     """Have this process print file and line of each of its threads on standard error at the signal STACKS, even where
     one of them holds the interpreter."""

@@ -1,6 +1,9 @@
 """What the lines of the steps on a GPU come to: gpu.json, a page, and the places in the documents that say it.
 
-    python -m tests.bench.gpu_figures DIR/gpu.json      # writes the figures into the documents; see `PLACES`
+    python -m tests.bench.gpu_figures [DIR/gpu.json]    # keeps its figures, and writes all kept ones into the documents
+
+What is kept is a file of each card in `tests/bench/devices`, the only place of these figures: the pages of `PLACES`
+have what it says, and `tests/test_on_a_gpu.py` holds them to that.
 
 Every figure is a median with its range and how many there were, and null where it was not measured: a step that was not
 reached, or a counter that the device does not have. Figures of a CPU (`--tiny`) are never written into a document.
@@ -28,6 +31,7 @@ PAGE: Final = "gpu.html"
 MACHINE: Final = "machine"
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "learner": ("bare_steps_per_second", "steps_per_second", "ratio"),
+    "torch": ("bare_steps_per_second", "steps_per_second", "ratio"),
     "memory": ("graph_bytes", "predicted_bytes", "measured_bytes", "ratio"),
     "kill": (
         "first_merge_seconds",
@@ -38,6 +42,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         "contributors_mean",
         "outer_steps",
         "goodput",
+        "loss_first",
+        "loss_last",
     ),
 }
 FORMATS: Final = ("float32", "bf16", "int8", "int4", "int2", "int1")
@@ -47,9 +53,10 @@ CELLS: Final[Mapping[str, tuple[str, ...]]] = {
     "long": ("data-parallel", "M=4"),
 }
 OF_CELL: Final = ("loss", "gap", "gap_percent", "published_percent", "tokens_per_second")
-STEPS: Final = ("learner", "memory", "exchange", "kill", "line", "long")
+STEPS: Final = ("learner", "torch", "kill", "memory", "exchange", "line", "long")
 IN_WORDS: Final[Mapping[str, str]] = {
     "learner": "the steps of a learner beside its bare loop",
+    "torch": "those of a learner in PyTorch",
     "memory": "peak memory",
     "exchange": "a fragment in each format",
     "kill": "a learner that is killed",
@@ -58,6 +65,8 @@ IN_WORDS: Final[Mapping[str, str]] = {
 }
 """What each step measures."""
 NOT_REACHED: Final = "not reached"
+LACKS: Final = "not installed"
+"""The state of a step whose framework is not there."""
 _OF_MACHINE: Final = ("card", "memory_bytes", "driver", "cores", "python", "versions", "commit", "sources", "is_tiny")
 
 
@@ -154,12 +163,14 @@ def check_folder(folder: Path, machine: Mapping[str, Any]) -> None:
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(figure, bar, measured) of each."""
     steps = told["steps"]
-    learner, memory, kill = (steps[name]["figures"] for name in ("learner", "memory", "kill"))
-    ratio = _told(learner["ratio"], ".3f", steps["learner"])
-    if learner["ratio"] is not None:
-        each = [_told(learner[name], ".2f", {}) for name in ("steps_per_second", "bare_steps_per_second")]
-        ratio += f"; {each[0]} of {each[1]} steps a second"
-    yield "a learner inside a run / its bare loop", "0.97", ratio
+    memory, kill = (steps[name]["figures"] for name in ("memory", "kill"))
+    for step, bar, words in (("learner", "0.97", "a learner"), ("torch", "0.95", "a learner in PyTorch")):
+        found = steps[step]["figures"]
+        ratio = _told(found["ratio"], ".3f", steps[step])
+        if found["ratio"] is not None:
+            each = [_told(found[name], ".2f", {}) for name in ("steps_per_second", "bare_steps_per_second")]
+            ratio += f"; {each[0]} of {each[1]} steps a second"
+        yield f"{words} inside a run / its bare loop", bar, ratio
     measured = _told(memory["measured_bytes"], "bytes", steps["memory"])
     yield "peak memory: predicted / measured", "0.9 to 1.1", _told(memory["ratio"], ".3f", steps["memory"])
     yield (
@@ -186,14 +197,16 @@ def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             text += "" if found["cpu_ms"] is None else f", by the CPU {_told(found['cpu_ms'], '.1f', {})} ms"
         bar = "the same bits" if form in ("float32", "bf16") else "1e-5 of the bytes; scales within 1e-6"
         yield f"a fragment in {form}, from the device", bar, text
-    for name, words in (
-        ("first_merge_seconds", "two learners with int4, one killed: seconds to the next merge"),
-        ("next_round_seconds", "to the next merge of a round that was opened since"),
-        ("started_again_seconds", "until its next life is started"),
-        ("merged_again_seconds", "until its next life is merged"),
+    for name, bar, words in (
+        ("first_merge_seconds", "1", "two learners with int4, one killed: seconds to the next merge"),
+        ("next_round_seconds", "", "to the next merge of a round that was opened since"),
+        ("started_again_seconds", "", "until its next life is started"),
+        ("merged_again_seconds", "", "until its next life is merged"),
     ):
-        yield words, "", _told(kill[name], ".2f", steps["kill"])
+        yield words, bar, _told(kill[name], ".2f", steps["kill"])
     yield "the same run: share of the tokens that was merged", "", _told(kill["merged_share"], ".3f", steps["kill"])
+    first, last = (_told(kill[name], ".2f", steps["kill"]) for name in ("loss_first", "loss_last"))
+    yield "the same run: loss of its learners", "falls", first if kill["loss_first"] is None else f"{first} to {last}"
     for step, size in (("line", "4.9 million parameters"), ("long", "26 million parameters")):
         words = "a tiny model" if told["is_tiny"] else size
         for cell, found in steps[step]["figures"].items():
@@ -289,24 +302,65 @@ PLACES: Final[Mapping[str, str]] = {
     "docs/explanation/islands.md": TABLE,
 }
 """Where the documents say it, each between a mark and its end. No page says anything else of what ran on a GPU."""
-BY_HAND: Final = (
-    "Measured by hand, in later calls: a killed learner, and a learner in PyTorch beside its bare loop. "
-    "No run has used several GPUs so far."
-)
-"""What no gpu.json has; docs/explanation/islands.md has the figures."""
+KEPT: Final = "tests/bench/devices"
+"""The folder of a file for each card: `figures`, a gpu.json; `by_hand`, rows that no gpu.json has, each with `figure`,
+`measured` and `call`, and with `ratio_of` where it is a learner's ratio to its bare loop; `several`, what was run on
+several such devices, '' for nothing."""
+RATIOS: Final[Mapping[str, str]] = {"learner": "in jax", "torch": "in PyTorch"}
 _MARK: Final = re.compile(r"(<!-- by gpu_figures\.py -->\n)(.*?)(^ *<!-- end -->)", re.DOTALL | re.MULTILINE)
 
 
-def text_of(told: Mapping[str, Any] | None, kind: str) -> str:
-    """What a document says of these figures; None: that there are none."""
-    if told is None:
+def text_of(cards: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """What a document says of the figures of these cards, as they are kept."""
+    if not cards:
         return NOTHING
+    parts = []
+    for card in cards:
+        parts.append(_sentence(card))
+        if kind == TABLE:
+            hand = [f"| {row['figure']} ({row['call']}) | - | {row['measured']} |" for row in card["by_hand"]]
+            parts.append("\n".join([table(card["figures"]), *hand]))
+    return ("\n\n" if kind == TABLE else " ").join(parts)
+
+
+def _sentence(card: Mapping[str, Any]) -> str:
+    told = card["figures"]
     measured = [step for step in STEPS if _has_figure(told["steps"][step]["figures"])]
     left = [step for step in STEPS if step not in measured]
-    ran = f"**Measured on {words_of_machine(told)}**: {_listed(measured)}."
-    ran += f" Not measured in that call: {_listed(left)}." if left else ""
-    ran += f" {BY_HAND}"
-    return ran if kind == SENTENCE else f"{ran}\n\n{table(told)}"
+    said = f"**Measured on {words_of_machine(told)}**: {_listed(measured)}."
+    said += f" Not measured in that call: {_listed(left)}." if left else ""
+    said += f" Of the steps of its bare loop a learner in a run made {_ratios(card)}."
+    return f"{said} {card['several'] or 'No run has used several GPUs so far.'}"
+
+
+def _ratios(card: Mapping[str, Any]) -> str:
+    """'0.980 in jax, and not measured in PyTorch', by what was measured in a call or by hand."""
+    parts = []
+    for step, words in RATIOS.items():
+        ratio = card["figures"]["steps"][step]["figures"]["ratio"]
+        by_hand = next((row for row in card["by_hand"] if row.get("ratio_of") == step), None)
+        if ratio is not None:
+            parts.append(f"{_told(ratio, '.3f', {})} {words}")
+        elif by_hand is not None:
+            parts.append(f"{by_hand['measured']} {words} (by hand)")
+        else:
+            parts.append(f"a share that was not measured {words}")
+    return ", and ".join(parts)
+
+
+def kept(root: Path = ROOT) -> list[dict[str, Any]]:
+    """The figures of all cards, the newest first."""
+    found = [json.loads(path.read_text()) for path in sorted((root / KEPT).glob("*.json"))]
+    return sorted(found, key=lambda card: str(card["figures"]["at"]), reverse=True)
+
+
+def keep(told: Mapping[str, Any], root: Path = ROOT) -> Path:
+    """Keep figures as those of their card, beside what was measured of it by hand."""
+    path = root / KEPT / f"{re.sub('[^a-z0-9]+', '-', str(told['card']).lower()).strip('-')}.json"
+    before = json.loads(path.read_text()) if path.exists() else {"by_hand": [], "several": ""}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**before, "figures": told}, indent=1) + "\n")
+    return path
 
 
 def _has_figure(figures_of_it: Any) -> bool:
@@ -351,17 +405,22 @@ def _wrapped(text: str) -> list[str]:
     return lines
 
 
-def into_documents(path: Path, root: Path = ROOT) -> list[str]:
-    """Write a gpu.json into the documents; the names of the changed ones. RefusedError before any is changed."""
+def keep_call(path: Path, root: Path = ROOT) -> Path:
+    """Keep a gpu.json, where all figures of its card are; RefusedError for those of a CPU, or of nothing."""
     told = read(path)
     if told["is_tiny"] or told["card"] is None:
         found = f"those of {told['card'] or 'nothing'}"
         raise RefusedError(f"Writing {path} into the documents", "figures of a GPU", found, "Run it without --tiny.")
     if told["commit"] is None and told["sources"] == sources():
         told["commit"] = commit()
-    made = {}
+    return keep(told, root)
+
+
+def into_documents(root: Path = ROOT) -> list[str]:
+    """Write the kept figures into the documents; the names of the changed ones. RefusedError before any is changed."""
+    cards, made = kept(root), {}
     for name, kind in PLACES.items():
-        made[name] = rewritten((root / name).read_text(), text_of(told, kind), name)
+        made[name] = rewritten((root / name).read_text(), text_of(cards, kind), name)
     changed = [name for name, page in made.items() if page != (root / name).read_text()]
     for name in changed:
         (root / name).write_text(made[name])
@@ -370,14 +429,16 @@ def into_documents(path: Path, root: Path = ROOT) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, metavar="DIR/gpu.json")
+    parser.add_argument("path", type=Path, nargs="?", metavar="DIR/gpu.json")
     parser.add_argument("--draw", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     try:
         if asked.draw:
             draw(asked.path)
             return 0
-        print("\n".join(into_documents(asked.path)) or "The documents say this already.")
+        if asked.path is not None:
+            print(keep_call(asked.path))
+        print("\n".join(into_documents()) or "The documents say this already.")
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,12 +1,14 @@
 """What is measured of one learner, and of two, on one GPU: each by one call, in lines of JSON as they come.
 
-    python -m tests.bench.gpu_measures learner|memory|exchange|kill [--tiny] [--data FOLDER] --out FILE
+    python -m tests.bench.gpu_measures learner|torch|kill|memory|exchange [--tiny] [--data FOLDER] --out FILE
 
-learner   steps a second inside a run against the bare loop, pairs in turn: whoever is not measured is stopped
+learner   steps a second inside a run, with its syncer, against the bare loop, in one process (`in_one_process.py`)
+torch     the same of a model of 124 million parameters in PyTorch; status 3 where PyTorch is not installed
 memory    the peak as jax's allocator counts it, after ten steps and an exchange of every fragment, against what the
           compiler says of the functions that are called, and what `isthmus graph` says of parameters and their state
 exchange  a fragment in each wire format, coded on the device and fetched, against the codes of the CPU's kernels
-kill      two learners with int4, of which one is killed (SIGKILL): until the next merge, and until its return
+kill      two learners with int4, of which one is killed (SIGKILL): until the next merge, and until its return; what
+          was merged of the tokens, and whether the loss has fallen
 
 gpt-124m with contexts of 1,024, in bfloat16; `--tiny` is a model that a CPU steps in milliseconds. `on_a_gpu.sh` calls
 it, and sets the environment.
@@ -16,26 +18,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 BATCH: Final = 8
-TINY: Final[Mapping[str, Any]] = {"layers": 1, "width": 32, "heads": 2, "context": 32, "batch": 4}
+RATE: Final = 6e-4
+"""Given, so that the step is one program in all parts: a run of other tokens or learners would choose another."""
+TINY: Final[Mapping[str, Any]] = {"layers": 1, "width": 32, "heads": 2, "context": 32, "batch": 4, "lr": 3e-3}
 SHARE: Final = "0.45"
 """Of the GPU's memory: two processes have it at a time."""
-PAIRS, PAIR_SECONDS = 5, 4.0
-KILLS: Final = 2
+MEASURED_SECONDS: Final = 10.0
+"""Of the bare loop before and after the run; of the run twice that."""
+TORCH_BATCH, TORCH_CONTEXT = 8, 512
+LACKS_STATUS: Final = 3
+"""Exit status where this machine lacks what a part needs."""
 CALM_SECONDS: Final = 3.0
-RETURN_SECONDS_MAX: Final = 150.0
-"""Of a life that was killed: it starts CUDA, and loads the programs that the one before had compiled."""
+RETURN_SECONDS_MAX: Final = 45.0
+"""Of a life that was killed: it starts CUDA, and loads the programs that the one before had compiled. On an H200 it was
+merged again after 9.5 to 12.6 s."""
 REPEATS: Final = 7
 FRAGMENTS: Final = 8
 STEPS: Final = 3
@@ -47,18 +55,31 @@ def settings(asked: argparse.Namespace) -> dict[str, Any]:
     """The task's settings."""
     from isthmus.programs.command.config import MODELS
 
-    own = dict(TINY) if asked.tiny else {**MODELS["gpt-124m"], "batch": BATCH}
+    own = dict(TINY) if asked.tiny else {**MODELS["gpt-124m"], "batch": BATCH, "lr": RATE}
     return own if asked.data is None else {**own, "data": [str(asked.data)]}
 
 
 def learner(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A line a pair."""
-    from tests.bench.in_turns import turns
+    """One line."""
+    from isthmus.programs.engine.request.environment import prepare_environment
+    from tests.bench.in_one_process import measured
 
-    pairs, seconds = (1, 1.0) if asked.tiny else (PAIRS, PAIR_SECONDS)
-    os.environ["XLA_CLIENT_MEM_FRACTION"] = SHARE
-    for bare, inside in turns(settings(asked), pairs, seconds, ready_seconds=READY_SECONDS_MAX):
-        yield {"bare_steps_per_second": bare, "steps_per_second": inside, "ratio": inside / bare}
+    prepare_environment(1)
+    from isthmus.programs.language_model import task
+
+    yield measured(task(**settings(asked)), FRAGMENTS, 1.0 if asked.tiny else MEASURED_SECONDS)
+
+
+def torch(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One line."""
+    if find_spec("torch") is None:
+        print("PyTorch is not installed here", file=sys.stderr)
+        raise SystemExit(LACKS_STATUS)
+    from tests.bench import torch_tasks
+    from tests.bench.in_one_process import measured
+
+    task = torch_tasks.nano(batch=4) if asked.tiny else torch_tasks.gpt_124m(TORCH_BATCH, TORCH_CONTEXT)
+    yield measured(task, FRAGMENTS, 1.0 if asked.tiny else MEASURED_SECONDS)
 
 
 def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -154,10 +175,10 @@ def _seconds_of(call: Callable[[], object]) -> list[float]:
 
 
 def kill(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A line a kill, and one of the whole run."""
+    """A line of the kill, and one of the whole run."""
     from tests.bench.bench_deaths import kill_one
     from tests.bench.in_turns import options_of
-    from tests.bench.observed import training
+    from tests.bench.observed import lines_of, training
 
     given = [item for key, value in settings(asked).items() for item in options_of(key, value)]
     given += ["--set", "program.push=int4"]
@@ -167,25 +188,32 @@ def kill(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as there,
         training(Path(there, "run"), *given, learners=2, ready_seconds=READY_SECONDS_MAX) as run,
     ):
-        for number in range(1 if asked.tiny else KILLS):
-            time.sleep(CALM_SECONDS)
-            found = kill_one(run, 1 - number % 2, RETURN_SECONDS_MAX)
-            yield {
-                "killed": f"learner/{1 - number % 2}",
-                "first_merge_seconds": found["next merged fragment, s"],
-                "next_round_seconds": found["next round that was opened since, s"],
-                "started_again_seconds": found["its next life is started, s"],
-                "merged_again_seconds": found["its next life is merged, s"],
-            }
+        time.sleep(CALM_SECONDS)
+        found = kill_one(run, 1, RETURN_SECONDS_MAX)
+        yield {
+            "killed": "learner/1",
+            "first_merge_seconds": found["next merged fragment, s"],
+            "next_round_seconds": found["next round that was opened since, s"],
+            "started_again_seconds": found["its next life is started, s"],
+            "merged_again_seconds": found["its next life is merged, s"],
+        }
+        losses = [line["loss"] for line in lines_of(run.folder / "metrics.jsonl") if line["loss"] is not None]
         summary = run.stop()
-    yield {name: summary[name] for name in ("merged_share", "contributors_mean", "outer_steps", "goodput")}
+    yield {
+        **{name: summary[name] for name in ("merged_share", "contributors_mean", "outer_steps", "goodput")},
+        "loss_first": statistics.median(losses[:LOSSES]),
+        "loss_last": statistics.median(losses[-LOSSES:]),
+    }
 
 
+LOSSES: Final = 5
+"""Reports at either end of a run whose median is taken."""
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]]] = {
     "learner": learner,
+    "torch": torch,
+    "kill": kill,
     "memory": memory,
     "exchange": exchange,
-    "kill": kill,
 }
 
 

@@ -1,17 +1,18 @@
 """The steps that are measured on a GPU, one after another, each bounded in time and each by itself.
 
-    tests/bench/on_a_gpu.sh [--minutes 10] [--out DIR] [--wheels DIR] [--data DIR] [--tiny] [--long] [--only STEP]...
+    tests/bench/on_a_gpu.sh [--minutes 12] [--out DIR] [--wheels DIR] [--data DIR] [--tiny] [--long] [--only STEP]...
     tests/bench/on_a_gpu.sh --fetch-wheels DIR [--python 3.12] [--without NAME,...]
 
 A step is a process that writes lines of JSON as it measures. Each line is in DIR/gpu.jsonl at once, and DIR/gpu.json
 has what all lines come to, so that a machine that is taken away leaves what was done; DIR/gpu.html is a page of it
-after every step. A step gets a share of the time that is left, what it does not need is the next one's, and the last
-one has the rest. One that fails, or runs past its time, is recorded, and the next begins: whatever it has started is
-killed before, since this process adopts what daemons leave behind.
+after every step. Each step has a limit of its own (`LIMITS`, whose order is that of their worth), and no more than what
+is left of --minutes. One that fails, or runs past its limit, is recorded, and the next begins: whatever it has started
+is killed before, since this process adopts what daemons leave behind.
 
-The order is that of `SHARES`; steps that are chosen with --only have equal parts of the time. With --long it is one
-step alone, that of the 26 million parameters, which takes DIR/long.state up again. Another call with the same DIR adds
-to it; figures of another card or tree are refused.
+What was done is in DIR/state.json, and another call with the same DIR leaves it out, also on another machine with the
+same card: it goes on where the first was cut off. What was compiled is in DIR/xla, for all steps and calls. Figures of
+another card or tree are refused. With --long it is one step alone, that of the 26 million parameters, which takes
+DIR/long.state up again.
 
 --tiny does the same with small models on a CPU. Exit status 0 if every step was done, 1 if not, 2 with one message if
 the machine, the wheels or the text do not suffice, and nothing was started.
@@ -38,14 +39,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
-from tests.bench import gpu_figures, gpu_machine
+from tests.bench import gpu_figures, gpu_machine, gpu_measures
 from tests.bench.gpu_machine import RefusedError
 
-SHARES: Final[Mapping[str, float]] = {"learner": 0.4, "memory": 0.15, "exchange": 0.15, "kill": 0.6, "line": 1.0}
-"""Of the time that is left when a step begins. Of ten minutes: 240 s for a run that compiles gpt-124m and five pairs of
-9 s (110 s on one core, on a machine that had just begun; the bare loop has the same programs); memory took 12 s on an
-H200, the exchange 26 s; 180 s for a run of two learners, of which one is killed, twice; and what is left for the line,
-of whose cells each took 50 to 75 s."""
+LIMITS: Final[Mapping[str, float]] = {
+    "learner": 200.0,
+    "torch": 150.0,
+    "kill": 80.0,
+    "memory": 80.0,
+    "exchange": 80.0,
+    "line": 80.0,
+}
+"""Seconds. The first compiles gpt-124m (80 s on the cores of an H200's machine, 20 of them one call of ptxas); the rest
+read that. On that machine memory took 12 s, the exchange 26 s, a cell of the line 50 to 75 s."""
+STATE: Final = "state.json"
+"""The steps that were done, with the seconds that each took."""
+XLA: Final = "xla"
+MINUTES: Final = 12.0
 LONG: Final = "long"
 SECONDS_MIN: Final = 15.0
 """A step that would have less is not begun: it starts Python and jax."""
@@ -80,6 +90,10 @@ class Bench(NamedTuple):
             stream.write(line + "\n")
         gpu_figures.write(self.folder)
 
+    def say(self, text: str) -> None:
+        """Tell who watches, and no file."""
+        print(text, flush=True)
+
     def command(self, step: str, out: Path, seconds: float) -> list[str]:
         """The module of a step, and its options."""
         options = ["--out", str(out), *(["--data", str(self.data)] if self.data else [])]
@@ -101,11 +115,12 @@ class Bench(NamedTuple):
 def carry_out(bench: Bench, steps: Sequence[str]) -> bool:
     """Every step; whether all were done."""
     is_whole = True
-    for number, step in enumerate(steps):
-        left = bench.until - time.monotonic() - RESERVE_SECONDS
-        # Small steps are over soon, unless the machine is busy.
-        share = SHARES.get(step, 1.0) if len(steps) == len(SHARES) else 1 / (len(steps) - number)
-        seconds = left * (1.0 if bench.is_tiny else share)
+    for step in steps:
+        if step in done(bench.folder):
+            bench.say(f"{step}: done by a call before, {done(bench.folder)[step]:.0f} s")
+            continue
+        limit = math.inf if bench.is_tiny else LIMITS.get(step, math.inf)  # Small steps are over soon, unless many run.
+        seconds = min(limit, bench.until - time.monotonic() - RESERVE_SECONDS)
         if seconds < SECONDS_MIN:
             bench.write(step, event="left out", state="not reached", error=f"{max(seconds, 0):.0f} s were left for it")
             is_whole = False
@@ -113,6 +128,20 @@ def carry_out(bench: Bench, steps: Sequence[str]) -> bool:
         is_whole &= _carry_out(bench, step, seconds)
         draw(bench)
     return is_whole
+
+
+def done(folder: Path) -> dict[str, float]:
+    """The steps that were done, and how long each took; none of a state that cannot be read."""
+    try:
+        return {str(step): float(seconds) for step, seconds in json.loads((folder / STATE).read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _note_done(folder: Path, step: str, seconds: float) -> None:
+    new = folder / f"{STATE}.new"
+    new.write_text(json.dumps({**done(folder), step: round(seconds, 1)}) + "\n")
+    os.replace(new, folder / STATE)
 
 
 def _carry_out(bench: Bench, step: str, seconds: float) -> bool:
@@ -128,7 +157,9 @@ def _carry_out(bench: Bench, step: str, seconds: float) -> bool:
         raise
     finally:
         bench.write(step, event="ended", state=state, seconds=round(time.monotonic() - begun, 2), error=error)
-    return state == "done"
+    if state == "done" and step != LONG:
+        _note_done(bench.folder, step, time.monotonic() - begun)
+    return state in ("done", gpu_figures.LACKS)
 
 
 def _run(bench: Bench, step: str, seconds: float) -> tuple[str, str | None]:
@@ -153,6 +184,8 @@ def _run(bench: Bench, step: str, seconds: float) -> tuple[str, str | None]:
         _keep(log, bench.folder / "log.txt", step)
     if process.returncode == 0:
         return "done", None
+    if process.returncode == gpu_measures.LACKS_STATUS:
+        return gpu_figures.LACKS, log.read_text(errors="replace").strip()[-ERROR_LETTERS_MAX:]
     if process.returncode in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
         return "cut off", f"it ran past its {seconds:.0f} s"
     said = log.read_text(errors="replace").strip().splitlines()
@@ -220,13 +253,13 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="on_a_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--minutes", type=float, default=10.0, help="for all of it; 10 if absent")
+    options.add_argument("--minutes", type=float, default=MINUTES, help=f"for all of it; {MINUTES:g} if absent")
     options.add_argument("--out", type=Path, default=Path("runs/gpu"), metavar="DIR", help="runs/gpu if absent")
     options.add_argument("--wheels", type=Path, metavar="DIR", help="wheels of what this Python lacks")
     options.add_argument("--data", type=Path, metavar="DIR", help="text; Python's standard library if absent")
     options.add_argument("--tiny", action="store_true", help="small models, on a CPU")
     options.add_argument("--long", action="store_true", help="26 million parameters, and nothing else")
-    options.add_argument("--only", choices=SHARES, action="append", help="this step; may be repeated")
+    options.add_argument("--only", choices=LIMITS, action="append", help="this step; may be repeated")
     options.add_argument("--fetch-wheels", type=Path, metavar="DIR", help="make a folder of wheels, by a network")
     options.add_argument("--python", default="3.12", metavar="X.Y", help="for which --fetch-wheels is; 3.12 if absent")
     options.add_argument("--megabytes-max", type=float, default=gpu_machine.WHEELS_MEGABYTES_MAX, metavar="N")
@@ -268,10 +301,20 @@ def opened(asked: argparse.Namespace, scratch: Path, began: float) -> Bench:
         "is_tiny": asked.tiny,
     }
     data = None if asked.data is None else asked.data.absolute()
+    variables |= compiled_in(asked.out.absolute() / XLA)
     bench = Bench(asked.out.absolute(), scratch, variables, data, asked.tiny, began + 60 * asked.minutes)
     gpu_figures.check_folder(bench.folder, machine)
     bench.write("machine", **machine, minutes=asked.minutes, at=datetime.now(UTC).isoformat(timespec="seconds"))
     return bench
+
+
+def compiled_in(folder: Path) -> dict[str, str]:
+    """The variables by which all steps keep what they compile in a folder, however small it is."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def fetched(asked: argparse.Namespace) -> None:
@@ -298,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         bench = opened(asked, scratch, began)
         adopt_descendants()
-        is_whole = carry_out(bench, (LONG,) if asked.long else tuple(asked.only or SHARES))
+        is_whole = carry_out(bench, (LONG,) if asked.long else tuple(asked.only or LIMITS))
         print(gpu_figures.table(gpu_figures.read(bench.folder / gpu_figures.JSON)))
         print(f"{bench.folder / gpu_figures.JSON} and {gpu_figures.PAGE}, in {time.monotonic() - began:.0f} s")
     except RefusedError as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,15 @@ def loss(model: Any, batch: Any) -> Any:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def draw(at: At) -> Any:
-    """One sequence, of random tokens."""
-    return {"tokens": at.rng().integers(0, VOCABULARY, (1, CONTEXT + 1)).astype(np.int64)}
+def draw(at: At, batch: int = 1, context: int = CONTEXT) -> Any:
+    """Sequences of random tokens."""
+    return {"tokens": at.rng().integers(0, VOCABULARY, (batch, context + 1)).astype(np.int64)}
+
+
+def gpt_124m(batch: int, context: int) -> Task:
+    """`GPT_124M` on other batches."""
+    draws = partial(draw, batch=batch, context=context)
+    return replace(GPT_124M, batch=draws, tokens_per_batch=batch * context)
 
 
 GPT_124M = Task(

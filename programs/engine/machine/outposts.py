@@ -332,6 +332,7 @@ class Outposts:
                 run_spec.here.islands_here,
                 devices=run_spec.here.devices,
                 start_seconds=run_spec.settings.first_beat_seconds,
+                rank_seconds=run_spec.settings.rank_seconds,
                 forbids=partial(self._config.refusal_of, machine=self._name),
             )
             processes = None

@@ -366,7 +366,7 @@ def _gather(
     with collecting(faults):
         subject = find_task(given.task, given.settings, budget, given.machines)
         if isinstance(subject.task, OwnTask):
-            slots = RunSlots() if budget is None else RunSlots(budget.learners, budget.slots_max, budget.seed)
+            slots = RunSlots() if budget is None else _slots_of(budget)
             subject = subject._replace(task=subject.task.completed(slots))
     path = None
     with collecting(faults):
@@ -374,6 +374,10 @@ def _gather(
     if budget is None or subject is None or path is None or faults:
         raise ConfigError.of(faults)
     return _Parts(budget, settings, subject, path)
+
+
+def _slots_of(run: RunSettings) -> RunSlots:
+    return RunSlots(run.learners, run.slots_max, run.seed, run.rank_seconds)
 
 
 def _short_name(program: Program) -> str:

@@ -156,6 +156,16 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             resumes=True,
         ),
     ] = 1800.0
+    rank_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds after which ranks of --ranks hang, all of which do nothing or wait for each other; 0: never.",
+            expected="0, or a number of seconds from 5 to a year's",
+            ge=0,
+            le=366 * _DAY,
+            remedy="The default is 600; 0 never ends ranks that wait for each other.",
+        ),
+    ] = 600.0
     loop_away_max: Annotated[
         float | None,
         Setting(
@@ -271,6 +281,9 @@ def _rules(run: RunSettings) -> Iterator[Fault]:
     if 0 < run.loop_idle_seconds < 1:
         remedy = "Say 1 or more, or 0 for scripts that may do nothing for as long as they like."
         yield Fault("Reading run.loop_idle_seconds", "0, or at least 1", str(run.loop_idle_seconds), remedy)
+    if 0 < run.rank_seconds < 5:
+        remedy = "Say 5 or more, or 0 for ranks that may wait for each other for as long as they like."
+        yield Fault("Reading run.rank_seconds", "0, or at least 5", str(run.rank_seconds), remedy)
     most = max(run.slots_max, 1)
     if not 0 <= run.learners <= most:
         remedy = "Change run.learners; run.slots_max is the most there can be."

@@ -20,6 +20,7 @@ from isthmus.runtime.cores.membership_messages import Finding, Refusal
 from isthmus.runtime.supervision import bounds
 from isthmus.runtime.supervision.incidents import Failure, Raised, incident_of
 from isthmus.runtime.supervision.liveness import HEALTHY
+from isthmus.runtime.system.processes import RANKS_HUNG
 
 UNKNOWN: Final = "-"
 _SCALES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -441,7 +442,9 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "is_expelled": lambda record: record.how == "expelled",
     "is_only": lambda record: record.lives == 1,
     "exit": lambda record: "ended" if record.status is None else "exited",
-    "failing": lambda record: record.status or None,
+    "failing": lambda record: (
+        f"{record.status}, because its ranks hung" if record.status == RANKS_HUNG else record.status or None
+    ),
     "silent_ns": lambda record: record.silence_ns or None,
     "repeated": lambda record: record.again or None,
     "was_away": lambda record: seconds(record.away_ns / 1e9) if record.away_ns else None,

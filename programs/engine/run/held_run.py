@@ -83,6 +83,7 @@ class HeldRun:
             ahead,
             devices=run_spec.here.devices,
             start_seconds=run_spec.settings.first_beat_seconds,
+            rank_seconds=run_spec.settings.rank_seconds,
             forbids=forbids,
         )
         tape_bytes = run_spec.settings.tape_bytes

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,15 +39,50 @@ PROXY: Final = "ISTHMUS_SOCKS_PROXY"
 """The variable of the environment that names a SOCKS5 proxy, ADDRESS:PORT, through which hosts dial each other."""
 
 
-def settle_on_core(replica: Replica, learners: int) -> None:
-    """Keep a learner on one core, where learners share the cores of this machine.
+def settle_on_core(replica: Replica, here: spec.Here) -> None:
+    """Keep a learner on one core, where learners share the cores of this machine; where they compute on accelerators,
+    keep syncer and recorder on cores that no learner uses.
 
     Each gets an equal share. The kernel may leave three on one core for a second while the fourth has another to
     itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0))
+    learners, role = here.learners, leader(replica).role
+    if has_accelerators(here):
+        of_islands, of_others = cores_apart(cores, here.islands or learners)
+        if role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
+            os.sched_setaffinity(0, of_islands if role == LEARNER else of_others)
+        return
     if leader(replica).role == LEARNER and learners > len(cores):
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
+
+
+def cores_apart(cores: Iterable[int], islands: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The cores of islands on accelerators, and those of the other hosts of their machine: the last ones, as many as an
+    island has and two at least. All are everybody's where that would leave less than two to an island: a learner has a
+    thread that dispatches, and others that move data.
+    """
+    every = sorted(cores)
+    apart = max(len(every) // (islands + 1), CORES_APART_MIN)
+    if len(every) - apart < CORES_OF_ISLAND_MIN * islands:
+        return frozenset(every), frozenset(every)
+    return frozenset(every[:-apart]), frozenset(every[-apart:])
+
+
+CORES_APART_MIN: Final = 2
+"""Of syncer and recorder: one merges while the other writes."""
+CORES_OF_ISLAND_MIN: Final = 2
+
+
+def has_accelerators(here: spec.Here, environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> bool:
+    """Whether the learners of a machine compute on accelerators, told without what they load for it
+    (`islands.environment.find`): syncer and recorder ask, too."""
+    wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
+    if "cpu" in (wanted, *map(str.casefold, here.kinds)):
+        return False
+    files = {"nvidia[0-9]*": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "accel[0-9]*": ("libtpu",)}
+    files["vfio/[0-9]*"] = files["accel[0-9]*"]
+    return any(any(root.glob(form)) and any(map(find_spec, plugins)) for form, plugins in files.items())
 
 
 def host_of(
@@ -150,10 +186,13 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     sys.argv = list(run_spec.settings.argv)
     island = None
     if leader(replica).role in run_spec.computing:
-        from isthmus.programs.engine.islands.claims import claim_island  # Others have none.
+        # Others have none.
+        from isthmus.programs.engine.islands.claims import claim_island
+        from isthmus.programs.engine.islands.compiling import compile_once
 
         island = claim_island(member, run_spec)
-    settle_on_core(replica, run_spec.here.learners)
+        compile_once(folder, str(replica), member.incarnation)
+    settle_on_core(replica, run_spec.here)
     plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from isthmus.programs.engine.islands.island_numbers import IslandNumbers
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
-from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script
+from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script, watching
 from isthmus.programs.loop_script import LoopLife, LoopScript
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.errors import ConfigError, RunError, log_entry
@@ -217,8 +217,8 @@ class Launcher:
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
     Where there is a `script`, they are processes of that instead, for so many `learners` on this machine, with so many
-    `devices` each, 0 where that is not declared; `forbids` returns why its owner does not let it start that, '' where
-    the owner does.
+    `devices` each, 0 where that is not declared; ranks of it that do nothing for `rank_seconds` hang; `forbids` returns
+    why its owner does not let it start that, '' where the owner does.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -236,6 +236,7 @@ class Launcher:
         learners: int = 1,
         ahead: Ahead = NONE_AHEAD,
         *,
+        rank_seconds: float = 0.0,
         devices: int = 0,
         start_seconds: float = START_SECONDS,
         forbids: Callable[[LoopScript], str] = lambda script: "",
@@ -244,6 +245,7 @@ class Launcher:
         self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._learners, self._devices, self._forbids = learners, devices, forbids
+        self._rank_seconds = rank_seconds
         self._islands = None if script is None else IslandNumbers(folder, learners)
         self._has_evaluator = log_of(folder, Replica(EVALUATOR, 0)).exists()
         """Whether an evaluator was ever started here."""
@@ -420,7 +422,7 @@ class Launcher:
             variables = devices_of(island, self._learners, self._devices, has_evaluator=has_evaluator)
         except ConfigError as error:
             raise OSError(str(error)) from error
-        return spawn_script(script, life, log, variables)
+        return spawn_script(script, life, log, {**variables, **watching(script, self._rank_seconds)})
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool) -> int:

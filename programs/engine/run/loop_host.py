@@ -130,7 +130,7 @@ class LoopHost:
             # The name of the process is its first thread's, which is the user's, and whose threads inherit it.
             name_process(f"isthmus {replica}", f"loop-{replica}")
             print_stacks_at_signal()
-            settle_on_core(replica, run_spec.here.learners)
+            settle_on_core(replica, run_spec.here)
             lower_priority()  # As of every learner: messages of this process go before its steps.
         task = reference.resolve(run_spec.job.task)
         self._make = None if make is None else partial(self._kept_learner, make)

@@ -31,6 +31,7 @@ from isthmus.programs.engine.islands.environment import compiling, gpus, script_
 from isthmus.programs.engine.run.logs import opened_log
 from isthmus.programs.job import RunSlots
 from isthmus.programs.loop_script import ISLAND, LoopAhead, LoopLife, LoopScript
+from isthmus.programs.rank_watch import BOUND
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.children import ChildProcess
@@ -88,6 +89,11 @@ def devices_of(island: int, islands: int, devices: int = 0, *, has_evaluator: bo
     return variables if there is None else {**variables, **compiling(max(islands, 1), os.environ)}
 
 
+def watching(script: LoopScript, rank_seconds: float) -> dict[str, str]:
+    """The variables by which the ranks of a script are watched."""
+    return {} if script.ranks == 1 else {BOUND: str(rank_seconds)}
+
+
 # -- at the daemon -----------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +119,8 @@ class _Waiting:
                     os.set_inheritable(each, True)
                 program = [_WITH_PARENT + _IN_FOLDER, str(os.getpid())]
                 ahead = LoopAhead(answer, tells, waits, str(replica), run.slots, run.seed)
-                self._process = ChildProcess(_spawn(program, script, ahead, self.output, devices))
+                watched = {**devices, **watching(script, run.rank_seconds)}
+                self._process = ChildProcess(_spawn(program, script, ahead, self.output, watched))
             finally:
                 for each in (answer, tells, waits):
                     os.close(each)

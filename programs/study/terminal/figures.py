@@ -212,7 +212,7 @@ def awaiting(status: Mapping[str, Any]) -> str:
 
 
 def starting(hosts: Any) -> str:
-    """The progress of the start: 'starting: learners compile, 1 of 4 are ready'."""
+    """The progress of the start: 'starting: learners compile, 1 of 4 are ready', and what they compile, and await."""
     learners = [host for host in hosts if host["role"] == "learner"]
     if not learners:
         return "starting: no learner is there so far" if hosts else _PHASES["starting"]
@@ -223,7 +223,40 @@ def starting(hosts: Any) -> str:
     if begun == 0:
         up = sum(host["state"] == "alive" for host in hosts)
         return f"starting: {up} of {len(hosts)} processes are there"
-    return f"starting: learners compile, {ready} of {len(learners)} are ready"
+    return f"starting: learners compile, {ready} of {len(learners)} are ready{_compiled(learners)}"
+
+
+COMPILED_MAX: Final = 2
+"""Of those that the line of the start names."""
+COMPILED_SECONDS_MIN: Final = 1.0
+"""What takes less is over before it is read."""
+
+
+def _compiled(learners: Sequence[Mapping[str, Any]]) -> str:
+    """': learner/0 compiles step, 8.00 s; learner/1 waits for it', of the learners that tell."""
+    compiling = dict[tuple[str, str], str]()
+    awaiting = dict[tuple[str, str], list[str]]()
+    for host in learners:
+        told = next((each for each in host.get("published", {}).values() if "compiles" in each), None)
+        if host["phase"] != "compiling" or told is None:
+            continue
+        name, function, by = str(host["name"]), str(told["compiles"]), str(told["awaits"])
+        if by:
+            awaiting.setdefault((by, function), []).append(name)
+            continue
+        lasted = max(int(host.get("now_ns", 0)) - int(told["compiles_since"]), 0) / 1e9
+        if lasted >= COMPILED_SECONDS_MIN:
+            compiling[name, function] = f"{name} compiles {function}, {words.seconds(lasted)}"
+    parts = []
+    for key, text in list(compiling.items())[:COMPILED_MAX]:
+        others = awaiting.pop(key, [])
+        parts.append(f"{text}; {_waits(others)} for it" if others else text)
+    parts += [f"{_waits(others)} for {function} of {by}" for (by, function), others in list(awaiting.items())[:1]]
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _waits(names: Sequence[str]) -> str:
+    return f"{names[0]} waits" if len(names) == 1 else f"{len(names)} learners wait"
 
 
 def is_starting(status: Mapping[str, Any]) -> bool:

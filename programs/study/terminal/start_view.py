@@ -1,15 +1,23 @@
 """`isthmus train --verbose`: when each process of a run reached the phases of its start, in seconds from that of the
-command, once all learners step.
+command, and what was compiled for it, once all learners step.
 
 The instants are those that the processes have written (`phases`); what none has written is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.engine.islands.compiling import (
+    CACHE_BYTES_MAX,
+    CompiledProgram,
+    KeptPrograms,
+    kept_programs,
+    read_compiled,
+)
+from isthmus.programs.engine.results.words import size
 from isthmus.programs.engine.run.in_processes import COMMAND
 from isthmus.programs.engine.run.watch_loop import Watch
 from isthmus.runtime.ids import LEARNER, Replica
@@ -70,7 +78,39 @@ class StartView:
 
     def _print(self, reached: list[PhaseReached]) -> None:
         self._is_told = True
-        self._tell("\n".join(lines(reached, self._learners)))
+        programs = list(read_compiled(self._folder))
+        self._tell("\n".join([*lines(reached, self._learners), *compiled_lines(programs, kept_programs(programs))]))
+
+
+def compiled_lines(programs: Sequence[CompiledProgram], kept: KeptPrograms | None) -> list[str]:
+    """What the processes of the first lives have compiled, with seconds, and read; and what is kept of other jax and
+    devices, which is left aside."""
+    first = [each for each in programs if each.life <= 1]
+    table = [line for process in sorted({each.process for each in first}) for line in _compiled_by(process, first)]
+    if not table:
+        return []
+    if kept is not None:
+        bound = f"{size(kept.bytes)} of at most {size(CACHE_BYTES_MAX)}"
+        table.append(f"kept in {kept.folder}: {kept.programs} programs, {bound}")
+        table += [f"of these left aside: {count} of jax {jax} for {device}" for (jax, device), count in kept.others]
+    return ["compiled programs, in seconds", *table]
+
+
+PROGRAMS_MAX: Final = 5
+"""Of a process that have a line each: the step, and what else takes long."""
+
+
+def _compiled_by(process: str, programs: Sequence[CompiledProgram]) -> Iterator[str]:
+    own = [each for each in programs if each.process == process]
+    made = sorted((each for each in own if each.way == "compiled"), key=lambda each: -each.seconds)
+    rest, kept = made[PROGRAMS_MAX:], [each for each in own if each.way == "read"]
+    rows = [(each.seconds, f"compiled {each.function}") for each in made[:PROGRAMS_MAX]]
+    rows += [(sum(each.seconds for each in rest), f"compiled {len(rest)} others")] if rest else []
+    rows += [(sum(each.seconds for each in kept), f"read {len(kept)} that were kept")] if kept else []
+    for by in sorted({each.by for each in own if each.by}):
+        rows.append((max(each.awaited_seconds for each in own if each.by == by), f"waited for what {by} compiled"))
+    for seconds, text in rows:
+        yield f"{seconds:8.2f} s  {process:17} {text}"
 
 
 def _learners(status: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`isthmus compile`: the functions of a run's learners, compiled for islands that are not here."""
+"""`isthmus compile`: the functions of a run's learners, for islands that are not here, or for a run to come."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, Final
 import typer
 
 from isthmus.programs.command.request_options import Options
+from isthmus.programs.engine.islands.compiling import kept_programs
 from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.study.terminal.figures import ProgressLine
+from isthmus.programs.study.terminal.start_view import compiled_lines
 from isthmus.programs.task import OwnTask
-from isthmus.programs.wings.compile.compiling import check_compiler, compiled_for, keep, lines_of
+from isthmus.programs.wings.compile.compiling import check_compiler, compiled_for, compiled_here, keep, lines_of
 from isthmus.programs.wings.compile.figures import Target, target
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -45,11 +47,34 @@ def compile_for(options: Options, islands: Sequence[str], *, fit: bool, as_json:
     return all(each.fits for each in figures)
 
 
+def compile_here(options: Options, *, as_json: bool) -> None:
+    """Compile the functions of a learner for an island of this machine, and show what was made, with seconds.
+
+    ConfigError with the faults of the request.
+    """
+    line = _CompilingLine()
+    try:
+        line.show(_PREPARING)
+        spec = in_child(lambda: _spec_of(options, ()))
+        programs = compiled_here(spec, lambda function, since: line.on_compiling("this machine", function, since))
+    finally:
+        line.clear()
+    kept = kept_programs(programs)
+    if as_json:
+        where = None if kept is None else {"folder": str(kept.folder), "bytes": kept.bytes, "programs": kept.programs}
+        typer.echo(json.dumps({"programs": [each._asdict() for each in programs], "kept": where}, indent=2))
+    else:
+        typer.echo("\n".join(compiled_lines(programs, kept)))
+
+
 def _targets(islands: Sequence[str]) -> list[Target]:
     """The islands that were named; one ConfigError with all that are none."""
     if not islands:
         raise ConfigError(
-            _READING_ISLANDS, "the islands to compile for", "none", "Name one: --island v5p:2x2x1, or v6e:2x2."
+            _READING_ISLANDS,
+            "the islands to compile for",
+            "none",
+            "Name one: --island v5p:2x2x1, or v6e:2x2; or --here, for those of this machine.",
         )
     targets, faults = list[Target](), list[Fault]()
     for text in islands:

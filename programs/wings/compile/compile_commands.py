@@ -11,6 +11,7 @@ from isthmus.programs.command.commands import FAILED, Commands
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.command.request_options import Options
 from isthmus.programs.command.run_commands import PANEL
+from isthmus.runtime.errors import ConfigError
 
 commands = typer.Typer(cls=Commands)
 
@@ -33,16 +34,31 @@ def compile_ahead(
         bool,
         typer.Option("--fit", help="Find the largest batch that fits, too.", rich_help_panel=options.WHERE),
     ] = False,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="For a learner of this machine: what a run by the same options reads.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compile a run for absent TPUs: memory and cost of a step.
+    """Compile a run for this machine, or for absent TPUs.
 
-    What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU.
+    What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU. With
+    --here they are compiled for the devices of a learner of this machine, and kept: a run reads them.
 
     Exit status 1 if an island is too small. Nothing is started, and no step is timed.
     """
-    from isthmus.programs.wings.compile.compile_ahead import compile_for
+    from isthmus.programs.wings.compile.compile_ahead import compile_for, compile_here
 
+    if here:
+        if islands or fit:
+            found = "--island" if islands else "--fit"
+            raise ConfigError("Reading --here", "no island that is elsewhere", found, "Leave one of them out.")
+        compile_here(requested, as_json=as_json)
+        return
     if not compile_for(requested, islands or [], fit=fit, as_json=as_json):
         raise typer.Exit(FAILED)
 

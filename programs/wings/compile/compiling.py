@@ -31,6 +31,7 @@ from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
+from isthmus.programs.engine.islands.compiling import CompiledProgram
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import scaled, seconds, size, whole
 from isthmus.programs.wings.compile.figures import (
@@ -45,10 +46,11 @@ from isthmus.programs.wings.compile.figures import (
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.system.children import Child
 from isthmus.runtime.system.files import cache_folder, read_bytes, write_bytes
-from isthmus.runtime.system.processes import status_name
+from isthmus.runtime.system.processes import environment, status_name
 from isthmus.runtime.system.waiting import readable
 
 WORKER: Final = "isthmus.programs.wings.compile.worker"
+HERE: Final = "isthmus.programs.wings.compile.here"
 _ENVIRONMENT: Final = {
     "JAX_PLATFORMS": "cpu",
     # A compiler without a device writes programs to jax's own cache that it cannot read back.
@@ -89,22 +91,53 @@ def compiled_for(
     kept = cache_folder("ahead")
     where = {"target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
     request = {"spec": run_spec, **where, "fit": fit}
-    with tempfile.TemporaryFile() as noise:
-        worker = Child(WORKER, output=noise, variables={**os.environ, **_ENVIRONMENT})
-        try:
-            answer = _heard(worker, request, lambda name, since: on_progress(target.name, name, since))
-        finally:
-            worker.end()
-        noise.seek(max(noise.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
-        last = noise.read().decode(errors="replace")
+    answer = _answered(
+        WORKER,
+        f"compiling for {target.name}",
+        request,
+        _ENVIRONMENT,
+        lambda name, since: on_progress(target.name, name, since),
+    )
     if "faults" in answer:
         there = f" (an island {target.name})"
         faults = (Fault(*fault) for fault in answer["faults"])
         raise ConfigError.of(fault._replace(action=fault.action + there) for fault in faults)
-    if "answer" not in answer:
-        how = answer.get("error") or f"its process ended with {status_name(worker.status or 0)}\n{last}"
-        raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
     return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
+
+
+def compiled_here(run_spec: Mapping[str, Any], on_progress: Callable[[str, float], None]) -> list[CompiledProgram]:
+    """What the learners of a run with this spec call on an island of this machine, compiled, or read where it was kept.
+
+    ConfigError if the request is wrong, or no island is free; RunError if the worker dies, or fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"spec": run_spec, "folder": folder}
+        answer = _answered(HERE, "compiling here", request, environment(computes=True), on_progress)
+    if "faults" in answer:
+        raise ConfigError.of(Fault(*fault) for fault in answer["faults"])
+    return [CompiledProgram(*each) for each in answer["answer"]["programs"]]
+
+
+def _answered(
+    module: str,
+    doing: str,
+    request: Mapping[str, Any],
+    variables: Mapping[str, str],
+    on_progress: Callable[[str, float], None],
+) -> dict[str, Any]:
+    """The answer of a worker, or the faults of the request; RunError where it has neither."""
+    with tempfile.TemporaryFile() as noise:
+        worker = Child(module, output=noise, variables={**os.environ, **variables})
+        try:
+            answer = _heard(worker, request, on_progress)
+        finally:
+            worker.end()
+        noise.seek(max(noise.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
+        last = noise.read().decode(errors="replace")
+    if "answer" not in answer and "faults" not in answer:
+        how = answer.get("error") or f"its process ended with {status_name(worker.status or 0)}\n{last}"
+        raise RunError(f"{doing} failed: {how.rstrip()}")
+    return answer
 
 
 def _heard(worker: Child, request: Mapping[str, Any], on_progress: Callable[[str, float], None]) -> dict[str, Any]:

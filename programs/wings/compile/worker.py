@@ -377,21 +377,25 @@ def calls(run_spec: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[Devic
 
     On one device a run gives arrays no sharding; here they get that of the device, which is not jax's default.
     """
-    plan = lower(run_spec.graph())[LEARNER]
-    bodies = [node for node in plan.nodes if has(node.body, "calls_on")]
-    if not bodies:
-        expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
-        do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.life)."
-        raise ConfigError(f"Compiling {run_spec.job.program!r}", expected, "none", do)
-    for node in bodies:
-        keywords = {name: _resolved(value) for name, value in node.keywords.items()}
-        body = node.body(*map(_resolved, node.arguments), **keywords)
+    for body in bodies_of(run_spec):
         if len(devices) > 1:
             yield from body.calls_on(devices, run_spec.job.seed, slot)
             continue
         there = partial(lying, sharding=SingleDeviceSharding(devices[0]))
         for call in body.calls_on(None, run_spec.job.seed, slot):
             yield call._replace(arguments=jax.tree.map(there, call.arguments))
+
+
+def bodies_of(run_spec: Spec) -> Iterator[Any]:
+    """The bodies of a learner, not opened, that say what they call on devices; ConfigError if none does."""
+    nodes = [node for node in lower(run_spec.graph())[LEARNER].nodes if has(node.body, "calls_on")]
+    if not nodes:
+        expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
+        do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.life)."
+        raise ConfigError(f"Compiling {run_spec.job.program!r}", expected, "none", do)
+    for node in nodes:
+        keywords = {name: _resolved(value) for name, value in node.keywords.items()}
+        yield node.body(*map(_resolved, node.arguments), **keywords)
 
 
 def limit_bytes(device: Any) -> int:

@@ -26,6 +26,7 @@ from isthmus.ops.exchange.messages import (
     newest,
 )
 from isthmus.ops.exchange.ring import START, Mean, parts
+from isthmus.ops.island.compiling import compiles, telling
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.answers import Feed
 from isthmus.ops.learner.inner_step import REPORT_NS
@@ -164,7 +165,8 @@ class ElasticStep:
         self._feed.open(context)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         batch = first_batch(self._task, context.seed, self._slot)
-        self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
+        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+            self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
 
     def __call__(
@@ -312,7 +314,8 @@ class GradientStep:
         self._has_state = self._incarnation == 1
         self._greeting_next = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
-        self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
+        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+            self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
 
     def __call__(

@@ -331,6 +331,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "stuck_seconds": 14.0,
         "end_seconds": 10.0,
         "loop_over_seconds": 60.0,
+        "rank_seconds": 600.0,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

@@ -140,6 +140,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "stuck_seconds": 14.0,
         "end_seconds": 10.0,
         "loop_over_seconds": 60.0,
+        "rank_seconds": 600.0,
         "devices_min": 0,
     }
     assert config["program"] == {"interval": 5, "blocks": False}

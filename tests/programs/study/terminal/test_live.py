@@ -491,6 +491,18 @@ def test_the_start_is_told_step_by_step(watched: Request, hosts: list[dict[str, 
     assert live.FigureWords(watched).phase({"phase": "starting", "hosts": hosts}) == f"starting: {words}"
 
 
+def test_the_start_says_what_is_compiled_and_who_waits_for_it(watched: Request) -> None:
+    hosts = apart(learner0="compiling", learner1="compiling", learner2="compiling")
+    for slot, (function, awaits) in enumerate((("step", ""), ("step", "learner/0"), ("copy", ""))):
+        (host,) = (each for each in hosts if each["name"] == f"learner/{slot}")
+        host["now_ns"] = 9_000_000_000
+        since = 8_900_000_000 if function == "copy" else 1_000_000_000
+        host["published"] = {"inner-step": {"compiles": function, "awaits": awaits, "compiles_since": since}}
+    assert live.FigureWords(watched).phase({"phase": "starting", "hosts": hosts}) == (
+        "starting: learners compile, 1 of 4 are ready: learner/0 compiles step, 8.00 s; learner/1 waits for it"
+    )
+
+
 def test_the_table_says_for_how_long_it_has_been_starting(watched: Request) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     now = [100.0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.study.terminal.start_view import StartView, lines
+from isthmus.programs.engine.islands.compiling import CompiledProgram, KeptPrograms
+from isthmus.programs.study.terminal.start_view import StartView, compiled_lines, lines
 from isthmus.runtime.system.phases import PhaseReached, note
 
 S = 1_000_000_000
@@ -71,3 +72,16 @@ def test_a_run_that_ends_before_they_step_says_what_is_known(tmp_path: Path) -> 
     view.close({})
     (table,) = printed
     assert table.count("not known") == 2
+
+
+def test_what_was_compiled_is_listed_with_seconds_and_what_is_kept_of_others() -> None:
+    made = CompiledProgram("learner/0", 1, "step", "compiled", 13.2, "", 0.0, "1.0", "1 x made")
+    small = [made._replace(function=f"adopt/{number}", seconds=0.1) for number in range(8)]
+    read = made._replace(process="learner/1", way="read", seconds=0.4, by="learner/0", awaited_seconds=12.5)
+    again = made._replace(life=2, seconds=99.0)
+    kept = KeptPrograms(Path("xla"), 1_000_000, 10, ((("0.9", "1 x made"), 7),))
+    rows = compiled_lines([made, *small, read, again], kept)[1:]
+    words = [row.split() for row in rows]
+    assert [each[0] for each in words[:8]] == ["13.20", "0.10", "0.10", "0.10", "0.10", "0.40", "0.40", "12.50"]
+    assert {"0.9", "7"} <= set(rows[-1].split())
+    assert compiled_lines([again], kept) == []

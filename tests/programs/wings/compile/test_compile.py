@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from isthmus.programs.engine.islands.compiling import CompiledProgram, read_compiled
 from isthmus.programs.wings.compile import compiling
 from tests.command_line import app
 from tests.patience import PATIENCE
@@ -66,6 +67,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(compiling, "WORKER", "stand_in")
+    monkeypatch.setattr(compiling, "HERE", "stand_in")
     monkeypatch.setattr(compiling, "find_spec", lambda _: True)
     (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
     monkeypatch.chdir(tmp_path)
@@ -134,6 +136,8 @@ def test_what_is_wrong_in_the_worker_is_told(worker: Worker, says: Any, status: 
         ("", ["the islands to compile for", "found none", "--island v5p:2x2x1"]),
         ("--island v9:2x2 --island v6e:2", ["2 things are wrong", "'v9:2x2'", "'v6e:2'"]),
         ("--island v6e:2x2 --learners 0", ["Reading run.learners"]),
+        ("--here --island v6e:2x2", ["Reading --here", "found --island"]),
+        ("--here --fit", ["Reading --here", "found --fit"]),
         ("--island v6e:2x2 --set task.batch=6", ["(an island v6e:2x2)", "a batch that divides by 4", "6 rows"]),
     ],
 )
@@ -151,6 +155,48 @@ def test_without_the_compiler_it_is_said_how_to_get_it(worker: Worker, monkeypat
     assert result.stderr.startswith("isthmus: Compiling for v6e:2x2: expected libtpu, the compiler of TPUs")
     assert "pip install 'isthmus[tpu]'" in result.stderr
     assert not worker.asked
+
+
+@pytest.mark.process
+def test_here_a_learner_of_this_machine_is_compiled_for_and_told(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "find_spec", lambda _: None)  # It needs no compiler of TPUs.
+    made = CompiledProgram("compile", 1, "step", "compiled", 13.2, "", 0.0, "1.0", "1 x made")
+    worker.says({"answer": {"programs": [list(made), list(made._replace(function="copy", way="read"))]}})
+    result = isthmus("--here", "--data", "text.txt", "--set", "task.layers=1", "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)["programs"]
+    assert [(each["function"], each["way"], each["seconds"]) for each in told] == [
+        ("step", "compiled", 13.2),
+        ("copy", "read", 13.2),
+    ]
+    (asked,) = worker.asked
+    assert "layers = 1" in asked["spec"]["job"]["task"]
+    assert asked["environment"] == {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS")}
+    worker.says({"faults": [["Opening an island", "a device", "none", "Get one."]]})
+    assert isthmus("--here", "--data", "text.txt").exit_code == 2
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_what_is_compiled_here_is_read_by_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in [each for each in os.environ if each.startswith(("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE"))]:
+        monkeypatch.delenv(name)  # As this process has set it.
+    (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)
+    command = [sys.executable, "-c", "from isthmus.programs.command.main import main; main()"]
+    asked = ["--data", str(tmp_path / "text.txt"), "--set", "task.layers=1", "--set", "task.width=16"]
+    asked += ["--learners", "2", "--tokens", "4000"]
+    here = subprocess.run([*command, "compile", "--here", *asked, "--json"], capture_output=True, text=True, check=True)
+    made = json.loads(here.stdout)["programs"]
+    assert {each["function"]: each["way"] for each in made}["step"] == "compiled"
+    run = ["train", *asked, "--quiet", "--run-dir", str(tmp_path / "run")]
+    subprocess.run([*command, *run], check=True, stdout=subprocess.DEVNULL)
+    used = list(read_compiled(tmp_path / "run"))
+    assert {each.process for each in used} == {"learner/0", "learner/1"}
+    assert {each.function for each in used} == {each["function"] for each in made}
+    assert [each for each in used if each.way != "read"] == []
 
 
 APART = """

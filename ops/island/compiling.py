@@ -1,0 +1,77 @@
+"""How a process compiles the functions that a learner calls: by itself, or in the way that it was given.
+
+Whoever starts several processes on a machine knows that they compile the same, and gives each a way (`compile_by`) in
+which one of them compiles a program, and the others read what it has kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
+
+
+class LoweredProgram(NamedTuple):
+    """A function, lowered for its devices (`jax.stages.Lowered`)."""
+
+    name: str
+    lowered: Any
+
+
+Tell: TypeAlias = Callable[[str, str], None]
+"""Called with the function that is compiled from now on, and who compiles it where that is awaited, '' otherwise."""
+
+
+class CompilingWay(Protocol):
+    """How the programs of a learner are compiled."""
+
+    def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
+        """Compile all of them, in any order."""
+        ...
+
+
+@final
+class ByItself:
+    """Each program when it comes: what a process does that knows of no other."""
+
+    def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
+        for program in programs:
+            tell(program.name, "")
+            program.lowered.compile()
+
+
+_make: Callable[[], CompilingWay] = ByItself
+_tell: ContextVar[Tell | None] = ContextVar("tell", default=None)
+
+
+def compile_by(make: Callable[[], CompilingWay]) -> None:
+    """Have this process compile in a way from now on, which is made once it compiles."""
+    global _make
+    _make = cache(make)
+
+
+def compiles(function: str, awaits: str, since: int) -> dict[str, Any]:
+    """What a host publishes of this, `since` an instant of its run."""
+    return {"compiles": function, "awaits": awaits, "compiles_since": since}
+
+
+@contextmanager
+def telling(tell: Tell) -> Iterator[None]:
+    """Tell what this thread compiles meanwhile."""
+    before = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(before)
+
+
+def compile_all(programs: Iterable[LoweredProgram], *, is_alone: bool = False) -> None:
+    """Compile programs in the way of this process; by itself where it `is_alone` with them."""
+    way = ByItself() if is_alone else _make()
+    way.compile(programs, _tell.get() or _nobody)
+
+
+def _nobody(function: str, awaits: str) -> None:
+    del function, awaits

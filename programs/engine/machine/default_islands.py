@@ -1,0 +1,154 @@
+"""The islands of this machine where nobody has said how many learners there are: of as many devices each as the model
+needs, and as many of them as fit, LEARNERS_MAX at most.
+
+Decides the number of learners of a run on this machine's accelerators, and says by which figures: those of `isthmus
+compile`, where it has compiled this run, and else the state and a gradient, without activations. A card that is not in
+the table of devices is taken for one that holds an island, and the run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from isthmus.programs.engine.cluster import devices
+from isthmus.programs.engine.cluster.devices import Device
+from isthmus.programs.engine.cluster.placement import Machine
+from isthmus.programs.engine.cluster.placing import Find, needs_found
+from isthmus.programs.engine.islands import environment
+from isthmus.programs.engine.islands.environment import MEMORY_SHARE, Accelerators
+from isthmus.programs.engine.request.model_sizes import learner_bytes
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.results.words import size
+from isthmus.programs.task import OwnTask
+from isthmus.runtime.errors import ConfigError, Fault
+
+LEARNERS_MAX: Final = 8
+"""More islands gain less each: a merge of more votes, each of them of fewer tokens."""
+_DOING: Final = "Dividing this machine into islands"
+_CARDS: Final = Path("/proc/driver/nvidia/gpus")
+
+
+class DefaultIslands(NamedTuple):
+    """So many learners, on so many devices each; `told`: by which figures, and what more would cost; `warnings`: what
+    was assumed."""
+
+    learners: int
+    devices: int
+    told: str
+    warnings: tuple[Fault, ...] = ()
+
+
+def card_names(folder: Path = _CARDS) -> list[str]:
+    """The names of this machine's GPUs, as their driver has them; none where it does not say."""
+    names = []
+    for path in sorted(folder.glob("*/information")):
+        for line in path.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name == "Model":
+                names.append(value.strip())
+    return names
+
+
+def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find, *, most: int = 16) -> DefaultIslands:
+    """The islands of a machine with these accelerators, all of this `card`, '' where that is not known, for a learner
+    of so many bytes that uses `most` devices at most; `find` has the figures of a compiler. ConfigError where no island
+    holds it."""
+    total = len(accelerators.ids)
+    there = _devices(total)
+    device = _device(card)
+    if device is None or device.memory_bytes is None:
+        learners = min(total, LEARNERS_MAX)
+        return DefaultIslands(learners, 1, f"of {there}, 1 each", (_unknown(card, state_bytes),))
+    room = int(device.memory_bytes * MEMORY_SHARE)
+    counts = [count for count in _COUNTS if count <= min(total, most)]
+    each = next((count for count in counts if _needed(device, count, state_bytes, find)[0] <= room), None)
+    if each is None:
+        needed, source = _needed(device, counts[-1], state_bytes, find)
+        found = f"{size(needed)} of each of {_devices(counts[-1])}, {source}"
+        do = "Use a smaller model or batch, or islands of several machines (docs/how-to/islands.md)."
+        raise ConfigError(_DOING, f"at most {size(room)}, of the {size(device.memory_bytes)} of {card}", found, do)
+    learners = min(total // each, LEARNERS_MAX)
+    needed, source = _needed(device, each, state_bytes, find)
+    left = total - learners * each
+    parts = [f"of {there}, {each} each: {size(needed)} of the {size(device.memory_bytes)} of one, {source}"]
+    parts += [f"{left} left over"] if left else []
+    parts += ["another would share a device and its memory" if each == 1 else f"another would need {each - left} more"]
+    return DefaultIslands(learners, each, "; ".join(parts))
+
+
+def check_learners(accelerators: Accelerators, card: str, learners: int, state_bytes: int, find: Find) -> None:
+    """ConfigError for more learners than the devices hold, so that several share the memory of one."""
+    device, total = _device(card), len(accelerators.ids)
+    if device is None or device.memory_bytes is None or learners <= total:
+        return
+    sharing = -(-learners // total)
+    needed, source = _needed(device, 1, state_bytes, find)
+    room = int(device.memory_bytes * MEMORY_SHARE / sharing)
+    if needed > room:
+        fitting = max(int(device.memory_bytes * MEMORY_SHARE // needed), 1) * total
+        expected = f"at most {fitting} learners on {_devices(total)}, or a learner of {size(room)}"
+        found = f"{learners} learners, {sharing} on a device, of {size(needed)} each, {source}"
+        raise ConfigError(_DOING, expected, found, "Lower run.learners, the model or the batch.")
+
+
+def _unknown(card: str, state_bytes: int) -> Fault:
+    expected = "a card of the table of devices (docs/reference/devices.md)"
+    found = f"{card!r}, which is not in it" if card else "a card whose name its driver does not say"
+    do = f"It is assumed that one device holds a learner of {size(state_bytes)}; say --learners where it does not."
+    return Fault(_DOING, expected, found, do)
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+_COUNTS: Final = (1, 2, 4, 8, 16)
+"""Of the devices of an island: those by which a batch is likely to divide."""
+
+
+def _device(card: str) -> Device | None:
+    try:
+        return devices.find(card, _DOING) if card else None
+    except ConfigError:
+        return None
+
+
+def _needed(device: Device, count: int, state_bytes: int, find: Find) -> tuple[int, str]:
+    """Bytes that a learner needs of each of `count` devices, and who says so."""
+    needs = find(Machine("here", device=device, devices=count), 0)
+    if needs is not None:
+        return needs.memory_bytes, _source(device, count, find)
+    return -(-state_bytes // count), _source(device, count, find)
+
+
+def _source(device: Device, count: int, find: Find) -> str:
+    is_compiled = find(Machine("here", device=device, devices=count), 0) is not None
+    return "which `isthmus compile` found" if is_compiled else "without activations"
+
+
+def with_islands(request: Request, given: Mapping[str, Any], prepare_again: Callable[[int], Request]) -> Request:
+    """The request with as many learners as there are islands here, where `given` does not say how many, and this
+    machine has accelerators; `prepare_again` prepares it with another number. ConfigError where no island holds a
+    learner, or those that were given do not fit.
+
+    Scripts are started before it is known what they need, and say so themselves.
+    """
+    accelerators = environment.find()
+    is_script = getattr(request.task, "script", None) is not None
+    if accelerators is None or is_script or given.get("processes"):
+        return request
+    names = set(card_names()) if accelerators.platform == "cuda" else set()
+    card = names.pop() if len(names) == 1 else ""
+    needs, state_bytes = needs_found(request), learner_bytes(request)
+    if "learners" in given:
+        check_learners(accelerators, card, request.run.learners, state_bytes, needs)
+        return request
+    most = 1 if isinstance(request.task, OwnTask) else _COUNTS[-1]
+    found = divided(accelerators, card, state_bytes, needs, most=most)
+    if found.learners != request.run.learners:
+        request = prepare_again(found.learners)
+    chosen = {**request.chosen, "run.learners": f"{found.learners} ({found.told})"}
+    return replace(request, chosen=chosen, warnings=(*request.warnings, *found.warnings))

@@ -1,0 +1,75 @@
+"""`isthmus compile --here`: the functions of a run's learner, compiled by a process of its own for the devices that a
+learner of this machine would have, and kept where the run will look for them.
+
+The process prepares itself as a learner does: it claims an island, sets its environment, and asks the bodies of the run
+what they call. What is there already is read.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.ops.gang.mesh_sharding import ShardingError
+from isthmus.ops.island.compiling import LoweredProgram, compile_all, telling
+from isthmus.programs.engine.islands.claims import claim_island
+from isthmus.programs.engine.islands.compiling import compile_once, read_compiled
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.engine.request.spec import Spec
+from isthmus.runtime.errors import ConfigError, RequestError
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.system.lines import ProcessLine
+from isthmus.runtime.system.processes import die_with_parent, unblock
+
+
+def main(arguments: list[str]) -> int:
+    """Answer one request: a spec, and a folder for what was compiled."""
+    unblock()
+    die_with_parent()
+    line = ProcessLine.inherited(arguments[0])
+    request = line.next()
+    if request is None:
+        return 0
+    try:
+        line.send({"answer": answered(request, lambda name: line.send({"doing": name}))})
+    except RequestError as error:
+        line.send({"faults": [list(fault) for fault in error.faults]})
+    except ShardingError as error:
+        line.send({"faults": [[error.action, error.expected, error.found, error.remedy]]})
+    except BaseException:
+        line.send({"error": traceback.format_exc()})
+    return 0
+
+
+def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> dict[str, Any]:
+    """What was compiled and read for the learner of slot 0; `doing` is called with each function before."""
+    run_spec = spec.read(request["spec"])
+    sys.argv = list(run_spec.settings.argv)
+    prepare_environment(1)
+    member = Member(Replica(LEARNER, 0), 1)
+    island = claim_island(member, run_spec)
+    if island is not None and island.refusal:
+        raise ConfigError("Compiling here", "an island for a learner", island.refusal, "Mend that first.")
+    compile_once(Path(request["folder"]), "compile", 1)
+    with telling(lambda function, awaits: doing(f"{function}, which {awaits} compiles" if awaits else function)):
+        compile_all(_programs(run_spec, island))
+    return {"programs": [list(each) for each in read_compiled(Path(request["folder"]))]}
+
+
+def _programs(run_spec: Spec, island: Any) -> Iterator[LoweredProgram]:
+    """The functions of the learner in slot 0, on the devices that it would have, as each is lowered."""
+    from isthmus.ops.gang.mesh_devices import devices_of, unless_usual
+    from isthmus.programs.wings.compile.worker import bodies_of
+
+    devices = unless_usual(devices_of(island))
+    for body in bodies_of(run_spec):
+        for call in body.calls_on(devices, run_spec.job.seed, 0):
+            yield LoweredProgram(call.name, call.function.lower(*call.arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
