@@ -213,8 +213,8 @@ class Options:
         if machines is None and self.before is None and self.transport != "inproc":
             from isthmus.programs.engine.machine.default_islands import with_islands
 
-            given, task = sections.run, sections.task
-            request = with_islands(request, given, lambda learners: prepared({**given, "learners": learners}, task))
+            task = sections.task
+            request = with_islands(request, sections.run, lambda run: prepared(run, task))
         if request.run.local_batch == "same":
             return request
         from isthmus.programs.engine.cluster.prediction import paced

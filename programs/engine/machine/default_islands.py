@@ -21,6 +21,7 @@ from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import MEMORY_SHARE, Accelerators
 from isthmus.programs.engine.request.model_sizes import learner_bytes
 from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
@@ -129,7 +130,9 @@ def _source(device: Device, count: int, find: Find) -> str:
     return "which `isthmus compile` found" if is_compiled else "without activations"
 
 
-def with_islands(request: Request, given: Mapping[str, Any], prepare_again: Callable[[int], Request]) -> Request:
+def with_islands(
+    request: Request, given: Mapping[str, Any], prepare_again: Callable[[dict[str, Any]], Request]
+) -> Request:
     """The request with as many learners as there are islands here, where `given` does not say how many, and this
     machine has accelerators; `prepare_again` prepares it with another number. ConfigError where no island holds a
     learner, or those that were given do not fit.
@@ -143,12 +146,12 @@ def with_islands(request: Request, given: Mapping[str, Any], prepare_again: Call
     names = set(card_names()) if accelerators.platform == "cuda" else set()
     card = names.pop() if len(names) == 1 else ""
     needs, state_bytes = needs_found(request), learner_bytes(request)
-    if "learners" in given:
+    if LEARNERS in given:
         check_learners(accelerators, card, request.run.learners, state_bytes, needs)
         return request
     most = 1 if isinstance(request.task, OwnTask) else _COUNTS[-1]
     found = divided(accelerators, card, state_bytes, needs, most=most)
     if found.learners != request.run.learners:
-        request = prepare_again(found.learners)
-    chosen = {**request.chosen, "run.learners": f"{found.learners} ({found.told})"}
+        request = prepare_again({**given, LEARNERS: found.learners})
+    chosen = {**request.chosen, f"run.{LEARNERS}": f"{found.learners} ({found.told})"}
     return replace(request, chosen=chosen, warnings=(*request.warnings, *found.warnings))

@@ -16,6 +16,7 @@ from isthmus.runtime.daemon.outpost import (
     read_report,
     without_texts,
 )
+from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import MachineOwner
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import (
@@ -127,7 +128,8 @@ FALSE: Final = (
     (life_with("serving", None, [1]), [], "report.lives[0].heartbeat.steps", "`int`", "[1]"),
     (life_with("serving", None, HUGE), [], "report.lives[0].heartbeat.steps", None, str(HUGE)),
     (life_with("serving", None, 1, -1), [], "report.lives[0].heartbeat.busy", "`int` >= 0", "-1"),
-    (life_with("serving", None, 1, 1, 1, "x" * 501), [], "report.lives[0].heartbeat.node", None, repr("x" * 200)[:100]),
+    (life_with("serving", None, 1, 1, 1, "x" * 501), [], "report.lives[0].heartbeat.node", None,
+     shortened(repr("x" * 501), 100)),
     (life_with("serving", None, 1, 1, 1, "", float("nan")), [], "report.lives[0].heartbeat.cpu_seconds", None, "nan"),
     (life_with(error={"node": "", "exception": "", "message": "", "file": "", "line": -1}), [],
      "report.lives[0].error.line", "`int` >= 0", "-1"),

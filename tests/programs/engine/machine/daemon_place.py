@@ -69,6 +69,10 @@ class Place:
                     found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         return {pid: name for pid, name in found.items() if started_at(pid) is not None}
 
+    def without_porters(self) -> dict[int, str]:
+        """The same without porters, of which each daemon has one."""
+        return {pid: name for pid, name in self.processes().items() if "porter" not in name}
+
     def hosts(self) -> dict[int, str]:
         """The same without daemons and commands."""
         words = ("isthmus learner", "isthmus syncer", "isthmus evaluator", "isthmus recorder")

@@ -261,7 +261,7 @@ def test_a_port_or_a_name_that_is_taken(
         taken = typed(place.folder, "daemon", "--name", "beta", "--listen", address)
     assert taken.exit_code == 2
     assert "expected a free port, found one in use" in taken.stderr
-    assert list(place.processes()) == [daemon.process.pid]
+    assert list(place.without_porters()) == [daemon.process.pid]
 
 
 @pytest.mark.soak
@@ -282,10 +282,10 @@ def test_of_two_that_start_at_once_under_one_name_one_serves(place: Place) -> No
         assert "expected a name that no daemon on this machine has" in error
         place.wait_for(lambda log=log: "listens at" in log.read_text())
         assert left.poll() is None
-        assert set(place.processes()) == {home.process.pid, left.pid}
+        assert set(place.without_porters()) == {home.process.pid, left.pid}
         left.send_signal(signal.SIGTERM)
         assert left.wait(60) == 75
-    assert list(place.processes()) == [home.process.pid]
+    assert list(place.without_porters()) == [home.process.pid]
 
 
 def test_a_daemon_says_that_a_command_of_another_version_called(closed: MachineDaemon) -> None:
@@ -308,4 +308,6 @@ def test_a_machine_refuses_what_it_may_not_load_and_a_name_that_is_not_its_own(
     assert wrong.exit_code == 2
     assert "expected the name 'beta', found 'alpha'" in wrong.stderr
     assert not (place.folder / "run").exists()
-    wait_for(lambda: list(place.processes()) == [daemon.process.pid])  # A child that prepared may still be ending.
+    wait_for(
+        lambda: list(place.without_porters()) == [daemon.process.pid]
+    )  # A child that prepared may still be ending.

@@ -104,11 +104,10 @@ SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4}
 def requested(text: str, **run: Any) -> Any:
     asked = {"tokens": 4000, **run}
 
-    def again(learners: int) -> Any:
-        return prepare(run={**asked, "learners": learners}, task_settings={**SMALL, "data": [text]}, computes=False)
+    def prepared(run: dict[str, Any]) -> Any:
+        return prepare(run=run, task_settings={**SMALL, "data": [text]}, computes=False)
 
-    first = prepare(run=asked, task_settings={**SMALL, "data": [text]}, computes=False)
-    return with_islands(first, asked, again)
+    return with_islands(prepared(asked), asked, prepared)
 
 
 @pytest.fixture(scope="module")
