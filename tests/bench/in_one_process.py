@@ -44,9 +44,9 @@ def bare_rate(task: Any, fragments: int, seconds: float) -> float:
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.kind import LearnerParts, kind_of
     from isthmus.ops.island.life import LearnerLife
-    from isthmus.programs.engine.request.layout import layout
+    from isthmus.programs.engine.request.task_checks import layout_of
 
-    parts = LearnerParts(task, partition(layout(task), fragments), LearnerLife(0, 0, 1), 0.0)
+    parts = LearnerParts(task, partition(layout_of(task, 0), fragments), LearnerLife(0, 0, 1), 0.0)
     learner = kind_of(None).learner(parts, lambda: None, time.monotonic_ns)
     learner.compile(task.batch(At(0, 0, 0)))
     learner.begin()
