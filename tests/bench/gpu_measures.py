@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import sys
@@ -75,6 +76,9 @@ def torch(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if find_spec("torch") is None:
         print("PyTorch is not installed here", file=sys.stderr)
         raise SystemExit(LACKS_STATUS)
+    from isthmus.runtime.system.processes import ONE_THREAD
+
+    os.environ.update(ONE_THREAD)  # As a host's; PyTorch counts the cores of each thread that calls it for itself.
     from tests.bench import torch_tasks
     from tests.bench.in_one_process import measured
 

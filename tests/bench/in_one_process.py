@@ -11,24 +11,22 @@ import gc
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 WARM_STEPS: Final = 3
 STEPS_MIN: Final = 5
+STEPS_MORE: Final = 50
+"""Of the run, for those that do not count."""
+REPORTS_MIN: Final = 2
 MERGES_MIN: Final = 2
 """Before what counts: first exchanges make buffers, and bring an anchor."""
-
-
-class _EnoughError(Exception):
-    """The run was measured."""
 
 
 def measured(task: Any, fragments: int, seconds: float) -> dict[str, float]:
     """Steps a second of both, and their ratio; the bare loop's before and after the run."""
     before = bare_rate(task, fragments, seconds)
-    inside = run_rate(task, fragments, 2 * seconds)
+    inside = run_rate(task, fragments, round(2 * seconds * before) + STEPS_MORE)
     after = bare_rate(task, fragments, seconds)
     bare = (before + after) / 2
     return {
@@ -46,9 +44,9 @@ def bare_rate(task: Any, fragments: int, seconds: float) -> float:
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.kind import LearnerParts, kind_of
     from isthmus.ops.island.life import LearnerLife
-    from isthmus.programs.engine.request.layout import layout
+    from isthmus.programs.engine.request.task_checks import layout_of
 
-    parts = LearnerParts(task, partition(layout(task), fragments), LearnerLife(0, 0, 1), 0.0)
+    parts = LearnerParts(task, partition(layout_of(task, 0), fragments), LearnerLife(0, 0, 1), 0.0)
     learner = kind_of(None).learner(parts, lambda: None, time.monotonic_ns)
     learner.compile(task.batch(At(0, 0, 0)))
     learner.begin()
@@ -67,8 +65,9 @@ def bare_rate(task: Any, fragments: int, seconds: float) -> float:
     return rate
 
 
-def run_rate(task: Any, fragments: int, seconds: float) -> float:
-    """Steps a second of the learner of a run."""
+def run_rate(task: Any, fragments: int, steps: int) -> float:
+    """Steps a second of the learner of a run of so many steps; it comes to its own end, so that nothing of it computes
+    beside what is measured next."""
     from isthmus import decoupled_diloco, train
 
     reports = list[tuple[float, int]]()
@@ -77,24 +76,22 @@ def run_rate(task: Any, fragments: int, seconds: float) -> float:
     def on_metrics(line: Mapping[str, Any]) -> None:
         nonlocal merges
         merges += line["file"] == "merges"
-        if line["file"] != "metrics" or merges < MERGES_MIN:
-            return
-        reports.append((line["time"], line["step"]))
-        lasted, made = (reports[-1][at] - reports[0][at] for at in (0, 1))
-        if lasted >= seconds and made >= STEPS_MIN:
-            raise _EnoughError
+        if line["file"] == "metrics" and merges >= MERGES_MIN and line["phase"] == "stepping":
+            reports.append((line["time"], line["step"]))
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as there, suppress(_EnoughError):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as there:
         train(
             decoupled_diloco(fragments=fragments),
             task,
             learners=1,
-            tokens=10**12,
+            tokens=steps * task.tokens_per_batch,
             transport="inproc",
             evaluate="none",
             run_dir=Path(there, "run"),
             quiet=True,
             on_metrics=on_metrics,
         )
+    if len(reports) < REPORTS_MIN:
+        raise SystemExit(f"{len(reports)} reports of a run of {steps} steps: give it more seconds")
     (begun, low), (ended, high) = reports[0], reports[-1]
     return (high - low) / (ended - begun)

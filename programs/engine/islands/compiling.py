@@ -157,7 +157,12 @@ class CompiledOnce:
             return True
         with file:
             lock = FileLock(file.fileno(), path)
-            if not lock.take():
+            try:
+                is_ours = lock.take()
+            except OSError:  # Nor whether another has it.
+                self._compile(program, "", begun)
+                return True
+            if not is_ours:
                 return False
             try:
                 tell(program.name, "")
