@@ -52,11 +52,6 @@ def compile_by(make: Callable[[], CompilingWay]) -> None:
     _make = cache(make)
 
 
-def compiles(function: str, awaits: str, since: int) -> dict[str, Any]:
-    """What a host publishes of this, `since` an instant of its run."""
-    return {"compiles": function, "awaits": awaits, "compiles_since": since}
-
-
 @contextmanager
 def telling(tell: Tell) -> Iterator[None]:
     """Tell what this thread compiles meanwhile."""
@@ -65,6 +60,18 @@ def telling(tell: Tell) -> Iterator[None]:
         yield
     finally:
         _tell.reset(before)
+
+
+@contextmanager
+def published(context: Any) -> Iterator[None]:
+    """Publish what the node of a context compiles meanwhile, since which instant of its run; and nothing behind it."""
+    with telling(
+        lambda function, awaits: context.publish(
+            {"compiles": function, "awaits": awaits, "compiles_since": context.now()}
+        )
+    ):
+        yield
+    context.publish({})
 
 
 def compile_all(programs: Iterable[LoweredProgram], *, is_alone: bool = False) -> None:

@@ -38,7 +38,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.exchange.wanted_settings import coarser
-from isthmus.ops.island.compiling import compiles, telling
+from isthmus.ops.island.compiling import published
 from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
 from isthmus.ops.island.host_waits import CountsWaits
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
@@ -184,7 +184,7 @@ class InnerStep:
         self._lending = Lending(context, self._learner, self._odometer)
         if self._fragments:
             self.companions = companions_of(self._boundary(), self._task)
-        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+        with published(context):
             self._learner.compile(first_batch(self._task, context.seed, self._slot))
         if not self._fragments:
             self._learner.begin()

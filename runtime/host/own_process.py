@@ -310,7 +310,7 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
         "incarnation": member.incarnation,
         "published": published,
         "figures": {
-            "now_ns": now,
+            **({"now_ns": now} if any("compiles_since" in each for each in published.values()) else {}),
             "formed": msgspec.to_builtins(formed),
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,

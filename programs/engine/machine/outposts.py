@@ -37,6 +37,7 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
+from isthmus.programs.engine.run.script_lives import ScriptLives
 from isthmus.programs.loop_script import OPEN_NAME
 from isthmus.runtime.daemon.ground import HostLaunching, LocalGround, Processes
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
@@ -323,17 +324,14 @@ class Outposts:
         run_spec = spec.load(folder)
         launch: HostLaunching
         if self.guest is None:
+            script, forbids = run_spec.script, partial(self._config.refusal_of, machine=self._name)
             launch = Launcher(
                 self._loop,
                 folder,
                 run_spec.computing,
                 run_spec.task_of,
-                run_spec.script,
-                run_spec.here.islands_here,
-                devices=run_spec.here.devices,
+                None if script is None else ScriptLives(folder, run_spec, script, None, forbids),
                 start_seconds=run_spec.settings.first_beat_seconds,
-                rank_seconds=run_spec.settings.rank_seconds,
-                forbids=partial(self._config.refusal_of, machine=self._name),
             )
             processes = None
         else:

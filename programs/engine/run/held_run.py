@@ -18,7 +18,7 @@ from isthmus.programs.engine.results.run_files import OVER
 from isthmus.programs.engine.run.launch import NONE_AHEAD, Ahead, Launcher
 from isthmus.programs.engine.run.merge_shares import MergeShares
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
-from isthmus.programs.loop_script import LoopScript
+from isthmus.programs.engine.run.script_lives import Forbids, ScriptLives, permitted
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
@@ -47,7 +47,8 @@ class HeldRun:
         on_over: called once it is over.
         gather: fetches what is elsewhere.
         own_seconds: returns further CPU seconds of the run, beside those of hosts and fork servers.
-        ahead, forbids: as in `Launcher`.
+        ahead: what was there before its daemon.
+        forbids: as in `ScriptLives`.
         of_machines: the arguments of `Daemon` about other machines.
     """
 
@@ -64,7 +65,7 @@ class HeldRun:
         gather: Callable[[], Awaitable[None]] | None = None,
         own_seconds: Callable[[], float] = lambda: 0.0,
         ahead: Ahead = NONE_AHEAD,
-        forbids: Callable[[LoopScript], str] = lambda script: "",
+        forbids: Forbids = permitted,
         **of_machines: Any,
     ) -> None:
         """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""
@@ -73,18 +74,15 @@ class HeldRun:
         self._gather, self._own_seconds = gather, own_seconds
         for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
             (folder / name).unlink(missing_ok=True)
+        script = run_spec.script
         self._launch = Launcher(
             loop,
             folder,
             run_spec.computing,
             run_spec.task_of,
-            run_spec.script,
-            run_spec.here.islands_here,
-            ahead,
-            devices=run_spec.here.devices,
-            start_seconds=run_spec.settings.first_beat_seconds,
-            rank_seconds=run_spec.settings.rank_seconds,
-            forbids=forbids,
+            None if script is None else ScriptLives(folder, run_spec, script, ahead.scripts, forbids),
+            ahead.servers,
+            run_spec.settings.first_beat_seconds,
         )
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(

@@ -21,13 +21,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
-from isthmus.programs.engine.islands.island_numbers import IslandNumbers
 from isthmus.programs.engine.run.logs import FORK_SERVER_LOG, PLAIN_SERVER_LOG, log_of, opened_log
-from isthmus.programs.engine.run.script_processes import ScriptsAhead, devices_of, output_to, spawn_script, watching
-from isthmus.programs.loop_script import LoopLife, LoopScript
-from isthmus.programs.program_graph import EVALUATOR
-from isthmus.runtime.errors import ConfigError, RunError, log_entry
-from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.programs.engine.run.script_lives import ScriptLives
+from isthmus.programs.engine.run.script_processes import ScriptsAhead, output_to
+from isthmus.runtime.errors import RunError, log_entry
+from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.supervision.home_events import START_SECONDS
 from isthmus.runtime.system import files
 from isthmus.runtime.system.children import Child
@@ -216,9 +214,7 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead, for so many `learners` on this machine, with so many
-    `devices` each, 0 where that is not declared; ranks of it that do nothing for `rank_seconds` hang; `forbids` returns
-    why its owner does not let it start that, '' where the owner does.
+    Where there are `scripts`, they are processes of a script instead.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -232,23 +228,13 @@ class Launcher:
         folder: Path,
         computing: Iterable[str],
         task_of: Callable[[Replica], str],
-        script: LoopScript | None = None,
-        learners: int = 1,
-        ahead: Ahead = NONE_AHEAD,
-        *,
-        rank_seconds: float = 0.0,
-        devices: int = 0,
+        scripts: ScriptLives | None = None,
+        servers: Mapping[str, Child] = MappingProxyType({}),
         start_seconds: float = START_SECONDS,
-        forbids: Callable[[LoopScript], str] = lambda script: "",
     ) -> None:
         self._start_seconds = start_seconds
-        self._ahead, self._scripts = dict(ahead.servers), ahead.scripts
-        self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
-        self._learners, self._devices, self._forbids = learners, devices, forbids
-        self._rank_seconds = rank_seconds
-        self._islands = None if script is None else IslandNumbers(folder, learners)
-        self._has_evaluator = log_of(folder, Replica(EVALUATOR, 0)).exists()
-        """Whether an evaluator was ever started here."""
+        self._ahead, self._scripts = dict(servers), scripts
+        self._loop, self._folder, self._task_of = loop, folder, task_of
         self._computing = frozenset(computing)
         self.cpu_seconds = 0.0
         self._servers: dict[str, ForkLink[_Wanted]] = {}
@@ -259,14 +245,13 @@ class Launcher:
         self._keep_logs_short()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
-        for task in ahead.servers:
+        for task in servers:
             self._fork_server(task)
-        if self._scripts is not None:
-            self._scripts.end(learners)  # Of more slots than the run begins with.
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Start the fork servers that `wanted` need; returns it with those that need them last: they take a while."""
-        self._has_evaluator |= any(replica.role == EVALUATOR for replica in wanted)
+        if self._scripts is not None:
+            self._scripts.prepare(wanted)
         for task in dict.fromkeys(self._task_of(replica) for replica in wanted if self._computes(replica)):
             with suppress(OSError):  # The next request for a host meets the same error.
                 self._fork_server(task)
@@ -280,7 +265,7 @@ class Launcher:
         wanted = _Wanted(member, endpoint, started)
         if self._computes(member.replica):
             task = self._task_of(member.replica)
-        elif PLAIN in self._servers and self._script_of(member.replica) is None:
+        elif PLAIN in self._servers and not self._is_script(member.replica):
             task = PLAIN
         else:
             started(self._start(wanted))
@@ -296,7 +281,7 @@ class Launcher:
         """End the fork servers and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
         if self._scripts is not None:
-            self._scripts.end()
+            self._scripts.close()
         servers = [*self._former, *self._servers.values()]
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
@@ -310,15 +295,15 @@ class Launcher:
 
     def _computes(self, replica: Replica) -> bool:
         """Whether a host imports the task, and is forked."""
-        return self._script is None and leader(replica).role in self._computing
+        return self._scripts is None and leader(replica).role in self._computing
 
     def script_log(self, replica: Replica) -> Path | None:
         """The log of a host that is a process of the script; None for any other."""
-        return None if self._script_of(replica) is None else log_of(self._folder, replica)
+        return log_of(self._folder, replica) if self._is_script(replica) else None
 
-    def _script_of(self, replica: Replica) -> LoopScript | None:
-        """The script whose process a host is."""
-        return self._script if replica.role in self._computing else None
+    def _is_script(self, replica: Replica) -> bool:
+        """Whether a host is a process of a script."""
+        return self._scripts is not None and replica.role in self._computing
 
     # -- the fork server of a task -------------------------------------------------------------------------------------
 
@@ -394,8 +379,8 @@ class Launcher:
 
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
-        if (script := self._script_of(replica)) is not None:
-            return self._start_script(script, wanted)
+        if self._scripts is not None and self._is_script(replica):
+            return self._scripts.start(member, wanted.endpoint)
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),
@@ -404,25 +389,6 @@ class Launcher:
         ]
         computes = self._computes(replica)
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
-
-    def _start_script(self, script: LoopScript, wanted: _Wanted) -> int:
-        """Have a process of the script be a host; OSError where the owner of this machine forbids that, or it lacks the
-        devices."""
-        replica = wanted.member.replica
-        life = LoopLife(str(self._folder), str(replica), wanted.member.incarnation, wanted.endpoint)
-        log = log_of(self._folder, replica)
-        if self._scripts is not None and (pid := self._scripts.begin(life, log)) is not None:
-            return pid
-        if why := self._forbids(script):
-            raise OSError(why)
-        assert self._islands is not None
-        island = self._islands.of(replica) if replica.role == LEARNER else 0
-        has_evaluator = EVALUATOR in self._computing and self._has_evaluator
-        try:
-            variables = devices_of(island, self._learners, self._devices, has_evaluator=has_evaluator)
-        except ConfigError as error:
-            raise OSError(str(error)) from error
-        return spawn_script(script, life, log, {**variables, **watching(script, self._rank_seconds)})
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool) -> int:

@@ -26,7 +26,7 @@ from isthmus.ops.exchange.messages import (
     newest,
 )
 from isthmus.ops.exchange.ring import START, Mean, parts
-from isthmus.ops.island.compiling import compiles, telling
+from isthmus.ops.island.compiling import published
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.answers import Feed
 from isthmus.ops.learner.inner_step import REPORT_NS
@@ -165,7 +165,7 @@ class ElasticStep:
         self._feed.open(context)
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         batch = first_batch(self._task, context.seed, self._slot)
-        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+        with published(context):
             self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
 
@@ -314,7 +314,7 @@ class GradientStep:
         self._has_state = self._incarnation == 1
         self._greeting_next = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
-        with telling(lambda function, awaits: context.publish(compiles(function, awaits, context.now()))):
+        with published(context):
             self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
 
