@@ -244,6 +244,8 @@ def test_a_folder_is_trained_and_goes_out_as_it_came_in(tmp_path: Path) -> None:
     of_run, of_folder = (
         json.loads(isthmus("evaluate", where, "--data", paths["txt"], "--json")[0]) for where in (run, to)
     )
+    (by_file,), (beside,) = of_run.pop("files"), of_folder.pop("files")
+    assert (by_file["loss"], by_file["tokens"]) == pytest.approx((beside["loss"], of_run["tokens"]), abs=1e-6)
     assert of_run == pytest.approx(of_folder, abs=1e-6)
     assert of_run["bits_per_byte"] > 0
     said, _ = isthmus("sample", run, "--prompt", "7 times", "--tokens", 5)
