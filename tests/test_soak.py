@@ -65,7 +65,7 @@ def test_every_test_of_the_soak_and_every_mutant_is_in_one_part() -> None:
     named = [word for part in every if part.kind == "mutants" for word in part.command[3:]]
     assert sorted(named) == sorted(broken.__name__ for broken, _ in MUTANTS)
     files = [word for part in every if part.kind == "soak" for word in part.command if word.endswith(".py")]
-    assert "tests/test_on_a_gpu.py" in files
+    assert "tests/programs/engine/machine/test_daemon.py" in files
     assert len(set(files)) == len(files)
     examples = [part for part in every if part.kind == "examples"]
     assert all(part.environment == {"TESTS_EFFORT": "100"} for part in examples)
