@@ -12,7 +12,6 @@ into its log.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +20,8 @@ from typing import Final, NamedTuple, TypeAlias, final
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.system.idleness import IdleWatch, used_in
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import RANKS_HANG, STACKS, catches
-from isthmus.runtime.system.user_files import is_users
+from isthmus.runtime.system.printed_stacks import PrintedFrame, ask_for_stack, threads_in, users_depth
+from isthmus.runtime.system.processes import RANKS_HANG
 
 BOUND: Final = "ISTHMUS_RANK_SECONDS"
 """The variable that has `run.rank_seconds`; 0 or absent: ranks are not watched."""
@@ -31,25 +29,15 @@ STACK_SECONDS_MAX: Final = 3.0
 """For a rank to print its stack; the handler is one of the kernel's signals, so that only a busy machine delays it."""
 STACK_BYTES_MAX: Final = 1 << 18
 _QUIET_SECONDS: Final = 0.2
-_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-_THREAD: Final = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 _COLLECTIVE: Final = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _OURS: Final = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in ("ops", "programs", "runtime"))
-
-
-class RankFrame(NamedTuple):
-    """A line of a stack."""
-
-    file: str
-    line: int
-    function: str
 
 
 class RankStack(NamedTuple):
     """Where the user's thread of a rank is: its innermost line of the user's, and what that has called."""
 
-    place: RankFrame
-    called: tuple[RankFrame, ...]
+    place: PrintedFrame
+    called: tuple[PrintedFrame, ...]
 
     @property
     def is_in_collective(self) -> bool:
@@ -74,7 +62,7 @@ class RankWatch:
         self._pids, self._bound, self._stack_of = dict(enumerate(pids)), bound, stack_of
         self._idle: IdleWatch[int] = IdleWatch(used_in)
         self._next = Instant(0)
-        self._collective: dict[int, RankFrame] = {}
+        self._collective: dict[int, PrintedFrame] = {}
         """The ranks that were in a collective at the last look at stacks, and where."""
 
     def look(self, now: Instant) -> dict[int, RankStack | None] | None:
@@ -110,39 +98,24 @@ class RankWatch:
 def stack_in(text: str) -> RankStack | None:
     """The stack of the user's thread in what faulthandler has printed of one process; None if none is in the user's
     code. Of several it is the one that waits for others, or for the run."""
-    found = [stack for thread in _threads(text) if (stack := _stack_of(thread)) is not None]
+    found = [stack for thread in threads_in(text) if (stack := _stack_of(thread)) is not None]
     return max(found, key=lambda stack: 2 * stack.is_in_collective + stack.is_in_run, default=None)
 
 
-def _threads(text: str) -> list[list[RankFrame]]:
-    threads = list[list[RankFrame]]()
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            threads.append([])
-        elif threads and (frame := _FRAME.match(line)):
-            threads[-1].append(RankFrame(frame["file"], int(frame["line"]), frame["function"]))
-    return threads
-
-
-def _stack_of(thread: Sequence[RankFrame]) -> RankStack | None:
-    for depth, frame in enumerate(thread):  # The innermost comes first.
-        if is_users(frame.file):
-            return RankStack(frame, tuple(thread[:depth]))
-    return None
+def _stack_of(thread: list[PrintedFrame]) -> RankStack | None:
+    depth = users_depth(thread)
+    return None if depth is None else RankStack(thread[depth], tuple(thread[:depth]))
 
 
 def printed_stack(pid: int, output: int = 2) -> RankStack | None:
     """Have a rank print where it is into the file that it shares with this process; None where that is no file, or the
     rank prints nothing."""
     with suppress(OSError, ValueError), open(f"/proc/self/fd/{output}", "rb") as log:
-        if not log.seekable() or not catches(pid, STACKS):
+        if not log.seekable():
             return None
         begin = log.seek(0, os.SEEK_END)
-        watch = pidfd_open(pid)
-        try:
-            pidfd_send_signal(watch, STACKS)
-        finally:
-            os.close(watch)
+        if not ask_for_stack(pid):
+            return None
         until, size, text = time.monotonic() + STACK_SECONDS_MAX, begin, ""
         while time.monotonic() < until:
             time.sleep(_QUIET_SECONDS)

@@ -6,8 +6,6 @@ interpreter, or waits in a library for ever, does not keep it from printing: the
 
 from __future__ import annotations
 
-import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,16 +13,13 @@ from typing import Final, NamedTuple
 from isthmus.runtime.supervision.incidents import PLACES_MAX, TEXT_LENGTH_MAX, CodePlace
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.idleness import family
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
-from isthmus.runtime.system.processes import RANKS_HANG, STACKS, catches
-from isthmus.runtime.system.user_files import is_users
+from isthmus.runtime.system.printed_stacks import ask_for_stack, threads_in, users_depth
+from isthmus.runtime.system.processes import RANKS_HANG
 
 PRINTED_MAX: Final = 1 << 20
 """Bytes of a log that are read for it: some hundred threads."""
 TOLD_MAX: Final = 1 << 13
 """Bytes at the end of a log that say where ranks hang: a line each."""
-_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-_THREAD: Final = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 
 
 class StacksRead(NamedTuple):
@@ -62,26 +57,14 @@ def ask_for_stacks(pid: int, log: Path) -> StacksRead:
         asked = family(pid)
     for each in asked:
         with suppress(OSError):
-            watch = pidfd_open(each)
-            try:
-                if catches(each, STACKS):
-                    pidfd_send_signal(watch, STACKS)
-            finally:
-                os.close(watch)
+            ask_for_stack(each)
     return StacksRead(log, size)
 
 
 def places_in(text: str) -> tuple[CodePlace, ...]:
     """The places in a text that faulthandler has printed: of each thread the innermost line that is the user's. Where
     `RANKS_HANG` begins a line, those behind it alone."""
-    text = text[max(text.rfind(RANKS_HANG), 0) :]
-    places: list[CodePlace] = []
-    is_open = False
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            is_open = True
-        elif is_open and (frame := _FRAME.match(line)) and is_users(frame["file"]):
-            file, function = frame["file"][-TEXT_LENGTH_MAX:], frame["function"][:TEXT_LENGTH_MAX]
-            places.append(CodePlace(file, int(frame["line"]), function))
-            is_open = False
+    threads = threads_in(text[max(text.rfind(RANKS_HANG), 0) :])
+    frames = [thread[depth] for thread in threads if (depth := users_depth(thread)) is not None]
+    places = [CodePlace(each.file[-TEXT_LENGTH_MAX:], each.line, each.function[:TEXT_LENGTH_MAX]) for each in frames]
     return tuple(dict.fromkeys(places))[:PLACES_MAX]

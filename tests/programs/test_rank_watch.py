@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs import rank_processes, rank_watch
-from isthmus.programs.rank_watch import BOUND, RankFrame, RankStack, RankWatch, stack_in, told
+from isthmus.programs.rank_watch import BOUND, RankStack, RankWatch, stack_in, told
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.stacks import places_in
+from isthmus.runtime.system.printed_stacks import PrintedFrame
 from isthmus.runtime.system.processes import RANKS_HUNG
 from tests.patience import PATIENCE
 
-USERS = RankFrame("/home/you/loop.py", 12, "train")
-COLLECTIVE = RankFrame("/lib/torch/distributed/distributed_c10d.py", 1, "barrier")
-OURS = RankFrame(rank_watch.__file__, 1, "wait")
+USERS = PrintedFrame("/home/you/loop.py", 12, "train")
+COLLECTIVE = PrintedFrame("/lib/torch/distributed/distributed_c10d.py", 1, "barrier")
+OURS = PrintedFrame(rank_watch.__file__, 1, "wait")
 BUSY, BARRIER, RUN = RankStack(USERS, ()), RankStack(USERS, (COLLECTIVE, OURS)), RankStack(USERS, (OURS,))
 BOUND_NS = seconds(20)
 
@@ -114,6 +115,7 @@ def test_a_daemon_reads_the_places_of_ranks_in_what_is_told() -> None:
 HANGING = """
 import os, sys, time
 from isthmus.runtime.system.processes import print_stacks_at_signal
+from isthmus.runtime.system.printed_stacks import PrintedFrame
 print_stacks_at_signal()
 time.sleep(3600)
 """

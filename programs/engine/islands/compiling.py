@@ -12,18 +12,19 @@ Decides who compiles, and what is kept: beyond a bound the programs that nobody 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol, TypeAlias, final
 
 import msgspec
 
 from isthmus.ops.island.compiling import ByItself, CompilingWay, LoweredProgram, Tell, compile_by
+from isthmus.runtime.system import json_lines
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import cache_folder, read_text
 from isthmus.runtime.system.locks import FileLock
@@ -297,23 +298,14 @@ def compile_once(folder: Path, process: str, life: int) -> None:
         kept, notes = config.jax_compilation_cache_dir, cache_folder(NOTES)
         if not kept or notes is None or not config.jax_enable_compilation_cache:
             return ByItself()
-        return CompiledOnce(Path(kept), notes, _OfJax(), process, lambda each: _append(folder, each), life)
+        return CompiledOnce(Path(kept), notes, _OfJax(), process, partial(json_lines.append, folder / RECORD), life)
 
     compile_by(made)
 
 
-def _append(folder: Path, program: CompiledProgram) -> None:
-    line = (json.dumps(program) + "\n").encode()
-    with suppress(OSError), opened_at_end(folder / RECORD) as file:
-        os.write(file.fileno(), line)  # One call, so that lines of several processes do not mix.
-
-
 def read_compiled(folder: Path) -> Iterator[CompiledProgram]:
     """What the processes of this machine have compiled or read for a run, in the order of the file."""
-    with suppress(OSError):
-        for line in read_text(folder / RECORD, "replace").splitlines():
-            with suppress(ValueError, TypeError):
-                yield CompiledProgram(*json.loads(line))
+    return json_lines.rows(folder / RECORD, CompiledProgram)
 
 
 class KeptPrograms(NamedTuple):

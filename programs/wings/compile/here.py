@@ -8,41 +8,24 @@ what they call. What is there already is read.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.ops.gang.mesh_sharding import ShardingError
 from isthmus.ops.island.compiling import LoweredProgram, compile_all, telling
 from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.islands.compiling import compile_once, read_compiled
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.runtime.errors import ConfigError, RequestError
+from isthmus.programs.wings.compile.answering import answer_one
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import LEARNER, Member, Replica
-from isthmus.runtime.system.lines import ProcessLine
-from isthmus.runtime.system.processes import die_with_parent, unblock
 
 
 def main(arguments: list[str]) -> int:
     """Answer one request: a spec, and a folder for what was compiled."""
-    unblock()
-    die_with_parent()
-    line = ProcessLine.inherited(arguments[0])
-    request = line.next()
-    if request is None:
-        return 0
-    try:
-        line.send({"answer": answered(request, lambda name: line.send({"doing": name}))})
-    except RequestError as error:
-        line.send({"faults": [list(fault) for fault in error.faults]})
-    except ShardingError as error:
-        line.send({"faults": [[error.action, error.expected, error.found, error.remedy]]})
-    except BaseException:
-        line.send({"error": traceback.format_exc()})
-    return 0
+    return answer_one(arguments, answered)
 
 
 def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
@@ -28,11 +27,11 @@ from jax.sharding import SingleDeviceSharding
 
 from isthmus.ops.data.positions import of_slot
 from isthmus.ops.gang.mesh_layout import lying
-from isthmus.ops.gang.mesh_sharding import ShardingError
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.island.recipe import is_key
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.wings.compile.answering import answer_one
 from isthmus.programs.wings.compile.figures import (
     Compiled,
     Counted,
@@ -46,13 +45,11 @@ from isthmus.programs.wings.compile.figures import (
     read_collectives,
     target,
 )
-from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
+from isthmus.runtime.errors import ConfigError, InvariantError
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER
-from isthmus.runtime.system.lines import ProcessLine
-from isthmus.runtime.system.processes import die_with_parent, unblock
 
 FINENESS: Final = 8
 """The batch that is found is the largest one to within this part of itself."""
@@ -308,22 +305,7 @@ _TOO_LARGE: Final = (1 << 20, 1 << 18)
 
 def main(arguments: list[str]) -> int:
     """Answer one request."""
-    unblock()
-    die_with_parent()
-    line = ProcessLine.inherited(arguments[0])
-    request = line.next()
-    if request is None:
-        return 0
-    try:
-        answer = answered(request, lambda name: line.send({"doing": name}))
-        line.send({"answer": msgspec.to_builtins(answer)})
-    except RequestError as error:
-        line.send({"faults": [list(fault) for fault in error.faults]})
-    except ShardingError as error:
-        line.send({"faults": [[error.action, error.expected, error.found, error.remedy]]})
-    except BaseException:
-        line.send({"error": traceback.format_exc()})
-    return 0
+    return answer_one(arguments, lambda request, doing: msgspec.to_builtins(answered(request, doing)))
 
 
 def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> IslandFigures:

@@ -13,6 +13,7 @@ import pytest
 from isthmus.ops.island.compiling import LoweredProgram
 from isthmus.programs.engine.islands import compiling
 from isthmus.programs.engine.islands.compiling import CompiledOnce, CompiledProgram, kept_programs, prune
+from isthmus.runtime.system import json_lines
 from tests.patience import PATIENCE
 
 
@@ -167,8 +168,8 @@ def test_beyond_the_bound_the_programs_that_nobody_used_for_longest_are_removed(
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     told = CompiledProgram("learner/0", 1, "step", "compiled", 13.2, "", 0.0, "1.0", "1 x made")
-    compiling._append(tmp_path, told)
     record = tmp_path / compiling.RECORD
+    json_lines.append(record, told)
     record.write_text(record.read_text() + "[torn\n")
     assert list(compiling.read_compiled(tmp_path)) == [told]
     assert list(compiling.read_compiled(tmp_path / "none")) == []
