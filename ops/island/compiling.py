@@ -12,12 +12,19 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
+from isthmus.ops.island.life import DeviceCall
+
 
 class LoweredProgram(NamedTuple):
     """A function, lowered for its devices (`jax.stages.Lowered`)."""
 
     name: str
     lowered: Any
+
+
+def lowered(calls: Iterable[DeviceCall]) -> Iterator[LoweredProgram]:
+    """The functions of some calls, each lowered when it is asked for."""
+    return (LoweredProgram(call.name, call.function.lower(*call.arguments)) for call in calls)
 
 
 Tell: TypeAlias = Callable[[str, str], None]

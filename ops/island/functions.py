@@ -24,7 +24,7 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
-from isthmus.ops.island.compiling import LoweredProgram, compile_all
+from isthmus.ops.island.compiling import compile_all, lowered
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.island.recipe import Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
 
@@ -323,14 +323,16 @@ class Functions:
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
     @property
-    def codes_here(self) -> bool:
-        """Whether learners code outer gradients on these devices.
+    def platform(self) -> str:
+        """That of the devices."""
+        return str(jax.local_devices()[0].platform) if self.layout is None else self.layout.platform
 
-        Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
+    def codes_on(self, *, is_apart: bool) -> bool:
+        """Whether learners code outer gradients on these devices, which may have memory of their own.
+
+        Not on an island of several processes, all of which would take part.
         """
-        if self.layout is not None:
-            return self.layout.processes == 1 and self.layout.platform != "cpu"
-        return bool(jax.local_devices()[0].platform != "cpu")
+        return is_apart and (self.layout is None or self.layout.processes == 1)
 
     def trace(self, batch: Any) -> None:
         """Trace every function that the learners will call: the work that can be done before a device is there."""
@@ -352,8 +354,7 @@ class Functions:
         if request in self._compiled:
             return
         calls = self.calls(batch, codes, carries=carries)
-        wanted = (each for each in calls if each.is_step or not is_step_alone)
-        programs = (LoweredProgram(call.name, call.function.lower(*call.arguments)) for call in wanted)
+        programs = lowered(each for each in calls if each.is_step or not is_step_alone)
         # Processes of an island compile together: of two islands that await each other's programs neither would end.
         compile_all(programs, is_alone=self.layout is not None and self.layout.processes > 1)
         self._compiled.add(request)

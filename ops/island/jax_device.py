@@ -43,6 +43,9 @@ class JaxDevice(Protocol):
     def leave(self, value: Any, what: WaitedFor) -> Any:
         """An array, or parts of one, on its way to the host: something that NumPy converts."""
 
+    def there(self, value: Any) -> Any:
+        """The array itself, of one that it lets leave, for a function that is given it."""
+
     def read(self, array: Any) -> np.ndarray[Any, Any]:
         """An array on the host, after all that computes it; the memory may be jax's."""
 
@@ -69,6 +72,9 @@ class HostMemory:
         array.block_until_ready()
 
     def leave(self, value: Any, what: WaitedFor) -> Any:
+        return value
+
+    def there(self, value: Any) -> Any:
         return value
 
     def read(self, array: Any) -> np.ndarray[Any, Any]:
@@ -104,6 +110,9 @@ class Dispatching:
         value.copy_to_host_async()
         return LeavingArray(value, self.waits, what)
 
+    def there(self, value: Any) -> Any:
+        return value.array if isinstance(value, LeavingArray) else value
+
     def read(self, array: Any) -> np.ndarray[Any, Any]:
         with self.waits.during("leaves"):
             return np.asarray(array)
@@ -131,13 +140,11 @@ class LeavingArray:
 
 
 HOST: Final = HostMemory()
+_REACHED: Final[dict[tuple[Any, ...], Dispatching]] = {}
 
 
 def reach(devices: Sequence[Any]) -> JaxDevice:
-    """Devices as one learner reaches them."""
-    return HOST if devices[0].platform == "cpu" else Dispatching(devices)
-
-
-def on_device(value: Any) -> Any:
-    """The array itself, of one on its way to the host, for a function that is given it."""
-    return value.array if isinstance(value, LeavingArray) else value
+    """Devices as this process reaches them: the same object for the same devices."""
+    if devices[0].platform == "cpu":
+        return HOST
+    return _REACHED.get(tuple(devices)) or _REACHED.setdefault(tuple(devices), Dispatching(devices))

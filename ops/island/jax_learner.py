@@ -25,7 +25,7 @@ from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.heap import give_back, keep_no_large_blocks
 from isthmus.ops.island.host_waits import HostWaits
-from isthmus.ops.island.jax_device import on_device, reach
+from isthmus.ops.island.jax_device import reach
 from isthmus.ops.island.life import CORES, LeafPart, LearnerLife
 
 _COMPILING = threading.Lock()
@@ -100,7 +100,7 @@ class Learner:
         frozen = self._functions.frozen_leaves(life.seed)
         self._digests = digests_of(frozen)
         self._begin_anew(None, self._functions.put_frozen(frozen))
-        self.codes: tuple[str, ...] = tuple(pushes) if self._codes_here() else ()
+        self.codes: tuple[str, ...] = tuple(pushes) if self._functions.codes_on(is_apart=self._device.is_apart) else ()
         CORES.join()
         self._under_way: Any = None
         size_bytes = 4 * sum(fragment.size for fragment in fragments)
@@ -187,14 +187,6 @@ class Learner:
         here, there = self._anchors.get(fragment, (None, None))
         return there if here is anchor else self._functions.fragments[fragment].put(anchor)
 
-    def _codes_here(self) -> bool:
-        """Whether outer gradients are coded on the devices.
-
-        Not on CPUs, whose memory is the host's, nor on an island of several processes, all of which would take part.
-        """
-        layout = self._functions.layout
-        return self._device.is_apart and (layout is None or layout.processes == 1)
-
     def adopt(self, fragment: int, values: Vector | None) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`, float32[n].
 
@@ -214,17 +206,21 @@ class Learner:
         functions = self._functions.fragments[fragment]
         if functions.carry is None:
             return False
-        arguments = self._touched(fragment), functions.put(values), on_device(since)
+        arguments = self._touched(fragment), self._arrived(fragment, values), self._device.there(since)
         self._put(fragment, self._device.run(functions.carry, *arguments))
         return True
 
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
-        units = self._functions.fragments[fragment].put(values)
-        if self._keeps_anchors and values is not None:
-            self._anchors.pop(fragment, None)  # Its memory is free before the new one takes its own.
-            units = self._device.arrive(values)
-            self._anchors[fragment] = values, units
-        self._put(fragment, self._device.run(adopt, self._touched(fragment), units))
+        self._put(fragment, self._device.run(adopt, self._touched(fragment), self._arrived(fragment, values)))
+
+    def _arrived(self, fragment: int, values: Vector | None) -> Any:
+        """A version that is adopted, as functions take it; where there is room it stays there, as the anchor."""
+        if not self._keeps_anchors or values is None:
+            return self._functions.fragments[fragment].put(values)
+        self._anchors.pop(fragment, None)  # Its memory is free before the new one takes its own.
+        arrived = self._device.arrive(values)
+        self._anchors[fragment] = values, arrived
+        return arrived
 
     def _touched(self, fragment: int) -> list[Any]:
         """The leaves that a fragment touches."""

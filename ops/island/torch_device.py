@@ -7,14 +7,16 @@ that is computed. A host waits for marks (events), never inside of a copy, and e
 Memory. The caching allocator of a device gives memory back to the queue that it was allocated on, which does not know
 of other queues: so whatever another queue uses is kept until that queue has passed it (`record_stream`). Pinned memory
 is cached, too, and its allocator itself waits for the copies that were queued from and to it. What leaves is there
-twice on the device until it is copied, and what arrives until it is adopted: a fragment each. Of whole models no more
-than ARRIVING_BYTES_MAX, or two fragments, is on its way at a time: then a host waits.
+twice on the device until it is copied, and what arrives until it is adopted: a fragment each. Of a whole model that
+arrives no more than ARRIVING_BYTES_MAX, or two fragments, is on its way at a time: then a host waits. One that leaves
+is there twice as a whole until it is copied.
 
 On a CPU nothing is queued: everything here is then what it would be without it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -150,6 +152,8 @@ class Queued:
         self._arriving = deque[tuple[Any, int]]()
         """Bytes that have arrived, and a mark behind what adopts them: of the last ones it is not queued yet."""
         self._arriving_bytes = self._newest_bytes = 0
+        self._making_room = threading.Lock()
+        """Learners of one process reach a device by the same object."""
 
     def room(self, size: int) -> torch.Tensor:
         return self._driver.room(size, torch.float32)
@@ -169,7 +173,8 @@ class Queued:
 
     def arrive(self, values: torch.Tensor) -> torch.Tensor:
         driver, computing = self._driver, self._driver.computing()
-        self._make_room(values.numel() * values.element_size())
+        with self._making_room:
+            self._make_room(values.numel() * values.element_size())
         staged = driver.pinned(values.shape, values.dtype)
         staged.copy_(values)
         with driver.on(

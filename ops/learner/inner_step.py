@@ -134,7 +134,8 @@ class InnerStep:
         from isthmus.ops.island.functions import functions_of
 
         functions = functions_of(self._task, self._fragments, self._exchange.alpha, devices)
-        codes = coarser(self._exchange.push) if functions.codes_here else ()
+        codes_there = functions.codes_on(is_apart=functions.platform != "cpu")
+        codes = coarser(self._exchange.push) if codes_there else ()
         return functions.calls(first_batch(self._task, seed, slot), codes, carries=self._exchange.carries)
 
     def open(self, context: Any) -> None:

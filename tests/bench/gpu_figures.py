@@ -226,7 +226,7 @@ def _told(found: Mapping[str, Any] | None, form: str, step: Mapping[str, Any]) -
         return f"{value / 1e9:.2f} GB" if form == "bytes" else format(value, form)
 
     low, high = found["min"], found["max"]
-    return number(found["median"]) + (f" ({number(low)} to {number(high)})" if low != high else "")
+    return number(found["median"]) + ("" if low == high else f" ({number(low)} to {number(high)})")
 
 
 def _state(step: Mapping[str, Any]) -> str:
@@ -351,13 +351,14 @@ def _ratios(card: Mapping[str, Any]) -> str:
 def kept(root: Path = ROOT) -> list[dict[str, Any]]:
     """The figures of all cards, the newest first."""
     found = [json.loads(path.read_text()) for path in sorted((root / KEPT).glob("*.json"))]
-    return sorted(found, key=lambda card: str(card["figures"]["at"]), reverse=True)
+    return sorted(found, key=lambda card: card["figures"]["at"] or "", reverse=True)
 
 
 def keep(told: Mapping[str, Any], root: Path = ROOT) -> Path:
     """Keep figures as those of their card, beside what was measured of it by hand."""
     path = root / KEPT / f"{re.sub('[^a-z0-9]+', '-', str(told['card']).lower()).strip('-')}.json"
     before = json.loads(path.read_text()) if path.exists() else {"by_hand": [], "several": ""}
+    before.pop("from", None)  # Of figures that were measured otherwise.
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**before, "figures": told}, indent=1) + "\n")
     return path

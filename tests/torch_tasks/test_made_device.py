@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,10 +17,12 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island import torch_device
 from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen, assert_equal
+from isthmus.ops.island.torch_device import Queued
 from isthmus.ops.island.torch_loop import LoopEvaluation
 from tests.made_device import MadeDevice, Steps, Table, Wait, measured
 from tests.made_steps import MadeSteps
 from tests.ops.bodies import Spec
+from tests.patience import PATIENCE
 from tests.torch_tasks.made_torch import MadeTorch, made_torch
 from tests.torch_tasks.test_loop_learner import Looped
 from tests.torch_tasks.test_torch_learner import specimen_of
@@ -224,7 +228,7 @@ def _counts(learner: Any) -> dict[str, int]:
     return {what: count for what, count, _ in learner.host_waits.rows()}
 
 
-def test_work_that_is_carried_over_an_adoption_stays_on_the_device_and_is_what_the_host_computes() -> None:
+def test_work_that_is_carried_over_an_adoption_on_the_device_is_what_the_host_computes() -> None:
     found = []
     for is_there in (True, False):
         with made_torch() if is_there else nullcontext():
@@ -237,3 +241,32 @@ def test_work_that_is_carried_over_an_adoption_stays_on_the_device_and_is_what_t
                 learner.replace(0, new + (now - since))
             found.append(np.array(learner.extract(0)))
     assert_equal([found[0]], [found[1]])
+
+
+def test_threads_of_a_process_let_values_arrive_by_one_device_at_once() -> None:
+    class Driver:
+        """One that is slow to be reached, so that threads meet."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: nullcontext()
+
+        def is_reached(self, mark: Any) -> bool:
+            return False
+
+        def wait(self, mark: Any) -> None:
+            time.sleep(0)
+
+        def room(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype)
+
+        pinned = room
+
+        def now(self) -> int:
+            return 0
+
+    device = Queued(Driver())
+    values = torch.zeros(1 << 12)
+    device._arriving_max = 3 * values.numel() * values.element_size()
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(lambda: [device.arrive(values) for _ in range(200)]) for _ in range(4)]:
+            each.result(PATIENCE)

@@ -76,7 +76,12 @@ def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find,
     left = total - learners * each
     parts = [f"of {there}, {each} each: {size(needed)} of the {size(device.memory_bytes)} of one, {source}"]
     parts += [f"{left} left over"] if left else []
-    parts += ["another would share a device and its memory" if each == 1 else f"another would need {each - left} more"]
+    if left >= each:
+        parts.append(f"{LEARNERS_MAX} learners at most by themselves: say --learners for more")
+    else:
+        parts.append(
+            "another would share a device and its memory" if each == 1 else f"another would need {each - left} more"
+        )
     return DefaultIslands(learners, each, "; ".join(parts))
 
 
@@ -121,13 +126,8 @@ def _needed(device: Device, count: int, state_bytes: int, find: Find) -> tuple[i
     """Bytes that a learner needs of each of `count` devices, and who says so."""
     needs = find(Machine("here", device=device, devices=count), 0)
     if needs is not None:
-        return needs.memory_bytes, _source(device, count, find)
-    return -(-state_bytes // count), _source(device, count, find)
-
-
-def _source(device: Device, count: int, find: Find) -> str:
-    is_compiled = find(Machine("here", device=device, devices=count), 0) is not None
-    return "which `isthmus compile` found" if is_compiled else "without activations"
+        return needs.memory_bytes, "which `isthmus compile` found"
+    return -(-state_bytes // count), "without activations"
 
 
 def with_islands(

@@ -188,7 +188,7 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     if leader(replica).role in run_spec.computing:
         # Others have none.
         from isthmus.programs.engine.islands.claims import claim_island
-        from isthmus.programs.engine.islands.compiling import compile_once
+        from isthmus.programs.engine.islands.kept_programs import compile_once
 
         island = claim_island(member, run_spec)
         compile_once(folder, str(replica), member.incarnation)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.islands.compiling import (
+from isthmus.programs.engine.islands.kept_programs import (
     CACHE_BYTES_MAX,
     CompiledProgram,
     KeptPrograms,

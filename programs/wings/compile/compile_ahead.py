@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from isthmus.programs.command.request_options import Options
-from isthmus.programs.engine.islands.compiling import kept_programs
+from isthmus.programs.engine.islands.kept_programs import kept_programs
 from isthmus.programs.engine.request import new_spec
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.preparing import in_child

@@ -31,7 +31,7 @@ from isthmus.ops.data.positions import of_slot
 from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
-from isthmus.programs.engine.islands.compiling import CompiledProgram
+from isthmus.programs.engine.islands.kept_programs import CompiledProgram
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import scaled, seconds, size, whole
 from isthmus.programs.wings.compile.figures import (

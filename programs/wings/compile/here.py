@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.ops.island.compiling import LoweredProgram, compile_all, telling
+from isthmus.ops.island.compiling import LoweredProgram, compile_all, lowered, telling
 from isthmus.programs.engine.islands.claims import claim_island
-from isthmus.programs.engine.islands.compiling import compile_once, read_compiled
+from isthmus.programs.engine.islands.kept_programs import compile_once, read_compiled
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.spec import Spec
@@ -50,8 +50,7 @@ def _programs(run_spec: Spec, island: Any) -> Iterator[LoweredProgram]:
 
     devices = unless_usual(devices_of(island))
     for body in bodies_of(run_spec):
-        for call in body.calls_on(devices, run_spec.job.seed, 0):
-            yield LoweredProgram(call.name, call.function.lower(*call.arguments))
+        yield from lowered(body.calls_on(devices, run_spec.job.seed, 0))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_devices import devices_of, unless_usual
 from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.gang.mesh_layout import lying
-from isthmus.ops.island.compiling import LoweredProgram, compile_all
+from isthmus.ops.island.compiling import compile_all, lowered
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of
 from isthmus.ops.island.life import CORES, DeviceCall
 
@@ -123,7 +123,7 @@ class GradientLearner:
         with _COMPILING:
             self._functions = _functions_of(task, unless_usual(self._devices))
             calls = self._functions.calls(batch)
-            compile_all(LoweredProgram(call.name, call.function.lower(*call.arguments)) for call in calls)
+            compile_all(lowered(calls))
             self._begin(seed)
             _, vector = self.gradient(batch)
             self.apply(vector, 0.0)

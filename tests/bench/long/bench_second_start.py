@@ -71,7 +71,7 @@ def bare_seconds(given: Mapping[str, Any]) -> float:
 
 def run_seconds(given: Mapping[str, Any], learners: int) -> tuple[float, int]:
     """A run, from its command to the first step of its last learner, and how many programs it compiled."""
-    from isthmus.programs.engine.islands.compiling import read_compiled
+    from isthmus.programs.engine.islands.kept_programs import read_compiled
     from isthmus.runtime.system.phases import read
     from tests.bench.in_turns import options_of
 

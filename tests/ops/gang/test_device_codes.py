@@ -18,6 +18,7 @@ from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.gang.mesh_devices import DeviceCodes, coded, levels_of
+from isthmus.ops.island.functions import Functions
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.kernels import coding
@@ -152,7 +153,7 @@ def test_a_learner_on_cpus_codes_nothing_itself_and_one_elsewhere_what_may_be_as
 ) -> None:
     task = SmallTask()
     assert Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser("auto")).codes == ()
-    monkeypatch.setattr(Learner, "_codes_here", lambda self: True)
+    monkeypatch.setattr(Functions, "codes_on", lambda self, *, is_apart: True)
     for push, formats in {"auto": ("bf16", "int4", "int2", "int1"), "int8": ("int8",), "float32": ()}.items():
         learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser(push))
         assert learner.codes == formats

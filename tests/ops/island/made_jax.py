@@ -77,6 +77,9 @@ class MadeJax:
     def leave(self, value: Any, what: WaitedFor) -> MadeLeaving:
         return MadeLeaving(value, self._copied(value), self, what)
 
+    def there(self, value: Any) -> Any:
+        return value.array if isinstance(value, MadeLeaving) else value
+
     def read(self, array: Any) -> np.ndarray[Any, Any]:
         with self.waits.during("leaves"):
             self.made.wait_for(self._copied(array), is_copy=True)

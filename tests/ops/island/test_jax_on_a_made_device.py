@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.island import jax_learner
-from isthmus.ops.island.jax_device import HOST, Dispatching, on_device, reach
+from isthmus.ops.island.jax_device import HOST, Dispatching, reach
 from tests.made_device import MadeDevice, Steps, measured
 from tests.made_steps import MadeSteps
 from tests.ops.island.made_jax import DeepTask, MadeJax
@@ -82,7 +82,7 @@ def test_a_cpu_is_waited_for_by_nobody_and_what_leaves_another_device_is_an_arra
     assert pending.is_awaited
     for _ in range(2):
         assert np.asarray(leaving, np.float64).tolist() == [0.0, 1.0, 2.0]
-    assert on_device(leaving) is on_device(array) is array
+    assert device.there(leaving) is device.there(array) is HOST.there(array) is array
     assert np.array(device.read(array)).tolist() == [0.0, 1.0, 2.0]
     assert [(what, count) for what, count, _ in device.waits.rows()] == [("step", 1), ("answer", 1), ("leaves", 1)]
     assert HOST.waits.rows() == []

@@ -58,6 +58,11 @@ def test_what_more_would_cost_is_told() -> None:
         "another would share a device and its memory"
     )
     assert divided(gpus(7), H200, 200 * GB, not_asked).told.endswith("; 1 left over; another would need 1 more")
+    for count, state_bytes, left in ((16, 2 * GB, 8), (20, 180 * GB, 4)):  # Of more than eight islands.
+        told = divided(gpus(count), H200, state_bytes, not_asked).told
+        assert f"; {left} left over; " in told
+        assert "another would" not in told
+        assert "--learners" in told
 
 
 def test_a_model_that_no_island_holds_is_refused_with_the_numbers() -> None:

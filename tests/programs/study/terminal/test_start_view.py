@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.engine.islands.compiling import CompiledProgram, KeptPrograms
+from isthmus.programs.engine.islands.kept_programs import CompiledProgram, KeptPrograms
 from isthmus.programs.study.terminal.start_view import StartView, compiled_lines, lines
 from isthmus.runtime.system.phases import PhaseReached, note
 

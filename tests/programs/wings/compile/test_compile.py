@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.engine.islands.compiling import CompiledProgram, read_compiled
+from isthmus.programs.engine.islands.kept_programs import CompiledProgram, read_compiled
 from isthmus.programs.wings.compile import compiling
 from tests.command_line import app
 from tests.patience import PATIENCE

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from isthmus.ops.island.compiling import LoweredProgram
-from isthmus.programs.engine.islands import compiling
-from isthmus.programs.engine.islands.compiling import CompiledOnce, CompiledProgram, kept_programs, prune
+from isthmus.programs.engine.islands import kept_programs
+from isthmus.programs.engine.islands.kept_programs import CompiledOnce, CompiledProgram, prune
 from isthmus.runtime.system import json_lines
 from tests.patience import PATIENCE
 
@@ -21,17 +21,17 @@ class Jax:
     """A compiler that keeps files as jax does."""
 
     def __init__(self, folder: Path, version: str = "1.0", device: str = "1 x made") -> None:
-        self.folder, self.jax, self.device, self.misses = folder, version, device, 0
+        self.folder, self.jax, self.device, self.misses, self.hits = folder, version, device, 0, 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
-    def program(self, name: str, *, waits: bool = False) -> LoweredProgram:
-        return LoweredProgram(name, _Lowered(self, name, waits))
+    def program(self, name: str, *, waits: bool = False, is_kept: bool = True) -> LoweredProgram:
+        return LoweredProgram(name, _Lowered(self, name, waits=waits, is_kept=is_kept))
 
 
 class _Lowered:
-    def __init__(self, jax: Jax, name: str, waits: bool) -> None:
-        self._jax, self._name, self._waits = jax, name, waits
+    def __init__(self, jax: Jax, name: str, *, waits: bool, is_kept: bool) -> None:
+        self._jax, self._name, self._waits, self._is_kept = jax, name, waits, is_kept
 
     def as_text(self) -> str:
         return f"module @jit_{self._name} attributes {{}}"
@@ -40,12 +40,14 @@ class _Lowered:
         kept = self._jax.folder / f"jit_{self._name}-{self._jax.jax}-cache"
         if kept.exists():
             assert kept.read_text() == "whole"
+            self._jax.hits += 1
             return
         if self._waits:
             self._jax.begun.set()
             assert self._jax.goes_on.wait(PATIENCE)
-        self._jax.misses += 1
-        kept.write_text("whole")
+        if self._is_kept:
+            self._jax.misses += 1
+            kept.write_text("whole")
 
 
 class Machine:
@@ -108,6 +110,42 @@ def test_kept_programs_are_read_without_a_lock(machine: Machine) -> None:
     assert machine.note().read_text() == before
 
 
+def test_of_a_program_that_was_there_before_its_note_it_is_not_known_for_ever(machine: Machine) -> None:
+    first, second = Jax(machine.programs), Jax(machine.programs)
+    (machine.programs / "jit_step-1.0-cache").write_text("whole")
+    machine.way(first, "learner/0").compile([first.program("step")], nobody)
+    assert machine.by("learner/0") == {"step": ("read", "")}
+    prune(machine.programs, machine.notes, bytes_max=0)
+    first.goes_on.clear()
+    ours = [first.program("step", waits=True)]
+    one = threading.Thread(target=machine.way(first, "learner/0").compile, args=(ours, nobody))
+    one.start()
+    assert first.begun.wait(PATIENCE)
+
+    def tell(function: str, awaits: str) -> None:
+        if awaits:
+            first.goes_on.set()
+
+    machine.way(second, "learner/1").compile([second.program("step")], tell)
+    one.join(PATIENCE)
+    assert machine.by("learner/1") == {"step": ("read", "learner/0")}
+
+
+def test_what_jax_does_not_keep_nobody_waits_for(machine: Machine) -> None:
+    first, second = Jax(machine.programs), Jax(machine.programs)
+    machine.way(first, "learner/0").compile([first.program("step", is_kept=False)], nobody)
+    assert machine.by("learner/0") == {"step": ("compiled", "")}
+    first.goes_on.clear()
+    ours = [first.program("step", waits=True, is_kept=False)]
+    one = threading.Thread(target=machine.way(first, "learner/0").compile, args=(ours, nobody))
+    one.start()
+    assert first.begun.wait(PATIENCE)
+    machine.way(second, "learner/1").compile([second.program("step", is_kept=False)], nobody)
+    assert machine.by("learner/1") == {"step": ("compiled", "")}
+    first.goes_on.set()
+    one.join(PATIENCE)
+
+
 def test_what_a_process_left_half_written_as_it_was_killed_is_compiled_again(machine: Machine) -> None:
     jax = Jax(machine.programs)
     machine.way(jax, "learner/0").compile([jax.program("step")], nobody)
@@ -132,7 +170,7 @@ def test_a_program_that_was_removed_is_compiled_by_one_again(machine: Machine) -
 def test_a_learner_that_waits_too_long_compiles_by_itself(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Jax(machine.programs), Jax(machine.programs)
     first.goes_on.clear()
-    monkeypatch.setattr(compiling, "AWAIT_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(kept_programs, "AWAIT_SECONDS_MAX", 0.0)
     ours = [first.program("step", waits=True)]
     one = threading.Thread(target=machine.way(first, "learner/0").compile, args=(ours, nobody))
     one.start()
@@ -146,12 +184,12 @@ def test_a_learner_that_waits_too_long_compiles_by_itself(machine: Machine, monk
 def test_programs_of_another_jax_or_device_are_left_aside_and_told(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = {"xla": machine.programs, compiling.NOTES: machine.notes}
-    monkeypatch.setattr(compiling, "cache_folder", folders.get)
+    folders = {"xla": machine.programs, kept_programs.NOTES: machine.notes}
+    monkeypatch.setattr(kept_programs, "cache_folder", folders.get)
     for version, device in (("1.0", "1 x made"), ("0.9", "1 x made"), ("1.0", "2 x card")):
         jax = Jax(machine.programs, version, device)
         machine.way(jax, "learner/0").compile([jax.program("step")], nobody)
-    kept: Any = kept_programs(machine.told[:1])
+    kept: Any = kept_programs.kept_programs(machine.told[:1])
     assert kept.others == ((("0.9", "1 x made"), 1), (("1.0", "2 x card"), 1))
     assert kept.programs == 2  # The made jax keeps those of both devices in one file.
 
@@ -168,8 +206,8 @@ def test_beyond_the_bound_the_programs_that_nobody_used_for_longest_are_removed(
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     told = CompiledProgram("learner/0", 1, "step", "compiled", 13.2, "", 0.0, "1.0", "1 x made")
-    record = tmp_path / compiling.RECORD
+    record = tmp_path / kept_programs.RECORD
     json_lines.append(record, told)
     record.write_text(record.read_text() + "[torn\n")
-    assert list(compiling.read_compiled(tmp_path)) == [told]
-    assert list(compiling.read_compiled(tmp_path / "none")) == []
+    assert list(kept_programs.read_compiled(tmp_path)) == [told]
+    assert list(kept_programs.read_compiled(tmp_path / "none")) == []

@@ -64,7 +64,8 @@ class CompiledProgram(NamedTuple):
 
 class ProgramNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a program: begun by a process at an instant (`time.time`), and, once it is kept, the seconds
-    that compiling took, 0 where it was there already, and the file that jax has made, '' where that is not known."""
+    that compiling took, 0 where it was there already, and the file that jax has made, '' where that is not known. One
+    that jax `cannot_keep`, such as with a callback, is compiled by each process."""
 
     function: str
     module: str
@@ -74,15 +75,17 @@ class ProgramNote(msgspec.Struct, frozen=True, omit_defaults=True):
     begun: float
     seconds: float | None = None
     file: str = ""
+    cannot_keep: bool = False
 
 
 class Compiler(Protocol):
-    """The jax of a process: its version, the kind and number of its devices, and how many programs it has compiled that
-    were not kept."""
+    """The jax of a process: its version, the kind and number of its devices, how many programs it has compiled and
+    kept, and how many it has found."""
 
     jax: str
     device: str
     misses: int
+    hits: int
 
 
 @final
@@ -93,16 +96,20 @@ class _OfJax:
         import jax
 
         devices = jax.local_devices()
-        self.jax, self.device, self.misses = jax.__version__, f"{len(devices)} x {devices[0].device_kind}", 0
+        self.jax, self.device = jax.__version__, f"{len(devices)} x {devices[0].device_kind}"
+        self.misses = self.hits = 0
         jax.monitoring.register_event_listener(self._count)
 
     def _count(self, event: str, **more: Any) -> None:
         del more
         self.misses += event == _MISS
+        self.hits += event == _HIT
 
 
 _MISS: Final = "/jax/compilation_cache/cache_misses"
 """As jax calls it; it writes the program into its folder then."""
+_HIT: Final = "/jax/compilation_cache/cache_hits"
+"""It has read one there. Where it reports neither, it has compiled what it does not keep."""
 
 
 @final
@@ -146,7 +153,7 @@ class CompiledOnce:
     def _tried(self, program: LoweredProgram, path: Path, tell: Tell, *, begun: float | None = None) -> bool:
         """Whether this process has the program now; if not, another one compiles it. `begun`: awaited since then."""
         note = _read(path)
-        if note is not None and self._is_kept(note):
+        if note is not None and self._needs_no_lock(note):
             tell(program.name, "")
             self._compile(program, note.by if begun is not None else "", begun)
             return True
@@ -175,24 +182,28 @@ class CompiledOnce:
     def _alone(self, program: LoweredProgram, file: BinaryIO, path: Path, begun: float | None) -> None:
         """Compile a program whose lock this process has."""
         note = _read(path)
-        if note is not None and self._is_kept(note):
+        if note is not None and self._needs_no_lock(note):
             self._compile(program, note.by if begun is not None else "", begun)
             return
         if note is not None and note.seconds is None:
             self._remove_torn(note)
         fresh = ProgramNote(program.name, _module(program), self._here.jax, self._here.device, self._name, time.time())
         _write(file, fresh)
-        seconds, is_new = self._compile(program, "", begun)
-        kept = self._newest(fresh) if is_new else ""
-        _write(file, msgspec.structs.replace(fresh, seconds=seconds if is_new else 0.0, file=kept))
+        misses, hits = self._here.misses, self._here.hits
+        seconds = self._compile(program, "", begun)
+        if self._here.misses > misses:
+            done = msgspec.structs.replace(fresh, seconds=seconds, file=self._newest(fresh))
+        else:
+            done = msgspec.structs.replace(fresh, seconds=0.0, cannot_keep=self._here.hits == hits)
+        _write(file, done)
 
-    def _compile(self, program: LoweredProgram, by: str, begun: float | None) -> tuple[float, bool]:
-        """Seconds that the program took, and whether the compiler made it."""
-        since, misses = time.monotonic(), self._here.misses
+    def _compile(self, program: LoweredProgram, by: str, begun: float | None) -> float:
+        """Have the program; the seconds that it took."""
+        since, hits = time.monotonic(), self._here.hits
         program.lowered.compile()
-        took, is_new = time.monotonic() - since, self._here.misses > misses
+        took = time.monotonic() - since
         awaited = since - begun if by and begun is not None else 0.0
-        way: Way = "compiled" if is_new else "read"
+        way: Way = "read" if self._here.hits > hits else "compiled"
         self._record(
             CompiledProgram(
                 self._name,
@@ -206,7 +217,7 @@ class CompiledOnce:
                 self._here.device,
             )
         )
-        return took, is_new
+        return took
 
     def _key(self, program: LoweredProgram) -> str:
         """All that the file of jax depends on, and the folder that it is in."""
@@ -214,9 +225,10 @@ class CompiledOnce:
         parts = [str(self._programs), self._here.jax, self._here.device, *flags, program.lowered.as_text()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
-    def _is_kept(self, note: ProgramNote) -> bool:
-        """Whether jax has the program; one of which no file is known was there before."""
-        return note.seconds is not None and (not note.file or (self._programs / note.file).exists())
+    def _needs_no_lock(self, note: ProgramNote) -> bool:
+        """Whether to wait for nobody: jax has the program, or never will. Of one without a file, which was there before
+        its note, that is not known."""
+        return note.cannot_keep or (bool(note.file) and (self._programs / note.file).exists())
 
     def _newest(self, note: ProgramNote) -> str:
         """The file that jax has made of a program since it was begun; '' where that cannot be told."""
