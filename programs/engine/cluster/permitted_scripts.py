@@ -23,7 +23,7 @@ from typing import Final, Self, final
 from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.loop_script import FILE, MODULE, PROGRAM, LoopScript
 from isthmus.programs.settings import collecting, inline
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.wire import security_keys
 
@@ -81,9 +81,10 @@ class PermittedScripts:
     def faults(self, script: LoopScript, machine: str) -> Iterator[Fault]:
         """Why a machine's owner does not permit a script; nothing is looked at but names."""
         doing = f"Handing a script to the daemon {machine!r}"
-        if script.form not in FORMS or not 1 <= script.ranks <= RANKS_MAX or not os.path.isabs(script.folder):
+        if not _is_plain(script):
             do = "Use one version everywhere."
-            yield Fault(doing, f"a script of 1 to {RANKS_MAX} ranks, in a folder", repr(script)[:200], do)
+            expected = f"whole paths without `..`, or the name of a module, of 1 to {RANKS_MAX} ranks"
+            yield Fault(doing, expected, shortened(repr(script), 200), do)
             return
         lacking = {"scripts": self._lacking(script), "pythons": self._lacking_pythons(script)}
         if not any(lacking.values()):
@@ -119,6 +120,21 @@ class PermittedScripts:
 
 
 NO_SCRIPTS: Final = PermittedScripts()
+
+
+def _is_plain(script: LoopScript) -> bool:
+    """Whether a script names what it starts in one way only.
+
+    What is looked up in the list is what the interpreter gets: a relative path would be looked up from the folder of
+    this daemon and started in another one, a word that begins with a hyphen is an option, and `realpath` cancels a
+    folder that does not exist against `..`, which the kernel does not.
+    """
+    paths = [script.folder, *([] if script.form == MODULE else [script.script])]
+    paths += [script.python] if script.python else []
+    if script.form == MODULE and not all(part.isidentifier() for part in script.script.split(".")):
+        return False
+    is_known = script.form in FORMS and 1 <= script.ranks <= RANKS_MAX
+    return is_known and all(os.path.isabs(path) and path == os.path.normpath(path) for path in paths)
 
 
 def absences(script: LoopScript, machine: str) -> Iterator[Fault]:

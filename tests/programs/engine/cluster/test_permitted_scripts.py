@@ -146,3 +146,33 @@ def test_scripts_are_told_apart_by_their_contents(lab: Path) -> None:
     with pytest.raises(ConfigError, match="nothing there"):
         checked_digest(called(LOOP, file(lab).keywords), "beta")
     assert file(lab).form == FILE
+
+
+@pytest.mark.parametrize(
+    ("script", "form", "python"),
+    [
+        ("-cprint()#/../LAB/train.py", FILE, ""),
+        ("-c", FILE, ""),
+        ("train.py", FILE, ""),
+        ("LAB/none/../train.py", FILE, ""),
+        ("LAB/../LAB/train.py", FILE, ""),
+        ("//LAB/train.py", FILE, ""),
+        ("lab-train", PROGRAM, ""),
+        ("LAB/train.py", FILE, "bin/python"),
+        ("LAB/train.py", FILE, "/envs/none/../torch/bin/python"),
+        ("-c.train", MODULE, ""),
+        ("package.-c", MODULE, ""),
+        ("package./train", MODULE, ""),
+        ("package..train", MODULE, ""),
+    ],
+)
+def test_what_is_started_is_what_was_looked_up(
+    lab: Path, script: str, form: str, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lab)
+    everything = permitted(lab, ".", "train.py", "lab-train", "-m package", pythons=(PYTHON, str(lab / "bin/python")))
+    assert not list(everything.faults(file(lab), "beta"))
+    odd = LoopScript(script.replace("LAB", str(lab)), (), str(lab), 1, form, python)
+    (fault,) = everything.faults(odd, "beta")
+    assert "`..`" in fault.expected
+    assert list(everything.faults(LoopScript(str(lab / "train.py"), (), f"{lab}/none/../."), "beta"))
