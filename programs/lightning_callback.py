@@ -137,11 +137,14 @@ def _schedules(trainer: Any, module: Any) -> list[LedSchedule]:
     """The schedules of a fit. The Trainer's own end is theirs where they have none, if the Trainer steps them."""
     batches = trainer.estimated_stepping_batches
     is_bounded = module.automatic_optimization and 0 < batches < math.inf
-    each_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches) if is_bounded else 1
+    each_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
     led = []
     for config in trainer.lr_scheduler_configs:
-        units = batches if config.interval == "step" else math.ceil(batches / each_epoch) if is_bounded else 0
-        led.append(LedSchedule(config.scheduler, int(units) // config.frequency if is_bounded else None))
+        is_by_step, units = config.interval == "step", batches
+        if not is_by_step and each_epoch < math.inf:
+            units = batches / math.ceil(each_epoch)
+        has_end = is_bounded and (is_by_step or each_epoch < math.inf)  # A stream has no epochs.
+        led.append(LedSchedule(config.scheduler, math.ceil(units) // config.frequency if has_end else None))
     return led
 
 

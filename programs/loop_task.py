@@ -445,7 +445,7 @@ def told_in(answer: BinaryIO, output: BinaryIO, status: int, script: LoopScript)
     text = answer.read()
     if not text:
         doing, lines = f"Running {script.name} to its first step", _last_lines(output)
-        error = ScriptEndError(doing, "a step by island.step(...)", _end_of(lines, status), _do(script, lines))
+        error = ScriptEndError(doing, "a step by island.step(...)", _end_of(lines, status), _do(script, lines, status))
         error.how = _end_of([], status)
         raise error
     content = json.loads(text)
@@ -462,6 +462,7 @@ def _last_lines(output: BinaryIO) -> list[str]:
 
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_IGNORED: Final = "Exception ignored in"
 _PLACE: Final = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)')
 _NOTE: Final = "For simplicity, JAX has removed its internal frames"
 """Begins what jax adds behind the message of an exception, below a line of dashes."""
@@ -475,11 +476,15 @@ class _Cause(NamedTuple):
     place: str
 
 
-def _cause_in(lines: list[str]) -> _Cause | None:
-    """The last exception in a script's output; None if that ends with no traceback."""
-    if _TRACEBACK not in lines:
+def _cause_in(lines: list[str], status: int) -> _Cause | None:
+    """The last exception in the output of a script, which has ended with that status; None if it has ended in order, or
+    without a traceback. Those that Python ignores, as of a destructor, end nothing."""
+    above = ["", *lines]
+    begins = [at for at, line in enumerate(lines) if line == _TRACEBACK and not above[at].startswith(_IGNORED)]
+    if status == 0 or not begins:
         return None
-    trace = lines[len(lines) - lines[::-1].index(_TRACEBACK) :]
+    trace = lines[begins[-1] + 1 :]
+    trace = trace[: next((at for at, line in enumerate(trace) if line.startswith(_IGNORED)), len(trace))]
     begin = next((number for number, line in enumerate(trace) if line[:1].strip()), len(trace))
     text = trace[begin:]
     if noted := [number for number, line in enumerate(text) if line.startswith(_NOTE)]:
@@ -494,7 +499,7 @@ def _cause_in(lines: list[str]) -> _Cause | None:
 def _end_of(lines: list[str], status: int) -> str:
     """How a script has ended, in words."""
     how = "its end" if status == 0 else f"exit {status_name(status)}" if status > 0 else status_name(status)
-    if cause := _cause_in(lines):
+    if cause := _cause_in(lines, status):
         text = shortened(cause.text, _CAUSE_LENGTH_MAX, "cut: run the script alone to read all")
         return f"{how}, by {text}{f' ({cause.place})' if cause.place else ''}"
     return f"{how}{f', with {lines[-1].strip()!r} as its last line' if lines else ''}"
@@ -504,9 +509,9 @@ _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)'?")
 _NO_TOKENS: Final = re.compile(r"\bstep\(\) missing .*'tokens'")
 
 
-def _do(script: LoopScript, lines: list[str]) -> str:
+def _do(script: LoopScript, lines: list[str], status: int) -> str:
     """What to do about a script that has ended without a step: of its last line, where that says the cause."""
-    cause = _cause_in(lines)
+    cause = _cause_in(lines, status)
     last = cause.text if cause else lines[-1] if lines else ""
     missing = _NO_MODULE.search(last)
     if missing and script.form == MODULE and f"{script.script}.".startswith(f"{missing[1]}."):

@@ -12,6 +12,7 @@ into its log.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ STACK_SECONDS_MAX: Final = 3.0
 STACK_BYTES_MAX: Final = 1 << 18
 _QUIET_SECONDS: Final = 0.2
 _COLLECTIVE: Final = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_PASSED_THROUGH: Final = {("island.py", "_batches"), ("trainer_callback.py", "step")}
+"""File and function, of ours, that a loader or a step of the user's is called by."""
 _OURS: Final = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in ("ops", "programs", "runtime"))
 
 
@@ -47,7 +50,13 @@ class RankStack(NamedTuple):
     @property
     def is_in_run(self) -> bool:
         """Whether it is in a call of ours, and waits for no other rank: for its run."""
-        return not self.is_in_collective and any(frame.file.startswith(_OURS) for frame in self.called)
+        return not self.is_in_collective and any(map(_is_ours, self.called))
+
+
+def _is_ours(frame: PrintedFrame) -> bool:
+    """Whether a line is of ours, and does not merely call the user's, as where batches are passed on."""
+    place = os.path.basename(frame.file), frame.function
+    return frame.file.startswith(_OURS) and place not in _PASSED_THROUGH
 
 
 StackOf: TypeAlias = Callable[[int], RankStack | None]
@@ -58,8 +67,12 @@ StackOf: TypeAlias = Callable[[int], RankStack | None]
 class RankWatch:
     """Watches the ranks with these pids, by their numbers."""
 
-    def __init__(self, pids: Sequence[int], bound: Duration, stack_of: StackOf) -> None:
-        self._pids, self._bound, self._stack_of = dict(enumerate(pids)), bound, stack_of
+    def __init__(
+        self, pids: Sequence[int], bound: Duration, stack_of: StackOf, say: Callable[[str], object] = sys.stderr.write
+    ) -> None:
+        """`say` gets a line where the watch cannot judge."""
+        self._pids, self._bound, self._stack_of, self._say = dict(enumerate(pids)), bound, stack_of, say
+        self._is_blind = False
         self._idle: IdleWatch[int] = IdleWatch(used_in)
         self._next = Instant(0)
         self._collective: dict[int, PrintedFrame] = {}
@@ -92,6 +105,10 @@ class RankWatch:
         self._next = Instant(now + self._bound // 2)
         stacks |= {rank: self._stack_of(pid) for rank, pid in self._pids.items() if rank not in stacks}
         first = stacks[0]
+        if first is None and not self._is_blind:
+            self._is_blind = True
+            what = "the ranks do nothing, but rank 0 does not print where it is"
+            self._say(f"isthmus: {what}: run.rank_seconds ends nothing\n")
         return None if first is None or first.is_in_run else dict(sorted(stacks.items()))
 
 

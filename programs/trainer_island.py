@@ -62,11 +62,6 @@ class TrainerIsland:
         return self._way
 
     @property
-    def is_begun(self) -> bool:
-        """Whether the `with` of the island has been entered, and not left."""
-        return self._island is not None and not self._has_left
-
-    @property
     def is_over(self) -> bool:
         """Whether no further step is to be made."""
         return self._island is not None and self._island.is_over
@@ -105,8 +100,9 @@ class TrainerIsland:
             if self._island is not None:
                 do = "Make a run of it for itself: a process is an island once."
                 raise ConfigError("Beginning to train", "one training", "a second one in this process", do)
-        self._island = island(model, optimizer, **self._options)
-        self._island.__enter__()
+        made = island(model, optimizer, **self._options)
+        made.__enter__()
+        self._island = made  # Not before: one that cannot join has no end.
         self._schedules = list(schedules)
         if all_kept := [*self._schedules, *kept]:
             self._island.keep(*all_kept)

@@ -104,10 +104,8 @@ class RunState:
     is_stopping: bool = False
     is_ending: bool = False
     is_finished: bool = False
-    is_set_aside: bool = False
-    """This daemon is to end, and the next goes on."""
     aside: Aside | None = None
-    """Since when, and within what time, where that was said."""
+    """This daemon is to end, and the next goes on: since when, and within what time."""
     is_dismissing: bool = False
     """The run is over, and no script is waited for any more."""
     dismissed: set[Replica] = field(default_factory=set)
@@ -167,6 +165,11 @@ class RunState:
     def forms(self) -> tuple[Form, ...]:
         """The newest form of each elastic island."""
         return tuple(island.form for island in self.islands if island.form is not None)
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether this daemon is to end, and the next goes on."""
+        return self.aside is not None
 
     @property
     def learners(self) -> list[TrackedLife]:

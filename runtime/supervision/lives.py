@@ -171,7 +171,8 @@ def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, repl
     if not is_to_leave or ended != incidents.Ended(end) or not isinstance(end, incidents.Exited):
         return None
     if is_home and is_asked and end.signal == KILLED and run.aside is not None and run.aside.within:
-        return incidents.Ended(end, user_code.outlasted_notice(run.aside, run.now))
+        reason = user_code.outlasted_notice(run.aside, run.now)
+        return None if reason is None else incidents.Ended(end, reason)
     if end.status != 0 and (is_asked or end.signal != KILLED):
         return None
     return incidents.Ended(incidents.Departed("" if is_home else machine.name, end))

@@ -26,6 +26,7 @@ from isthmus.runtime.ids import Replica, gang_number, leads_island, takes_island
 from isthmus.runtime.supervision import bounds, incidents
 from isthmus.runtime.supervision.bounds import Bound
 from isthmus.runtime.supervision.home_state import Aside, RunState, TrackedLife
+from isthmus.runtime.supervision.liveness import BEAT
 
 FIRST_STEP: Final = seconds(30)
 """A script without a step for so long is named: it may never make one."""
@@ -142,9 +143,12 @@ def _judge_notice(run: RunState, life: TrackedLife) -> None:
 
 
 def outlasted_notice(aside: Aside, now: Instant) -> incidents.Lingered | None:
-    """Why a learner was killed that had not left in time; None if it was earlier, and by something else."""
+    """Why a learner was killed that had not left in time; None if it was earlier, and by something else.
+
+    Its station counts beats from the notice on, the first of which may come at once: so it kills up to a beat earlier.
+    """
     lasted = Duration(now - aside.at)
-    return incidents.Lingered(bounds.GRACE, lasted, aside.within) if lasted >= aside.within else None
+    return incidents.Lingered(bounds.GRACE, lasted, aside.within) if lasted >= aside.within - BEAT else None
 
 
 def went_away(run: RunState, life: TrackedLife) -> Instant:

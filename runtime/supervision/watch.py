@@ -73,7 +73,7 @@ def set_aside(run: RunState, within: Duration) -> None:
     """Let the hosts of this machine leave, and no other begin. The next daemon goes on, as after a death."""
     if not run.is_set_aside and not run.is_ending:
         run.aside = Aside(run.now, within)
-        run.is_set_aside = run.has_news = True
+        run.has_news = True
         run.due.clear()
         run.write(DAEMON, incidents.HomeSetAside())
 

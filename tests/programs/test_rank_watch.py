@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs import rank_processes, rank_watch
+from isthmus.programs import island, rank_processes, rank_watch
 from isthmus.programs.rank_watch import BOUND, RankStack, RankWatch, stack_in, told
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.stacks import places_in
@@ -21,6 +21,9 @@ USERS = PrintedFrame("/home/you/loop.py", 12, "train")
 COLLECTIVE = PrintedFrame("/lib/torch/distributed/distributed_c10d.py", 1, "barrier")
 OURS = PrintedFrame(rank_watch.__file__, 1, "wait")
 BUSY, BARRIER, RUN = RankStack(USERS, ()), RankStack(USERS, (COLLECTIVE, OURS)), RankStack(USERS, (OURS,))
+QUEUE = PrintedFrame("/lib/python3/queue.py", 1, "get")
+LOADER = RankStack(USERS, (QUEUE, PrintedFrame(island.__file__, 1, "_batches")))
+STEP = RankStack(USERS, (QUEUE, PrintedFrame(island.__file__.replace("island", "trainer_callback"), 1, "step")))
 BOUND_NS = seconds(20)
 
 
@@ -29,7 +32,8 @@ class Island:
 
     def __init__(self, *stacks: RankStack | None) -> None:
         self.stacks, self.asked, self.now = list(stacks), 0, 0
-        self.watch = RankWatch(range(len(stacks)), BOUND_NS, self._stack_of)
+        self.said: list[str] = []
+        self.watch = RankWatch(range(len(stacks)), BOUND_NS, self._stack_of, self.said.append)
 
     def _stack_of(self, pid: int) -> RankStack | None:
         self.asked += 1
@@ -51,12 +55,17 @@ class Island:
         ((RUN, BARRIER), (600.0, 600.0), False),  # Rank 0 waits for the first model.
         ((None, BARRIER), (600.0, 600.0), False),  # Nobody knows what for.
         ((BUSY, BARRIER), (0.0, 600.0), False),  # Rank 0 evaluates.
+        ((LOADER, BARRIER), (20.0, 20.0), True),  # It waits for a batch, through the island's own loop.
+        ((STEP, BARRIER), (20.0, 20.0), True),  # For something in a Trainer's step.
     ],
 )
 def test_ranks_hang_where_all_do_nothing_and_none_waits_for_the_run(
     stacks: tuple[RankStack | None, ...], idle: tuple[float, ...], hangs: bool
 ) -> None:
-    assert Island(*stacks).hangs(*idle) == hangs
+    ranks = Island(*stacks)
+    assert ranks.hangs(*idle) == hangs
+    ranks.hangs(*idle)
+    assert len(ranks.said) == (stacks[0] is None)
 
 
 def test_a_rank_that_waits_busily_in_a_collective_hangs_if_two_looks_see_it_there() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, RunError
 from tests.torch_tasks.lone_island import LoneIsland, begin
 
 if find_spec("lightning") is None:
@@ -226,6 +226,37 @@ def test_a_module_works_as_an_island(case: str, monkeypatch: pytest.MonkeyPatch)
         assert one.losses[3] == pytest.approx(sum(module.returned[9:11]) / 2)
     if case == "clipping":
         assert module.clipped == STEPS
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples without an end, and without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from DATA
+
+
+@pytest.mark.parametrize("module", [Plain, EachEpoch])
+def test_a_stream_has_no_epochs(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, trainer = begin(monkeypatch, steps=STEPS), trainer_of(max_epochs=-1, max_steps=50_000)
+    trainer.fit(module(), torch.utils.data.DataLoader(Stream(), 8))
+    (one,) = made
+    assert (len(one.losses), one.is_left) == (STEPS, True)
+
+
+def test_why_an_island_cannot_join_is_what_its_user_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(monkeypatch, steps=STEPS)
+
+    def cannot_join(self: LoneIsland) -> Any:
+        raise RunError("nobody is there")
+
+    def was_not_joined(self: LoneIsland, *error: Any) -> Any:
+        raise AssertionError("it is left, and was never joined")
+
+    monkeypatch.setattr(LoneIsland, "__enter__", cannot_join)
+    monkeypatch.setattr(LoneIsland, "__exit__", was_not_joined)
+    with pytest.raises(RunError, match="nobody is there"):
+        fitted(Plain())
 
 
 def test_a_module_that_stops_early_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,3 +220,33 @@ def test_a_model_that_no_loop_has_is_refused(lie: dict[str, Any]) -> None:
         ModelFound.checked(answer | lie)
     assert len(str(error.value)) < 2000
     assert time.process_time() - began < 1  # The daemon that asks has other runs.
+
+
+HANDLED: Final = f"{RAISED}falls back to another kernel\nepoch 2\ndone\n"
+IGNORED: Final = f"""{RAISED}Exception ignored in: <function Old.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/x/old.py", line 3, in __del__
+AttributeError: of a destructor
+"""
+BEFORE: Final = f"""Exception ignored in: <function Old.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/x/old.py", line 3, in __del__
+AttributeError: of a destructor
+{RAISED}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "cause"),
+    [
+        (HANDLED, 0, "'done'"),
+        (IGNORED, 1, "TypeError: dot_general"),
+        (BEFORE, 1, "TypeError: dot_general"),
+        (IGNORED.replace(RAISED, ""), 1, "of a destructor' as its last line"),
+    ],
+)
+def test_an_exception_that_ended_nothing_is_no_cause(text: str, status: int, cause: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        told_in(io.BytesIO(), io.BytesIO(text.encode()), status, LoopScript("/x/train.py", (), "/x"))
+    (fault,) = error.value.faults
+    assert cause in fault.found
+    assert ("Correct what it raises" in fault.remedy) == cause.startswith("TypeError")

@@ -127,7 +127,7 @@ def test_a_learner_that_goes_on_behind_a_notice_is_named_and_its_end_has_the_rea
         commands += story.beat(at)
     assert told(commands, Lingers) == [Lingers(bounds.GRACE, seconds(7), seconds(7))]
     assert told(commands, Lingers, "learner/1") == []
-    commands = story.hears(24.1, "alpha", gone("learner/0", KILLED))
+    commands = story.hears(23.6, "alpha", gone("learner/0", KILLED))  # As a station that counts beats kills it.
     (ended,) = told(commands, Ended)
     assert isinstance(ended.verdict, Lingered)
     assert (ended.verdict.setting, ended.verdict.bound_ns) == (bounds.GRACE, seconds(14))
