@@ -193,6 +193,11 @@ def _unfound(script: LoopScript, modules: Sequence[str]) -> list[str]:
     return [words[1] for words in said if words[:1] == ["isthmus-lacks"]]
 
 
+def are_unlike(one: str, other: str) -> bool:
+    """Whether two digests say that the scripts differ; '' where there is nothing to compare."""
+    return bool(one and other) and one != other
+
+
 def digest(script: LoopScript) -> str:
     """SHA-256 of a script's file, or of that of its module where it lies in the working folder; '' for others."""
     paths = [Path(script.script)]

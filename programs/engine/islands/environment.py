@@ -180,7 +180,7 @@ def islands_of(here: Here, accelerators: Accelerators | None) -> Islands:
     outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator
     is on the CPU unless requested otherwise, and then shares the devices of the first island.
     """
-    count = max(here.islands or here.learners, 1)
+    count = max(here.islands_here, 1)
     declared = platform_of(here.kinds)
     if declared == "cpu" or (accelerators is None and declared is None):
         return Islands(declared, ((),) * count, devices=here.devices or None)

@@ -23,7 +23,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster.handover import MachineSite
 from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine.client import ASK_SCRIPT
-from isthmus.programs.engine.machine.links import HomeAddress
+from isthmus.programs.engine.machine.links import HomeAddress, UnansweredError
 from isthmus.programs.engine.machine.readiness import LinkRequest, answer_of
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
 from isthmus.programs.engine.request.reference import script_of
@@ -45,12 +45,12 @@ ANSWER_SECONDS_MAX: Final = 60.0
 
 @dataclass(slots=True)
 class _Question:
-    """A command's question, at the home: the machine that was asked, '' for none yet, and the daemons that do not start
-    the script."""
+    """A command's question, at the home: the machine that was asked, '' for none yet, and why daemons do not start the
+    script."""
 
     heard_at: float
     machine: str = ""
-    refused: set[str] = field(default_factory=set)
+    refused: dict[str, tuple[Fault, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,9 @@ class AskedScripts(DaemonService):
                     raise
                 question.machine = ""  # It is gone, and another one may come.
         question.heard_at = time.monotonic()
-        return {"type": ASK_SCRIPT, "model": model, "machine": question.machine, "digest": digest}
+        refusals = [list(fault) for faults in question.refused.values() for fault in faults]
+        answer = {"model": model, "machine": question.machine, "digest": digest, "refusals": refusals}
+        return {"type": ASK_SCRIPT, **answer}
 
     async def _check(self, sites: list[MachineSite], here: HomeAddress, asked: Message) -> None:
         """ConfigError with the faults of all of these machines, which may not start the script, or do not have it."""
@@ -143,18 +145,21 @@ class AskedScripts(DaemonService):
     async def _first_offering(self, question: _Question, here: HomeAddress, asked: Message) -> str:
         """The first machine that is linked, offers islands, and may start the script; '' while there is none."""
         links = self._machine.neighbours.links
-        for name in links.offering():
-            instance = links.instance(name)
-            if instance in question.refused:
-                continue
+
+        async def refusal(name: str) -> ConfigError | None:
             try:
                 await self._of(name, here, asked)
             except ConfigError as error:
-                question.refused.add(instance)
+                return error
+            return None
+
+        names = [name for name in links.offering() if links.instance(name) not in question.refused]
+        told = dict(zip(names, await asyncio.gather(*map(refusal, names)), strict=True))
+        for name, error in told.items():
+            if error is not None and not isinstance(error, UnansweredError):
+                question.refused[links.instance(name)] = tuple(error.faults)
                 self._machine.tell(f"machine {name} is not asked for the model of a script: {error}")
-            else:
-                return name
-        return ""
+        return next((name for name, error in told.items() if error is None), "")
 
     async def _of(self, name: str, here: HomeAddress, asked: Message) -> Message:
         """The answer of a machine; ConfigError for a refusal."""

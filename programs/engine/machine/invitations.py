@@ -423,7 +423,7 @@ class InvitationClaim:
         is_far: bool = False,
     ) -> None:
         self.waiting = self.unanswered = ""
-        self._is_far, self._is_looking = is_far, False
+        self._is_far, self._is_looking, self._is_greeted = is_far, False, False
         self.is_heard = False
         self._loop, self._locate, self._home = loop, locate, invitation.home
         self._on_admitted, self._on_refused = on_admitted, on_refused
@@ -463,6 +463,7 @@ class InvitationClaim:
         if self._is_over:
             return
         self._silent_beats, self._cuts, self.is_heard, self.unanswered = 0, 0, True, ""
+        self._is_greeted = False
         if message["type"] == "admitted":
             self._end(self._on_admitted)
         elif message["type"] == "refused":
@@ -525,7 +526,8 @@ class InvitationClaim:
 
     def _seen(self, found: str) -> None:
         self._is_looking, self.unanswered = False, found
-        if not found and not self._is_over:
+        was_greeted, self._is_greeted = self._is_greeted, not found
+        if was_greeted and self._is_greeted and not self._is_over:  # What was cut before may have had nobody behind it.
             self._turn_away(*ANOTHER_KEY)
 
     def _other_version(self, message: Message) -> None:

@@ -65,6 +65,10 @@ def up_seconds(*, is_far: bool) -> float:
     return FAR_UP_SECONDS if is_far else UP_SECONDS
 
 
+class UnansweredError(ConfigError):
+    """A machine was asked, and said nothing in time; it may do so the next time."""
+
+
 @final
 class MachineLinks:
     """All links to this machine. `send` takes a message to a peer of its control server."""
@@ -167,7 +171,7 @@ class MachineLinks:
                 response = await answer
         except TimeoutError:
             doing, do = f"Asking the machine {name!r}", "Look at its daemon, and at the network between."
-            raise ConfigError(doing, "an answer", f"none within {seconds_max:.0f} s", do) from None
+            raise UnansweredError(doing, "an answer", f"none within {seconds_max:.0f} s", do) from None
         finally:
             del self._pending[number]
         try:

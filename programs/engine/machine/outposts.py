@@ -113,6 +113,9 @@ class Guest(Processes, Protocol):
     def model(self, slots: int, seed: int) -> dict[str, Any] | None:
         """Its model, which is the first of a run with so many slots and this seed; None until it has told that."""
 
+    def tell(self, *, state: str) -> None:
+        """Tell it what its daemon waits for."""
+
     def refuse(self, faults: Sequence[Fault]) -> None:
         """No run begins with its model, or none that it may be in."""
 
@@ -436,7 +439,7 @@ class Outposts:
             message.get("ways", []), self._name, f"Looking for ways to the machines of a run of {home.name}"
         )
         if unreached and self.guest is not None:
-            self.guest.refuse(unreached)
+            self.guest.tell(state=f"waits for a way: {ConfigError.of(unreached)}")
         self._tell_refusal(home, unreached)
         return {
             "type": "permitted",

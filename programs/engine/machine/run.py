@@ -20,6 +20,7 @@ from typing import Any, Final, final
 import zmq
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.cluster.permitted_scripts import are_unlike
 from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.inherited import bring_home
 from isthmus.programs.engine.machine.link_accounts import LinkAccount
@@ -284,7 +285,7 @@ class MachineRun:
         """That a machine which joins has another script than the one that was asked for the model, in words; ''
         otherwise. `answer`: to `check`."""
         ours, its, script = self._spec.script_digest, str(answer.get("script", "")), self._spec.script
-        if script is None or its == ours or not (its and ours):
+        if script is None or not are_unlike(its, ours):
             return ""
         return f"{script.name} on {machine} is another one, {its[:8]}, than the one that told of the model, {ours[:8]}"
 

@@ -11,13 +11,14 @@ from typing import Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import MachineSite
+from isthmus.programs.engine.cluster.permitted_scripts import are_unlike
 from isthmus.programs.engine.machine.client import ASK_SCRIPT, DaemonClient
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.request.reference import called
 from isthmus.programs.job import RunSlots
 from isthmus.programs.loop_script import LOOP, LoopScript
 from isthmus.programs.loop_task import ModelFound
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, printable, shortened
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.supervision.user_code import FIRST_STEP
 
@@ -44,7 +45,7 @@ class ScriptQuestion:
 
     def warnings(self, digests: Mapping[str, str]) -> Iterator[Fault]:
         """That machines have other scripts at the path than the one that was asked."""
-        if unlike := sorted(name for name, digest in digests.items() if digest != self.digest):
+        if unlike := sorted(name for name, digest in digests.items() if are_unlike(digest, self.digest)):
             yield Fault(
                 f"Comparing {self._name} on the machines",
                 f"what {self.machine!r} has at its path, {self.digest[:8]}",
@@ -70,6 +71,8 @@ class ScriptQuestion:
                 return self._checked(answer["model"])
             if self.machine or not sites:
                 self._tell(script, told, time.monotonic() - begun)
+            for fault in answer.get("refusals", []):
+                _say(str(Fault(*map(str, fault))), told)
             time.sleep(ASK_SECONDS)
 
     def _own_faults(self) -> Iterator[Fault]:
@@ -94,7 +97,7 @@ class ScriptQuestion:
             return ModelFound.checked(model)
         except (LookupError, TypeError, ValueError) as error:
             doing, do = f"Asking {self._name} for its model", "Use one version of isthmus everywhere."
-            found = str(error)[:300]
+            found = shortened(str(error), 300)
             raise ConfigError(doing, f"a model, told by the machine {self.machine!r}", found, do) from None
 
     def _tell(self, script: LoopScript, told: set[str], seconds: float) -> None:
@@ -105,7 +108,12 @@ class ScriptQuestion:
             line = f"{script.name} has not come to its first island.step(...) on {self.machine}, and is waited for"
         else:
             return
-        if line not in told:
-            told.add(line)
-            sys.stderr.write(f"isthmus: {line}\n")
-            sys.stderr.flush()
+        _say(line, told)
+
+
+def _say(line: str, told: set[str]) -> None:
+    """Write a line to standard error, once."""
+    if line not in told:
+        told.add(line)
+        sys.stderr.write(f"isthmus: {printable(line)}\n")
+        sys.stderr.flush()

@@ -49,7 +49,7 @@ def settle_on_core(replica: Replica, here: spec.Here) -> None:
     cores = sorted(os.sched_getaffinity(0))
     learners, role = here.learners, leader(replica).role
     if has_accelerators(here):
-        of_islands, of_others = cores_apart(cores, here.islands or learners)
+        of_islands, of_others = cores_apart(cores, here.islands_here)
         if role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
             os.sched_setaffinity(0, of_islands if role == LEARNER else of_others)
         return

@@ -27,11 +27,8 @@ from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.request import Request, prepare, shipped_task
 from isthmus.programs.engine.request.run_settings import LEARNERS, RunSettings
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.job import RunSlots
 from isthmus.programs.loop_script import LoopScript
-from isthmus.programs.loop_task import ModelFound, asked_by
 from isthmus.programs.settings import Schema, Text, collecting
-from isthmus.programs.task import ModelLeaf
 from isthmus.programs.wings.launch import launching
 from isthmus.programs.wings.launch.folder import Launch
 from isthmus.programs.wings.launch.launch_file import LaunchFile, LaunchRequest, modules_of
@@ -76,20 +73,20 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
     sections.run[LEARNERS] = islands
     program = sections.program_reference or DEFAULT
     script = None if sections.task_reference is None else script_of(sections.task_reference)
-    if file.table.on_machines and script is None:  # Data of a script are its own affair.
-        return _for_home(options, file, sections, faults, islands)
+    if script is not None or file.table.on_machines:
+        names_folder = given.loop is None and "folder" in file.sections.get(LOOP_SECTION, {})
+        request = _for_home(options, file, sections, faults, islands, script)
+        return _with_its_numbers(replace(request, names_folder=names_folder))
 
     def work() -> dict[str, Any]:
-        with asked_by(_stand_in):
-            request = prepare(
-                Program(program, **sections.program),
-                sections.task_reference,
-                run=sections.run,
-                task_settings=sections.task,
-                known_faults=faults,
-            ).to_train()
-        # What follows from a script's model the home chooses, which knows it.
-        chosen = [] if script is not None else [name for name in request.chosen if name not in _named(sections)]
+        request = prepare(
+            Program(program, **sections.program),
+            sections.task_reference,
+            run=sections.run,
+            task_settings=sections.task,
+            known_faults=faults,
+        ).to_train()
+        chosen = [name for name in request.chosen if name not in _named(sections)]
         named = _sections(request, sections, chosen)
         return {"most": request.run.slots_max, "sections": named, "chosen": chosen}
 
@@ -97,21 +94,16 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
         prepared = in_child(work)
     except RequestError as error:
         raise type(error).of(map(_of_islands, error.faults)) from None
-    named = prepared["sections"]
-    if script is not None:
-        del named["run"]["task"]
-        named[LOOP_SECTION] = table_of(script)
     request = LaunchRequest(
         file.name,
         file.table,
-        named,
+        prepared["sections"],
         islands,
         prepared["most"],
         options.grace,
         options.nodes_per_island,
-        modules_of(sections.program_reference, None if script is not None else sections.task_reference),
+        modules_of(sections.program_reference, sections.task_reference),
         frozenset(prepared["chosen"]),
-        names_folder=given.loop is None and "folder" in file.sections.get(LOOP_SECTION, {}),
     )
     return _with_its_numbers(request)
 
@@ -138,12 +130,19 @@ _HEADER: Final = re.compile(r"\[+\s*([\w-]+)")
 
 
 def _for_home(
-    options: LaunchOptions, file: LaunchFile, sections: config.Sections, faults: list[Fault], islands: int
+    options: LaunchOptions,
+    file: LaunchFile,
+    sections: config.Sections,
+    faults: list[Fault],
+    islands: int,
+    script: LoopScript | None,
 ) -> LaunchRequest:
-    """The request that the home prepares: here names, types and ranges of keys are checked, and what is to be here.
-    ConfigError with all faults."""
+    """The request that the home prepares, because what it names is there alone, or the first island knows the model of
+    its script: here names, types and ranges of keys are checked, and what is to be here. ConfigError with all faults.
+    """
     sections.run[LEARNERS] = islands
     run, program, tables = RunSettings(), sections.program_reference, dict[str, dict[str, Any]]()
+    task = None if script is not None else sections.task_reference
     with collecting(faults):
         run = RunSettings.read(sections.run)
         tables["run"] = {name: getattr(run, name) for name in sections.run}
@@ -161,14 +160,18 @@ def _for_home(
             values = schema.read(sections.task)
             tables["task"] = {name: values[name] for name in sections.task}
             faults += schema.out_of_range(values)
-    faults += _not_here(file, sections)
+    faults += _not_here(file, sections, modules_of(program, task))
+    if script is not None:
+        tables[LOOP_SECTION] = table_of(script)
+        do = "Leave it out: a script has its own settings, behind `--`."
+        faults += [Fault(f"Reading task.{key}", "none beside a script", "one", do) for key in sections.task]
     if faults:
         raise ConfigError.of(list(map(_of_islands, faults)))
-    references = {"program": program, "task": sections.task_reference}
+    references = {"program": program, "task": task}
     tables["run"] |= {LEARNERS: 0, **{key: each for key, each in references.items() if each is not None}}
-    modules = modules_of(sections.program_reference, sections.task_reference)
     numbers = islands, run.slots_max, options.grace, options.nodes_per_island
-    return _with_its_numbers(LaunchRequest(file.name, file.table, tables, *numbers, modules, is_for_home=True))
+    modules = modules_of(program, task)
+    return LaunchRequest(file.name, file.table, tables, *numbers, modules, is_for_home=script is None)
 
 
 def _untyped(key: str, value: str) -> Fault:
@@ -176,13 +179,12 @@ def _untyped(key: str, value: str) -> Fault:
     return Fault(f"Reading --set {key}", "a key of a shipped program, whose type is known here", repr(value), do)
 
 
-def _not_here(file: LaunchFile, sections: config.Sections) -> Iterator[Fault]:
+def _not_here(file: LaunchFile, sections: config.Sections, modules: Sequence[str]) -> Iterator[Fault]:
     """Paths of the request that lead nowhere here, and are in no folder that only machines have."""
     task = sections.task
     named = [("task.data", path) for path in task.get("data") or ()]
     named += [("task.sets", path) for path in (task.get("sets") or {}).values()]
     named += [(f"task.{key}", task[key]) for key in (FOLDER, "router") if task.get(key)]
-    modules = modules_of(sections.program_reference, sections.task_reference)
     named += [("the code of the run", path) for path in modules if Path(path).is_absolute()]
     for key, path in named:
         if isinstance(path, str) and not file.table.is_there_only(path) and not Path(path).exists():
@@ -214,13 +216,6 @@ def shown(note: Launch, *, as_json: bool) -> str:
 def _named(sections: config.Sections) -> set[str]:
     """The keys that were requested, as section.key."""
     return {f"{section}.{key}" for section in config.SECTIONS for key in getattr(sections, section)}
-
-
-def _stand_in(script: LoopScript, run: RunSlots) -> ModelFound:
-    """A model in place of a script's: the script and its framework need not be here, and the first island that joins is
-    asked. By this one every setting is checked that does not depend on the model."""
-    leaves = (ModelLeaf("leaf", (1 << 16,), "float32", "rda"),)
-    return ModelFound(leaves, (("**", "rda"),), tokens=1, tokens_most=1 << 40, learner_bytes=0)
 
 
 def _sections(request: Request, requested: config.Sections, chosen_names: Sequence[str]) -> dict[str, dict[str, Any]]:

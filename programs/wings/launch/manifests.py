@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 
 DOING: Final = "Reading launch.extra"
 CONTAINER: Final = "isthmus"
@@ -112,7 +112,7 @@ def read_extra(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(DOING, "YAML", " ".join(str(error).split()), do) from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ConfigError(DOING, "a mapping, the spec of a pod", repr(found)[:200], do)
+        raise ConfigError(DOING, "a mapping, the spec of a pod", shortened(repr(found), 200), do)
     return found
 
 
@@ -158,7 +158,7 @@ def _joined_by_name(ours: Sequence[Any], theirs: Sequence[Any], path: str, fault
     key = NAMED[path.rpartition(".")[2]]
     if nameless := [each for each in theirs if not (isinstance(each, Mapping) and isinstance(each.get(key), str))]:
         do = f"Name it; the container of isthmus is {CONTAINER!r}." if key == "name" else f"Give it a {key}."
-        faults.append(Fault(f"{DOING}, {path}", f"entries with a {key}", repr(nameless[0])[:200], do))
+        faults.append(Fault(f"{DOING}, {path}", f"entries with a {key}", shortened(repr(nameless[0]), 200), do))
         return list(ours)
     names = [each[key] for each in theirs]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -184,8 +184,7 @@ def _contradiction(path: str, ours: Any, theirs: Any) -> Fault:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shortened(json.dumps(value, default=str), 120)
 
 
 def _of(path: str, key: str) -> str:

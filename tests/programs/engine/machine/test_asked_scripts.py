@@ -19,7 +19,7 @@ from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.machine import asked_scripts, script_question
 from isthmus.programs.engine.machine.asked_scripts import AskedScripts
 from isthmus.programs.engine.machine.client import ASK_SCRIPT, DaemonClient
-from isthmus.programs.engine.machine.links import HomeAddress
+from isthmus.programs.engine.machine.links import HomeAddress, UnansweredError
 from isthmus.programs.engine.machine.script_question import ScriptQuestion
 from isthmus.programs.engine.request.reference import called
 from isthmus.programs.job import RunSlots
@@ -164,10 +164,21 @@ def test_a_home_whose_machines_are_to_join_asks_the_first_that_may(place: Place)
     assert place.ask()["machine"] == ""
     assert place.ask()["machine"] == ""
     assert place.links.asked == ["beta"], "one that refused is not asked again"
+    assert [found for _, _, found, _ in place.ask()["refusals"]] == ["another"]
     place.links.answers["gamma"] = answering
     answer = place.ask()
     assert (answer["machine"], answer["digest"]) == ("gamma", "d1")
     assert ModelFound.checked(answer["model"]) == FOUND
+
+
+def test_one_that_says_nothing_in_time_is_asked_again(place: Place) -> None:
+    def silent(message: dict[str, Any]) -> dict[str, Any]:
+        raise UnansweredError("Asking the machine", "an answer", "none within 60 s", "Look.")
+
+    place.links.answers["beta"] = silent
+    assert (place.ask()["machine"], place.ask()["refusals"]) == ("", [])
+    place.links.answers["beta"] = answering
+    assert place.ask()["machine"] == "beta"
 
 
 def test_one_that_is_gone_is_followed_by_the_next(place: Place) -> None:

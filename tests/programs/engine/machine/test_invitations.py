@@ -672,6 +672,22 @@ def test_a_machine_waits_at_a_tunnel_that_leads_nowhere_yet(
         assert joining.claim.unanswered == ""
 
 
+def test_a_home_that_comes_up_while_the_machine_looks_who_hangs_up_is_no_other_home(
+    home: Home, machine: Callable[..., Machine], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invitations, "CUTS_MAX", 1)
+    home.invite(SINGLE, Invitation("beta"))
+    with closing(Tunnel()) as tunnel:
+        look = invitations.check_greeting
+
+        def after_it_came_up(endpoint: str, seconds_max: float) -> None:
+            tunnel.target = home.daemon.endpoint
+            look(endpoint, seconds_max)
+
+        monkeypatch.setattr(invitations, "check_greeting", after_it_came_up)
+        assert machine(written(place, tunnel.address)).until_over() is True
+
+
 @pytest.mark.parametrize(
     ("of", "terms", "found"),
     [

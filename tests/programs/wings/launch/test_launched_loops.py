@@ -38,6 +38,10 @@ def test_the_script_is_named_and_permitted_where_it_is(typed: Callable[..., Resu
     in_image = printed("kubernetes", "--loop", "/opt/lab/train.py").replace('\\"', '"')
     assert 'script = "/opt/lab/train.py"\nfolder = "/opt/lab"' in in_image
     assert in_image.count('scripts = ["/opt/lab/train.py"]') == 2
+    more = printed("ray", "--loop", "train.py", "--set", "program.fragments=24")
+    assert "fragments = 24" in more  # Whether the model has as many units, the home sees.
+    wrong = typed(place, "launch", "ray", "job.toml", "--loop", "train.py", "--print", "--set", "task.lr=1")
+    assert (wrong.exit_code, "task.lr" in wrong.stderr) == (2, True)
     refused = typed(place, "launch", "slurm", "job.toml", "--loop", "trian.py", "--print")
     assert (refused.exit_code, "nothing there" in refused.stderr) == (2, True)
     apart = typed(place, "launch", "ray", "job.toml", "--loop", "train.py", "--nodes-per-island", "2", "--print")
