@@ -273,7 +273,8 @@ def test_every_process_of_ours_undoes_a_mask_at_its_start() -> None:
         if any(isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in body)
     ]
     assert {path.stem for path in started} >= {"host_process", "fork_server", "daemon_process", "finish"}
-    undone = ("    unblock()\n", "    follow_daemon()\n", " = serve_line(")  # The last does so for a child.
+    # Each of the last three does so for the process that calls it.
+    undone = ("    unblock()\n", "    follow_daemon()\n", " = serve_line(", " answer_one(arguments, ")
     assert [path.name for path in started if not any(each in path.read_text() for each in undone)] == []
 
 
