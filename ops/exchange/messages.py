@@ -532,6 +532,8 @@ class Progress(TypedDict):
     """Where settings follow them, the goodput of its links."""
     unmerged: NotRequired[list[Count]]
     """Of one that leaves, the fragments in which it has work that no version contains."""
+    reached: NotRequired[Count]
+    """Of one that will go on with the work of the life before it: the position in its data which that had reached."""
 
 
 EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
@@ -638,7 +640,7 @@ class StepReport(Progress, CompanionReport):
     waited: Count
     """The time in which it was kept from stepping."""
     device_kind: str
-    began: Annotated[list[Any], tuple[Literal["copy", "snapshot", "anew", "peer"], Count, Count]] | None
+    began: Annotated[list[Any], tuple[Literal["memory", "copy", "snapshot", "anew", "peer"], Count, Count]] | None
     """Of a later life, the source of its learner's own state: ["copy", life, step] of that life's copy on its machine,
     ["snapshot", life, merges], as that life was after so many merges, ["anew", 0, 0], or, also of a first life,
     ["peer", slot, step] of another learner that lent its moments; None where nothing of it is lost, or known."""

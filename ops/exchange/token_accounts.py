@@ -284,6 +284,13 @@ class FragmentLedger:
         own = [[self.incarnation, self.begin, self.odometer.tokens, self.steps]] if self.steps else []
         return [*self.former, *own]
 
+    def unanswered(self) -> list[list[int]]:
+        """The work since the last answer, or, without one since the adoption of `base`, all of it."""
+        if self._answered is None:
+            return self.work()
+        steps = self.odometer.steps - self._answered_steps
+        return [[self.incarnation, self._answered, self.odometer.tokens, steps]] if steps else []
+
     def account(self) -> list[int]:
         """The fates of the tokens since the first version, in the order of FATES; their sum is the number of tokens."""
         return [self.merged, self.overlapped, self.refused, self.lost, self.tokens]

@@ -180,7 +180,8 @@ class InnerStep:
             held=self._held,
             odometer=self._odometer,
             alpha=self._exchange.alpha,
-            model_bytes=4 * sum(part.size for part in self._fragments),
+            fragments=self._fragments,
+            reached=lambda: self._feed.reached,
         )
         self._lending = Lending(context, self._learner, self._odometer)
         if self._fragments:
@@ -291,7 +292,7 @@ class InnerStep:
     @property
     def is_engaged(self) -> bool:
         """Whether it has work that may still come into the model."""
-        return not self._sick and any(held is not None and held.ledger.steps for held in self._held)
+        return not self._sick and any(held is not None and held.ledger.work() for held in self._held)
 
     @property
     def phase(self) -> Literal["ready", "stepping", "leaving", "final"]:
@@ -414,9 +415,8 @@ class InnerStep:
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._totals = (
-                self._inheritance.take_over(self._feed.reached) or self._totals
-            )  # It replaces leaves that `restart` creates.
+            # It replaces leaves that `restart` creates.
+            self._totals = self._inheritance.take_over(self._feed.reached, self._totals)
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
@@ -557,7 +557,9 @@ class InnerStep:
         )
         if self._phase == "leaving":
             own = zip(self._numbers, self._held, strict=True)
-            progress["unmerged"] = [number for number, held in own if held is not None and held.ledger.steps]
+            progress["unmerged"] = [number for number, held in own if held is not None and held.ledger.work()]
+        if self._phase == "ready" and (reached := self._inheritance.reached):
+            progress["reached"] = reached
         if self._exchange.tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress

@@ -424,7 +424,7 @@ class Pacer:
         if incarnation < newest:
             return
         if self._tier != "regions":
-            self._placing.add_learner(slot, incarnation, self._round_numbers())
+            self._placing.add_learner(slot, incarnation, self._round_numbers(), report.get("reached", 0))
         if incarnation > newest:
             self._clock.forget(slot)
             self._terms.forget(slot)

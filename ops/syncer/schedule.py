@@ -161,6 +161,7 @@ class _WaitingLife:
 
     incarnation: int
     rounds: frozenset[int]
+    reached: int
 
 
 class Placing:
@@ -171,8 +172,9 @@ class Placing:
     possible in rounds that are open when the shard first receives a report of the new life, because a vote that counted
     stays when its voter dies: rounds that open later do not list the former life, and no learner answers them for it.
     So a life is *placed* once the rounds that were open at its first report are over. All of them end without it,
-    because it is no member before it steps; and it steps once it is placed. Batches that the former lives had trained
-    and no shard has merged are trained again; a batch that one fragment has merged and another has not is booked as
+    because it is no member before it steps; and it steps once it is placed. A life that goes on with work of the one
+    before it begins after that, too, as it says. Other batches that former lives had trained and no shard has merged
+    are trained again; a batch that one fragment has merged and another has not is booked as
     lost for the other.
     """
 
@@ -182,11 +184,12 @@ class Placing:
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
 
-    def add_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
-        """Record a life that reports while these rounds are open. A slot's first has no former ones to follow."""
+    def add_learner(self, slot: int, incarnation: int, rounds: Collection[int], reached: int = 0) -> None:
+        """Record a life that reports while these rounds are open; it goes on with work of the life before it, which had
+        `reached` that position. A slot's first has no former ones to follow."""
         if incarnation > self._lives.get(slot, 1):
             self._lives[slot] = incarnation
-            self._waiting[slot] = _WaitingLife(incarnation, frozenset(rounds))
+            self._waiting[slot] = _WaitingLife(incarnation, frozenset(rounds), reached)
 
     def add_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
         """Record the progress of fragments: each item describes all of its newest version."""
@@ -199,14 +202,15 @@ class Placing:
     def due(self, rounds: Collection[int], *, shard: int = 0, shards: int = 1) -> list[Place]:
         """The lives that can be placed while these rounds are open, each once, by slot."""
         ready = [slot for slot, each in sorted(self._waiting.items()) if each.rounds.isdisjoint(rounds)]
-        return [self._place(slot, self._waiting.pop(slot).incarnation, shard, shards) for slot in ready]
+        return [self._place(slot, self._waiting.pop(slot), shard, shards) for slot in ready]
 
-    def _place(self, slot: int, incarnation: int, shard: int, shards: int) -> Place:
-        position = max((positions.get(slot, 0) for positions in self._positions.values()), default=0)
+    def _place(self, slot: int, life: _WaitingLife, shard: int, shards: int) -> Place:
+        merged = (positions.get(slot, 0) for positions in self._positions.values())
+        position = max(life.reached, *merged) if self._positions else life.reached
         state_position, state = self._states.get(slot, (0, None))
         return Place(
             slot=slot,
-            incarnation=incarnation,
+            incarnation=life.incarnation,
             shard=shard,
             shards=shards,
             position=position,

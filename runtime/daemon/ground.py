@@ -23,6 +23,7 @@ from isthmus.runtime.daemon.stacks import StacksRead, ask_for_stacks, stacks_tol
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.incidents import Exited, Happened
+from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.loop_clock import LoopClock
@@ -32,7 +33,7 @@ from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.control_server import ControlServer
-from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, publish
+from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, note_of, publish
 
 Handler: TypeAlias = Callable[[bytes, Message], None]
 """(peer, message)"""
@@ -128,6 +129,10 @@ class Ground(ABC):
         """The home of the run, which is here, has recorded an incident."""
         return
 
+    def forget_memory(self) -> None:
+        """No host of the run will live here again: remove what its hosts have left in this machine's memory."""
+        return
+
     def full(self) -> tuple[str, ...]:
         """The disks, by where they are mounted, that have no room for what this process writes."""
         return ()
@@ -154,6 +159,8 @@ class LocalGround(Ground):
 
         `processes`: None for those that `launch` starts as children of this one.
         """
+        # Of runs that ended without a word nobody else removes it. The daemon before this one may be gone.
+        run_memory.sweep(lambda run: run == folder.absolute() or _goes_on(run))
         ledger = Ledger(folder, was_there=(folder / HERE).exists())
         super().__init__(
             folder, DISK, LoopClock(loop, 0), ledger, processes or LocalProcesses(loop, launch.script_log), launch
@@ -187,6 +194,10 @@ class LocalGround(Ground):
         """The home of the run, which is here, has recorded an incident."""
         return
 
+    def forget_memory(self) -> None:
+        """No host of the run will live here again: remove what its hosts have left in this machine's memory."""
+        run_memory.forget(self.folder)
+
     def full(self) -> tuple[str, ...]:
         return DISK.full.now()
 
@@ -201,6 +212,14 @@ class LocalGround(Ground):
         for files, _ in self._tapes:
             files.close()
         self.ledger.close()
+
+
+def _goes_on(run: Path) -> bool:
+    """Whether a run goes on here: its daemon lives, as far as this process can tell."""
+    with suppress(OSError):
+        note = note_of(run)
+        return note is not None and note.is_living
+    return True
 
 
 STACKS_SECONDS: Final = 0.3

@@ -74,6 +74,7 @@ from isthmus.runtime.supervision.incidents import (
 )
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, Directory, Report, ReportError
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
+from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.files import Lines
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, SCRIPT_GOES_ON, SET_ASIDE, Message, decode, encode
 
@@ -370,6 +371,7 @@ class Daemon:
                 self._cancel_timer = self._clock.call_at(command.at, self._fired)
             case FinishRun():
                 self._ground.launch.close()
+                self._ground.forget_memory()
                 self._clock.call_soon(partial(self._on_over, self))
             case _:
                 assert_never(command)
@@ -444,6 +446,7 @@ def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
 
     No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
     """
+    run_memory.forget(folder)  # What lives trained since the snapshot is not in it, and their processes are gone.
     with closing(Ledger(folder, was_there=True)) as ledger:
         retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
         _go_on(ledger, folder, is_stopping=False, retired=retired)

@@ -201,6 +201,7 @@ class Site:
                 self._turn_away(command)
             case CloseStation():
                 self._ground.launch.close()
+                self._ground.forget_memory()
                 self._ground.clock.call_soon(self._on_over)
             case _:
                 assert_never(command)

@@ -154,7 +154,8 @@ class UniverseSetting:
     """The objects and callbacks that all hosts of a universe share.
 
     `spoke` sends a heartbeat to the daemon that a host has dialled, `found` returns the present daemon; `left` is
-    called for a host that exits by itself; `forgeries` are the changes to the items that a life sends.
+    called for a host that exits by itself; `forgeries` are the changes to the items that a life sends; `folder` is that
+    in which a host leaves files for its next life, None where none does.
     """
 
     clock: VirtualClock
@@ -175,6 +176,7 @@ class UniverseSetting:
     daemon_of: Callable[[Life], object | None]
     left: Callable[[Life, Exited], None]
     forgeries: Callable[[Life], Sequence[Forge]]
+    folder: Path | None = None
 
 
 class Life:
@@ -238,6 +240,7 @@ class Life:
             seed=setting.seed,
             resolve=setting.resolve,
             disk=mount,
+            folder=setting.folder,
             tape=self.tape.tape,
             trace=self._trace,
             owner_of=lambda role, slot: self.meetings.owner_of(role, slot),

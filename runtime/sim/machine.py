@@ -21,6 +21,8 @@ from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.ledger import Kernel, Ledger
 from isthmus.runtime.host.virtual_time import VirtualClock
 
+MEMORY: Final = Path("/memory")
+"""What lies here, on each machine, a power failure takes along."""
 Change = tuple[tuple[Path, "Content | None"], ...]
 """Names that change at once, each with its new content."""
 
@@ -106,8 +108,11 @@ class SimulatedDisk:
         return {path: bytes(content.data) for path, content in sorted(self._names.items())}
 
     def take_over(self, former: SimulatedDisk) -> None:
-        """Copy all files of another disk, synced, over those of the same names, and the record of writes to them."""
+        """Copy all files of another disk, synced, over those of the same names, and the record of writes to them; none
+        that lies in memory."""
         for path, data in former.files().items():
+            if path.is_relative_to(MEMORY):
+                continue
             self._names[path] = self._kept[path] = Content(bytearray(data), len(data))
         for path, written in former.written.items():
             self.written[path] = [*written, *self.written.get(path, [])]
@@ -124,8 +129,9 @@ class SimulatedDisk:
                 path.write_bytes(data)
 
     def lose_power(self) -> None:
-        """Keep what was synced, and of the rest what the seed decides."""
+        """Keep what was synced, and of the rest what the seed decides; nothing of what lies in memory."""
         self.failures += 1
+        self._changes = {folder: each for folder, each in self._changes.items() if not folder.is_relative_to(MEMORY)}
         for folder in sorted(self._changes):
             changes = self._changes[folder]
             for change in changes[: self._rng.randint(0, len(changes))]:
@@ -291,10 +297,30 @@ class Mount:
         self.disk().ask()
         self._disk.keep_names(path)
 
+    def memory_of(self, folder: Path, size: int) -> Path | None:
+        return MEMORY / folder.name
+
+    def write_beside(self, work: Callable[[], None]) -> NothingWritten:
+        """Writing takes no time here."""
+        work()
+        return NothingWritten()
+
     def _open(self, path: Path, content: Content) -> SimulatedFile:
         written = bytearray()
         self._disk.written.setdefault(path, []).append(Writing(self._writer, written))
         return SimulatedFile(self, path, content, written)
+
+
+@final
+class NothingWritten:
+    """What is written beside its caller, and has been."""
+
+    def is_alive(self) -> bool:
+        """No."""
+        return False
+
+    def join(self) -> None:
+        """Does nothing."""
 
 
 MILLION: Final = 1_000_000

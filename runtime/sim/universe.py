@@ -28,7 +28,7 @@ from isthmus.runtime.host.virtual_time import Spread, VirtualClock, evenly
 from isthmus.runtime.ids import MachineOwner, Member, Party, Replica, follower, island_in, owner_party, takes_island
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
-from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
+from isthmus.runtime.sim.host import RUN, Life, UniverseSetting, Witness
 from isthmus.runtime.sim.injector import Injector
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
@@ -109,6 +109,7 @@ class Universe:
         limits: those of channels.
         trace: collects spans.
         boot_seconds: processes boot for half to three halves of it.
+        leaves_files: hosts leave files on their machines for their next lives.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Universe:
         limits: Limits = Limits(),  # noqa: B008
         trace: Trace | None = None,
         boot_seconds: float = BOOT_SECONDS,
+        leaves_files: bool = False,
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -177,6 +179,7 @@ class Universe:
             daemon_of=self._daemon_of,
             left=self._left,
             forgeries=lambda life: self.injector.forgeries.get(life.member.replica, ()),
+            folder=RUN if leaves_files else None,
         )
         self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in names}
         self.links = ControlLinks(self.clock, self.weather, self.addresses, seed)

@@ -10,11 +10,14 @@ import errno
 import os
 import secrets
 import stat
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, final
+
+from isthmus.runtime.system import run_memory
 
 _MASK: Final = os.umask(0o077)
 """The umask with which this process started."""
@@ -156,6 +159,23 @@ class Disk(Protocol):
 
     def sync_folder(self, path: Path) -> None:
         """Return when the names in a folder would survive a power failure."""
+
+    def memory_of(self, folder: Path, size: int) -> Path | None:
+        """A folder in the machine's memory for hosts of the run in `folder`, with room for `size` bytes; None where
+        there is none. What lies there outlives its writer, and neither the run nor a power failure."""
+
+    def write_beside(self, work: Callable[[], None]) -> Writing:
+        """Begin work on files of this disk beside what the caller does next."""
+
+
+class Writing(Protocol):
+    """Work on a disk beside its caller's."""
+
+    def is_alive(self) -> bool:
+        """Whether it goes on."""
+
+    def join(self) -> None:
+        """Wait for its end."""
 
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -316,6 +336,15 @@ class KernelDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def memory_of(self, folder: Path, size: int) -> Path | None:
+        memory = run_memory.folder_of(folder)
+        return None if memory is None or run_memory.room_in(memory) < size else memory
+
+    def write_beside(self, work: Callable[[], None]) -> Writing:
+        thread = threading.Thread(target=work, name="beside", daemon=True)
+        thread.start()
+        return thread
 
     def _make_folder(self, path: Path) -> None:
         """Create a folder and its parents durably."""

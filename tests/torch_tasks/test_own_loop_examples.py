@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.ops.learner.recovery import LocalCopies
+from isthmus.ops.learner.local_copies import LocalCopies
 from isthmus.runtime.system.disk import KernelDisk
 from isthmus.runtime.system.processes import ONE_THREAD
 from tests.patience import PATIENCE
@@ -110,7 +110,7 @@ def test_a_loop_over_epochs_goes_on_after_a_kill_in_the_epoch_and_batch_where_it
     options = ("--epochs", str(EPOCHS), "--samples", str(32 * BATCHES))
     script = str(EXAMPLES / "epochs_loop.py")
     run = Run(tmp_path, "--loop", script, tokens=FOREVER, after=("--", *options))
-    copies = LocalCopies(run.folder, KernelDisk(), slot=1, incarnation=1000, now=lambda: 0)
+    copies = LocalCopies.on_disk(run.folder, KernelDisk(), slot=1, incarnation=1000, now=lambda: 0)
     try:
         # In the second epoch; in the third, where no copy was made in the second.
         run.wait_for(lambda: (copy := copies.former()) and copy.step > BATCHES)

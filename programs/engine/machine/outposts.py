@@ -43,6 +43,7 @@ from isthmus.runtime.daemon.ground import HostLaunching, LocalGround, Processes
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
+from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.wire import account_files
@@ -307,6 +308,7 @@ class Outposts:
             self._permit(run_spec.job.program, run_spec.job.task.text, computes=run_spec.here.learners > 0)
             folder = self._folder / run
             folder.mkdir(parents=True, exist_ok=True)
+            run_memory.forget(folder)  # Of another run of this name, or of this one before it was resumed.
             # Times count from the same moment everywhere, as nearly as the way of this message is short.
             zero_ns = time.monotonic_ns() - int(message["age_ns"])
             here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}

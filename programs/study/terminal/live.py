@@ -96,6 +96,7 @@ class Notice(NamedTuple):
 
 
 _BEGUN: Final = {
+    "memory": "with all that life {former} had after step {step}, from its machine's memory",
     "copy": "with its moments after step {step} of life {former}, from its machine",
     "snapshot": "as life {former} was at version {step}, from the snapshot",
     "peer": "with the moments of learner {former} after step {step}",

@@ -149,6 +149,7 @@ WIRE: Final = ("stale", "refused_connection", "refused_stranger", "refused_cross
 """Channel counters of refused messages that a sound peer sent too late, or to a life that is over."""
 VOTES: Final = ("vote refused: ", "opening ")
 """Prefixes of the reasons for which the rounds of a Quorum node drop an item."""
+KEPT: Final = "work of a killed life kept"
 OF_ALL: Final = (
     "orders that came late",
     "too early",
@@ -167,6 +168,7 @@ OF_DECOUPLED: Final = (
     "opening renewed",
     "copy given",
     "moments lent",
+    KEPT,
 )
 """Guards of syncers and holders."""
 OF_ISLANDS: Final = (GangMemberLost, TooFewProcesses, ProcessLost, ProcessBack, ProcessMissing, Reformed)
@@ -224,6 +226,10 @@ class GuardsWitness(Checker):
             self._fired["copy given"] += 1
         elif edge.source_port == "loan" and item["by"] is not None:
             self._fired["moments lent"] += 1
+        elif edge.source_port == "report" and item["began"] is not None and item["began"][0] == "memory":
+            if (life.member, 0, None) not in self._seen:
+                self._seen.add((life.member, 0, None))
+                self._fired[KEPT] += 1
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         """Look at hosts that are no members, and at processes of islands."""

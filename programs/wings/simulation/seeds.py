@@ -157,6 +157,8 @@ STEP_MS_QUICK: Final = 100.0
 """With longer steps an answer on a lost version is still due when the shard is back."""
 UNEVEN_SHARE: Final = 0.25
 """Share of runs whose learners have batches of several sizes."""
+FILES_SHARE: Final = 0.5
+"""Share of runs whose learners leave copies for their next lives."""
 KILLS_MAX: Final = 3
 """Kills of one host: in a run of a few dozen steps more would leave nothing else to see."""
 
@@ -204,6 +206,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
         window_bytes=setting.choice((None, None, WINDOW_BYTES)),
         apart=setting.choice((False, False, True)),
         task=toy_task.UNEVEN if program == DEFAULT and setting.random() < UNEVEN_SHARE else trial.task(learners),
+        leaves_files=random.Random(f"isthmus {seed} files").random() < FILES_SHARE,
     )
 
 

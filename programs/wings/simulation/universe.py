@@ -208,6 +208,8 @@ class Shape:
     """Snapshots are also brought to another folder of the home's disk."""
     parties: tuple[tuple[str, str], ...] = ()
     """(machine, who has brought it), of those that others have."""
+    leaves_files: bool = False
+    """Learners leave copies of what they have for their next lives."""
 
 
 @dataclass(slots=True)
@@ -352,6 +354,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         jitter=0.1,
         climate=shape.climate,
         faults=shape.faults,
+        leaves_files=shape.leaves_files,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         checkers=[
             *runtime_checkers(graph),

@@ -17,7 +17,7 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.messages import Progress, StepReport
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.learner import recovery
+from isthmus.ops.learner import local_copies, recovery
 from isthmus.ops.learner.boundary import Boundary, Companion
 from isthmus.ops.learner.first_data import FirstData
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
@@ -174,7 +174,7 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     paced = [step for port, step, phase in seen if port == "progress" and phase == "stepping"]
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
-    assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged"}
+    assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged", "reached"}
     assert told["report"].keys() == StepReport.__annotations__.keys() - {
         *("links", "unmerged", "evaluates", "evaluation", "last", "host_waits")
     }
@@ -676,7 +676,7 @@ def test_the_life_after_ten_steps_of_a_large_model_begins_with_the_moments(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the life before was killed after them, or told to leave after three."""
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)  # As if the model were larger than what may be read at once.
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)  # As if the model were larger than what may be read at once.
     monkeypatch.setattr(recovery, "READ_BYTES_MAX", 8)
     task, disk = SmallTask(), SimulatedDisk("seed")
     context = with_disk(1, disk)

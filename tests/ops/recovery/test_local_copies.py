@@ -15,8 +15,8 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.island.contract import local_parts
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LeafPart, LearnerLife
-from isthmus.ops.learner import recovery
-from isthmus.ops.learner.recovery import EVERY_NS, FIRST_NS, SHARE, LocalCopies
+from isthmus.ops.learner import local_copies
+from isthmus.ops.learner.local_copies import ON_DISK, LocalCopies
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
 
@@ -42,7 +42,7 @@ def whole(leaves: Iterable[Any]) -> Iterator[LeafPart]:
 
 
 def copies(disk: SimulatedDisk, life: int, clock: Clock | None = None, slot: int = 3) -> LocalCopies:
-    return LocalCopies(Path("/run"), Mount(disk), slot, life, clock or Clock())
+    return LocalCopies.on_disk(Path("/run"), Mount(disk), slot, life, clock or Clock())
 
 
 def kept(disk: SimulatedDisk, life: int = 1, step: int = 40, leaves: Any = LEAVES) -> None:
@@ -98,23 +98,23 @@ def test_a_learner_spends_a_400th_of_its_time_at_most() -> None:
         clock.at += took
         return whole(LEAVES)
 
-    assert not made.is_due()
+    assert not made.is_due(1)
     while len(at) < 8:
-        clock.at += FIRST_NS // 4
+        clock.at += ON_DISK.first_ns // 4
         made.settle()
-        if made.is_due():
+        if made.is_due(1):
             at.append(clock.at)
             made.keep(1, leaves)
             spent += took
-    assert at[0] <= 2 * FIRST_NS
-    assert max(after - before for before, after in pairwise(at)) <= EVERY_NS + FIRST_NS
+    assert at[0] <= 2 * ON_DISK.first_ns
+    assert max(after - before for before, after in pairwise(at)) <= ON_DISK.every_ns + ON_DISK.first_ns
     took = 100_000_000
     made.keep(1, leaves)
     made.settle()
-    clock.at += (SHARE - 2) * took
-    assert not made.is_due()
+    clock.at += (ON_DISK.share - 2) * took
+    assert not made.is_due(1)
     clock.at += 2 * took
-    assert made.is_due()
+    assert made.is_due(1)
 
 
 def test_a_learner_goes_on_with_the_moments_of_another() -> None:
@@ -143,7 +143,7 @@ def test_a_learner_goes_on_with_the_moments_of_another() -> None:
 @pytest.mark.parametrize("bytes_max", [1, 12, 1 << 20])
 def test_leaves_are_read_in_parts_and_found_whole(bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step in between takes the memory of what was read, and what is read after it is as after it."""
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 4 * bytes_max)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 4 * bytes_max)
     task = SmallTask()
     learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1))
     learner.begin()
@@ -169,7 +169,7 @@ def test_leaves_are_read_in_parts_and_found_whole(bytes_max: int, monkeypatch: p
 
 def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are as they are after later steps, and what is found is all of them, in their order."""
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
     disk, clock, state, read = SimulatedDisk("seed"), Clock(), [np.full(5, 0.0), np.full(3, 0.0)], list[int]()
 
     def leaves() -> Iterator[Any]:
@@ -178,16 +178,16 @@ def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytes
             yield state[k].copy()
 
     made = copies(disk, 1, clock)
-    assert not made.is_due()
-    clock.at = FIRST_NS
+    assert not made.is_due(1)
+    clock.at = ON_DISK.first_ns
     for step in range(3):
-        assert made.is_due()
+        assert made.is_due(1)
         state = [np.full(5, float(step)), np.full(3, float(step))]
         made.keep(10 + step, lambda: whole(leaves()))
         made.settle()
         assert read == list(range(min(step + 1, 2)))
         assert (copies(disk, 2).former() is not None) == (step == 2)
-    assert not made.is_due()
+    assert not made.is_due(1)
     found = copies(disk, 2).former()
     assert found is not None
     assert found.step == 10
@@ -200,20 +200,20 @@ def state_of(model: int) -> Iterator[LeafPart]:
 
 
 def test_a_first_copy_of_a_large_state_is_whole_within_ten_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 64)
     model, disk, clock, steps = 4000, SimulatedDisk("seed"), Clock(), 0
-    made = LocalCopies(Path("/run"), Mount(disk), 3, 1, clock, model_bytes=4 * model)
+    made = LocalCopies.on_disk(Path("/run"), Mount(disk), 3, 1, clock, model_bytes=4 * model)
     while copies(disk, 2).former() is None:
         steps += 1
-        clock.at += 5 * FIRST_NS
-        if made.is_due():
+        clock.at += 5 * ON_DISK.first_ns
+        if made.is_due(1):
             made.keep(steps, lambda: state_of(model))
             made.settle()
     assert 5 <= steps <= 10  # Not all of it at once either.
 
 
 def test_the_last_copy_is_whole_whatever_was_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 64)
     disk = SimulatedDisk("seed")
     made = copies(disk, 1)
     made.keep(7, lambda: state_of(4000))
@@ -224,14 +224,14 @@ def test_the_last_copy_is_whole_whatever_was_being_copied(monkeypatch: pytest.Mo
 
 
 def test_the_last_copy_is_given_up_on_a_disk_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 64)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 64)
     disk, clock = SimulatedDisk("seed"), Clock()
     kept(disk, step=40)
     made, read = copies(disk, 1, clock), list[int]()
 
     def slow() -> Iterator[LeafPart]:
         for part in state_of(4000):
-            clock.at += recovery.LAST_NS // 4
+            clock.at += local_copies.LAST_NS // 4
             read.append(clock.at)
             yield part
 
@@ -245,7 +245,7 @@ def test_the_last_copy_is_given_up_on_a_disk_that_is_too_slow(monkeypatch: pytes
 def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = SimulatedDisk("seed"), Clock()
     kept(disk, step=40, leaves=LEAVES[:1])
-    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)
     for room, step in ((0, 40), (3, 40), (100, 80)):
         made = copies(disk, 1, clock)
         for part in range(len(LEAVES) + 1):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isthmus.ops.learner.recovery import LocalCopies
+from isthmus.ops.learner.local_copies import LocalCopies
 from isthmus.runtime.system.disk import KernelDisk
 from isthmus.runtime.system.processes import ONE_THREAD
 from tests.patience import PATIENCE
@@ -66,7 +66,7 @@ def islands(
     options = ("--loop", str(SCRIPTS[framework]), "--seed", str(seed), "--set", "run.slots_max=2")
     run = Run(folder, *options, tokens=budget(steps, len(names)), after=after)
     try:
-        copies = LocalCopies(run.folder, KernelDisk(), slot=1, incarnation=1000, now=lambda: 0)
+        copies = LocalCopies.on_disk(run.folder, KernelDisk(), slot=1, incarnation=1000, now=lambda: 0)
         place = folder / "place-1"
         kill_from = KILL_FROM * steps / 2
         run.wait_for(lambda: place.exists() and int(place.read_text()) >= kill_from and copies.former(), patience)
