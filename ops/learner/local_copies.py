@@ -320,6 +320,13 @@ class LocalCopies:
         return Copy(footer.incarnation, footer.step, leaves, footer.told, trained)
 
 
+def newest_copy(folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> Copy | None:
+    """What a life of a slot finds of the lives before it in the run's `folder`: in memory, else on disk."""
+    life, memory = (disk, slot, incarnation, now), disk.memory_of(folder, 0)
+    kept = None if memory is None else LocalCopies.in_memory(memory, *life, part_bytes=0).former()
+    return LocalCopies.on_disk(folder, *life).former() if kept is None else kept
+
+
 def _path(folder: Path, slot: int) -> Path:
     return folder / FOLDER / f"learner-{slot}"
 

@@ -151,7 +151,7 @@ def test_loops_train_and_one_that_was_killed_goes_on_with_its_local_leaves(start
     run.wait_for_merges(4)
     summary = run.stop()
     began = [line["began"][0] for line in reports(run, 1) if line.get("began") and line["incarnation"] == 2]
-    assert set(began) <= {"copy", "snapshot"}
+    assert set(began) <= {"memory", "copy", "snapshot"}
     (at, count, moment), (later, later_count, later_moment) = begins(run, 1)
     assert (at, count, moment) == (0, 0, 0)
     assert later > 0

@@ -122,7 +122,7 @@ def test_loops_train_and_one_that_was_killed_goes_on(start: Callable[..., Run]) 
     run.wait_for(lambda: any(line.get("began") for line in reports(run, 1)))
     run.wait_for_merges(10)
     began = [line["began"][0] for line in reports(run, 1) if line.get("began")]
-    assert set(began) <= {"copy", "snapshot"}
+    assert set(began) <= {"memory", "copy", "snapshot"}
     first, second = [line.split() for line in said(run, 1).splitlines() if line.startswith("begins at ")]
     assert first == ["begins", "at", "0", "with", "0", "moments,", "rate", "0"]
     assert int(second[2]) > 0

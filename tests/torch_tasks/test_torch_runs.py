@@ -71,7 +71,7 @@ def test_a_killed_learner_comes_back_with_its_moments(start: Callable[..., Run])
     run.wait_for(lambda: any(line.get("began") for line in reports(run, 1)))
     run.wait_for_merges(10)
     began = [line["began"][0] for line in reports(run, 1) if line.get("began")]
-    assert set(began) <= {"copy", "snapshot"}
+    assert set(began) <= {"memory", "copy", "snapshot"}
     assert "from nothing" not in (run.folder / "logs" / "daemon.log").read_text()  # It was forked.
     run.stop()
 

@@ -29,7 +29,7 @@ from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.last_model import LastModel
-from isthmus.ops.learner.local_copies import LocalCopies
+from isthmus.ops.learner.local_copies import newest_copy
 from isthmus.ops.learner.own_evaluation import OwnJudging
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
@@ -314,7 +314,7 @@ class LoopHost:
         """Give the script what a former life has left beside the model: its optimizer's state, and what it kept."""
         self._has_taken_copy = True
         slot, incarnation = self._life.slot, self._life.incarnation
-        copy = LocalCopies.on_disk(self._folder, DISK, slot, incarnation, now=time.monotonic_ns).former()
+        copy = newest_copy(self._folder, DISK, slot, incarnation, time.monotonic_ns)
         if copy is not None:
             learner.take_local(copy.leaves)
 

@@ -210,7 +210,7 @@ class GuardsWitness(Checker):
 
     def __init__(self) -> None:
         self._fired: Counter[str] = Counter()
-        self._seen: set[tuple[Member, int, int | None]] = set()
+        self._seen: set[tuple[Member, int | str, int | None]] = set()
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Count judged and refused answers, copies and loans."""
@@ -227,9 +227,8 @@ class GuardsWitness(Checker):
         elif edge.source_port == "loan" and item["by"] is not None:
             self._fired["moments lent"] += 1
         elif edge.source_port == "report" and item["began"] is not None and item["began"][0] == "memory":
-            if (life.member, 0, None) not in self._seen:
-                self._seen.add((life.member, 0, None))
-                self._fired[KEPT] += 1
+            self._fired[KEPT] += (life.member, KEPT, None) not in self._seen
+            self._seen.add((life.member, KEPT, None))
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         """Look at hosts that are no members, and at processes of islands."""
