@@ -606,7 +606,13 @@ class DeviceWaits(TypedDict):
     host_waits: NotRequired[list[Annotated[list[Any], tuple[str, Count, Count]]]]
 
 
-class CompanionReport(LearnerEvaluation, LoopLeaves, DeviceWaits):
+class Copies(TypedDict):
+    """Of a learner that leaves no copies in its machine's memory, because it lacks them: the bytes that they need."""
+
+    lacks_memory: NotRequired[Count]
+
+
+class CompanionReport(LearnerEvaluation, LoopLeaves, DeviceWaits, Copies):
     """Of a learner: what its companions, and its device, add to a report."""
 
 

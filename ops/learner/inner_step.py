@@ -570,6 +570,8 @@ class InnerStep:
         means, more = self._metrics.means(), CompanionReport()
         for each in self.companions:
             more |= each.reported()
+        if self._inheritance.lacks_memory:
+            more["lacks_memory"] = self._inheritance.lacks_memory
         if isinstance(self._learner, CountsWaits) and (waits := self._learner.host_waits.rows()):
             more["host_waits"] = [list(row) for row in waits]
         report: StepReport = {

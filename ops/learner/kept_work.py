@@ -24,6 +24,9 @@ from isthmus.ops.learner.local_copies import READ_BYTES_MAX, Copy, LocalCopies, 
 VERSIONS_MAX: Final = 4
 """Versions by which the model may have gone on meanwhile: work on an older one is worth little in the newest, as that
 of an answer over more intervals (`token_accounts.STALE_INTERVALS`)."""
+MODELS_IN_MEMORY: Final = 6
+"""The room, in models, that copies need at most: what was trained, AdamW's two moments, and as much for the copy that
+is made while the last one stays."""
 LIVES_MAX: Final = 8
 """Lives in a row whose work may be together in one answer."""
 

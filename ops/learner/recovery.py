@@ -19,7 +19,7 @@ from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer, Totals
 from isthmus.ops.island.contract import Keeping, LastingLearning, local_parts
 from isthmus.ops.learner.answers import HeldFragment
-from isthmus.ops.learner.kept_work import KeptWork
+from isthmus.ops.learner.kept_work import MODELS_IN_MEMORY, KeptWork
 from isthmus.ops.learner.local_copies import READ_BYTES_MAX, LocalCopies
 from isthmus.ops.recovery.hold import packed, unpacked
 
@@ -93,11 +93,6 @@ class Lending:
         return [("moments", moments)]
 
 
-MODELS_IN_MEMORY: Final = 6
-"""The room, in models, that copies in memory need at most: values and AdamW's two moments, and as much for the copy
-that is made while the last one stays."""
-
-
 @final
 class Inheritance:
     """The inheritance of the life that a host opens.
@@ -134,12 +129,16 @@ class Inheritance:
         self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
         self._copies: LocalCopies | None = None
         self._kept: KeptWork | None = None
+        self.lacks_memory = 0
+        """Bytes that copies in memory need, where its machine lacks them."""
         if context.folder is not None:
             life, model_bytes = (self._slot, self._incarnation), 4 * sum(each.size for each in fragments)
             self._copies = LocalCopies.on_disk(
                 context.folder, context.disk, *life, now=context.now, model_bytes=model_bytes
             )
             memory = context.disk.memory_of(context.folder, MODELS_IN_MEMORY * model_bytes) if fragments else None
+            if memory is None and fragments:
+                self.lacks_memory = MODELS_IN_MEMORY * model_bytes
             if memory is not None:
                 part_bytes = 4 * max(each.size for each in fragments)
                 self._kept = KeptWork(

@@ -26,7 +26,7 @@ _MODE: Final = 0o700
 def folder_of(run: Path) -> Path | None:
     """The folder in memory of the run in `run`, made where it is missing; None where this machine has no such memory,
     or somebody else has laid something in its place."""
-    path = _path_of(run)
+    path = path_of(run)
     try:
         for folder in (path.parent, path):
             folder.mkdir(mode=_MODE, exist_ok=True)
@@ -52,13 +52,13 @@ def room_in(folder: Path) -> int:
 
 def forget(run: Path) -> None:
     """Remove the folder in memory of the run in `run`, if there is one."""
-    shutil.rmtree(_path_of(run), ignore_errors=True)
+    shutil.rmtree(path_of(run), ignore_errors=True)
 
 
 def sweep(is_living: Callable[[Path], bool]) -> None:
     """Remove the folders of runs of this account that ended without a word: `is_living` says of a run folder whether
     its run goes on here."""
-    of_account = _path_of(Path()).parent
+    of_account = path_of(Path()).parent
     with suppress(OSError):
         for folder in of_account.iterdir() if _is_own(of_account) else ():
             with suppress(FileNotFoundError):  # Of one that is made just now.
@@ -72,6 +72,7 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _path_of(run: Path) -> Path:
+def path_of(run: Path) -> Path:
+    """Where the folder of a run is, if there is one."""
     digest = hashlib.sha256(os.fsencode(run.absolute())).hexdigest()[:32]
     return ROOT / f"isthmus-{os.geteuid()}" / digest

@@ -222,7 +222,7 @@ _LEARNER_FIELDS: Final = (
     *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
     *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
 )
-_WHERE_TOLD: Final = ("payload_bytes_sent", "answers", "not_finite", "away")
+_WHERE_TOLD: Final = ("payload_bytes_sent", "answers", "not_finite", "away", "lacks_memory")
 """Those of programs that merge, and what a body of the user's own need not count."""
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""

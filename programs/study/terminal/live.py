@@ -51,7 +51,7 @@ from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.data_words import progress_words
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
-from isthmus.programs.engine.results.words import not_finite, snapshot_lines, store_line, without_figures
+from isthmus.programs.engine.results.words import not_finite, size, snapshot_lines, store_line, without_figures
 from isthmus.programs.engine.run.preparing import listening
 from isthmus.programs.study.terminal.figures import (
     WORKING,
@@ -223,9 +223,13 @@ class NoticeFeed:
                 yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
 
     def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
-        """The source of the moments with which later lives of learners continue, each once."""
+        """The source of the state with which later lives of learners continue, each once; and who leaves none."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
+            if (lacks := report.get("lacks_memory")) and self._is_untold("memory", int(slot)):
+                text = f"learner {slot} leaves no copies in its machine's memory, which lacks {size(lacks)} for them"
+                cost = "a process that is killed loses what it trained since its last answers"
+                yield Notice(status.get("time"), f"{text}: {cost}", "odd")
             if began and self._is_untold("begun", int(slot), life, began[0]):
                 kind, former, step = began
                 source = _BEGUN[kind].format(former=former, step=step)

@@ -23,6 +23,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
 from isthmus.ops.kernels import averaging, coding, nesterov
+from isthmus.ops.learner.kept_work import MODELS_IN_MEMORY
 from isthmus.programs.command import demands
 from isthmus.programs.command.demands import Demand, within
 from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
@@ -328,11 +329,13 @@ VALUE_BYTES: Final = 4
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Bytes: of a learner's island, of the machine it runs on, and of each shard."""
+    """Bytes: of a learner's island, of its machine, and of each shard; and of the copies that a learner leaves
+    in its machine's memory for its next life, where there is room for them."""
 
     island: float
     machine: float
     shard: float
+    copies: float
 
 
 def memory_of(of: PlanRequest) -> PlannedMemory:
@@ -351,6 +354,7 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
         STATE_BYTES * of.parameters,
         ANCHOR_BYTES * of.parameters + largest * (FORMATS[of.push].bits + FORMATS[of.update].bits) / 8,
         kept * VALUE_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
+        MODELS_IN_MEMORY * VALUE_BYTES * of.parameters,
     )
 
 
@@ -697,6 +701,7 @@ def _step(of: Outlook) -> str:
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     memory, rates = plan.memory, plan.rates
     yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
+    yield "copies", f"{size(memory.copies)} of /dev/shm for a learner's next life, where there is so much"
     yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
     fitting = _learners_here(plan)
     room = "not enough for a learner" if fitting == 0 else f"enough for {fitting} learner{'s' if fitting > 1 else ''}"

@@ -1,0 +1,56 @@
+"""Folders of runs in memory: of this account alone, and gone with their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isthmus.runtime.system import run_memory
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(run_memory, "ROOT", tmp_path / "memory")
+    yield tmp_path / "memory"
+
+
+def test_each_run_has_a_folder_that_nobody_else_reads(tmp_path: Path) -> None:
+    one, other = run_memory.folder_of(tmp_path / "one"), run_memory.folder_of(tmp_path / "other")
+    assert one is not None
+    assert one != other
+    assert run_memory.folder_of(tmp_path / "one") == one
+    assert [each.stat().st_mode & 0o777 for each in (one, one.parent)] == [0o700, 0o700]
+    assert run_memory.room_in(one) > 0
+    run_memory.forget(tmp_path / "one")
+    assert not one.exists()
+    run_memory.forget(tmp_path / "one")
+
+
+@pytest.mark.parametrize("what", ["link", "file", "none"])
+def test_where_somebody_else_has_laid_something_there_is_none(tmp_path: Path, root: Path, what: str) -> None:
+    place = run_memory.path_of(tmp_path / "one").parent
+    match what:
+        case "link":
+            (tmp_path / "elsewhere").mkdir()
+            place.symlink_to(tmp_path / "elsewhere")
+        case "file":
+            place.write_text("")
+        case "none":
+            root.rmdir()
+    assert run_memory.folder_of(tmp_path / "one") is None
+    run_memory.sweep(lambda run: False)
+    assert what != "link" or place.is_symlink()
+
+
+def test_a_sweep_removes_those_whose_runs_are_gone(tmp_path: Path) -> None:
+    kept, gone = run_memory.folder_of(tmp_path / "kept"), run_memory.folder_of(tmp_path / "gone")
+    assert kept is not None
+    assert gone is not None
+    (gone / "local").mkdir()
+    (gone / "local" / "learner-0").write_bytes(b"copy")
+    (kept.parent / "half-made").mkdir()
+    run_memory.sweep(lambda run: run == tmp_path / "kept")
+    assert sorted(path.name for path in kept.parent.iterdir()) == sorted([kept.name, "half-made"])
