@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ from isthmus.runtime.system import run_memory
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(run_memory, "ROOT", tmp_path / "memory")
-    yield tmp_path / "memory"
+    return tmp_path / "memory"
 
 
 def test_each_run_has_a_folder_that_nobody_else_reads(tmp_path: Path) -> None:
