@@ -60,6 +60,7 @@ class KeptWork:
         self._learner, self._fragments, self._held = learner, fragments, held
         self._odometer, self._reached = odometer, reached
         self._standings: list[Standing] = []
+        copies.remove_unfinished()
         self.found = copies.former() if incarnation > 1 else None
         if self.found is not None and not self._fits(self.found):
             self.found = None

@@ -80,6 +80,8 @@ class HostDisk(Protocol):
 
     def read(self, path: Path) -> bytes: ...
 
+    def sizes(self, path: Path) -> dict[str, int]: ...
+
     def memory_of(self, folder: Path, size: int) -> Path | None: ...
 
     def write_beside(self, work: Callable[[], None]) -> Writing: ...
@@ -203,6 +205,13 @@ class LocalCopies:
             return self._read(memoryview(self._disk.read(self._path)))
         except (OSError, ValueError, IndexError):
             return None
+
+    def remove_unfinished(self) -> None:
+        """Remove what lives before this one were writing when they were killed."""
+        with suppress(OSError):
+            for name in self._disk.sizes(self._path.parent):
+                if name.startswith(f".{self._path.name}."):
+                    self._disk.remove(self._path.with_name(name))
 
     def is_due(self, step: int) -> bool:
         """Whether it is time for the next copy, after so many steps, or for more parts of the one in progress."""

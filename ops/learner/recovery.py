@@ -136,6 +136,7 @@ class Inheritance:
             self._copies = LocalCopies.on_disk(
                 context.folder, context.disk, *life, now=context.now, model_bytes=model_bytes
             )
+            self._copies.remove_unfinished()
             memory = context.disk.memory_of(context.folder, MODELS_IN_MEMORY * model_bytes) if fragments else None
             if memory is None and fragments:
                 self.lacks_memory = MODELS_IN_MEMORY * model_bytes

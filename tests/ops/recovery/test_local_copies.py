@@ -256,3 +256,18 @@ def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatc
         found = copies(disk, 2).former()
         assert found is not None
         assert found.step == step
+
+
+def test_what_a_killed_writer_did_not_finish_is_removed_by_the_next_life() -> None:
+    disk = SimulatedDisk("seed")
+    kept(disk)
+    made = LocalCopies.on_disk(Path("/run"), Mount(disk), 3, 2, Clock(), model_bytes=0)
+    made._held_max = 1  # A part at a time: it is killed after the first.
+    made.keep(80, lambda: whole(LEAVES))
+    assert sorted(path.name for path in disk.files()) == [".learner-3.beside", "learner-3"]
+    after = copies(disk, 3)
+    after.remove_unfinished()
+    assert [path.name for path in disk.files()] == ["learner-3"]
+    found = after.former()
+    assert found is not None
+    assert found.step == 40
