@@ -39,7 +39,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.exchange.wanted_settings import coarser
 from isthmus.ops.island.compiling import published
-from isthmus.ops.island.contract import Carrying, LoopLearning, SoleLearning, prepare_learner
+from isthmus.ops.island.contract import Carrying, LearnerSource, LoopLearning, SoleLearning, prepare_learner
 from isthmus.ops.island.host_waits import CountsWaits
 from isthmus.ops.island.kind import Computed, LearnerParts, kind_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
@@ -138,6 +138,29 @@ class InnerStep:
         codes = coarser(self._exchange.push) if codes_there else ()
         return functions.calls(first_batch(self._task, seed, slot), codes, carries=self._exchange.carries)
 
+    @property
+    def can_warm(self) -> bool:
+        """Whether there is something to compile before a life of a learner is known; not for a task that brings its
+        learner, whose framework is imported by then."""
+        return not isinstance(self._task, LearnerSource)
+
+    def warm(self, seed: int) -> None:
+        """Compile what any life calls that this process opens later, on the devices that it has."""
+        first = LearnerLife(seed, 0, 1)
+        learner = kind_of(None).learner(self._parts_of(first), lambda: Step(0), lambda: 0)
+        learner.compile(first_batch(self._task, seed, 0))
+
+    def _parts_of(self, life: LearnerLife) -> LearnerParts:
+        return LearnerParts(
+            self._task,
+            self._fragments,
+            life,
+            self._exchange.alpha,
+            pushes=coarser(self._exchange.push),
+            carries=self._exchange.carries,
+            frozen=self._exchange.frozen,
+        )
+
     def open(self, context: Any) -> None:
         """Compile every function; without a syncer, create the initial parameters, too."""
         self._context = context
@@ -149,15 +172,7 @@ class InnerStep:
         self._own_of = {number: p for p, number in enumerate(self._numbers)}
         if "parameters" not in context.connected:
             self._emit_every = 0
-        parts = LearnerParts(
-            self._task,
-            self._fragments,
-            LearnerLife(context.seed, self._slot, self._incarnation),
-            self._exchange.alpha,
-            pushes=coarser(self._exchange.push),
-            carries=self._exchange.carries,
-            frozen=self._exchange.frozen,
-        )
+        parts = self._parts_of(LearnerLife(context.seed, self._slot, self._incarnation))
         self._learner = kind_of(context.island).learner(parts, self._where, context.now)
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
         self._answers = Answers(

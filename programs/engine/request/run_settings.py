@@ -124,6 +124,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shared_memory: Annotated[
         bool, Setting("Whether large items between hosts of one machine go through memory that both map.")
     ] = True
+    spare: Annotated[
+        bool,
+        Setting("Whether a process that has compiled all waits for a learner's next life, on CPUs, if memory allows."),
+    ] = True
     processes: Annotated[
         tuple[int, ...], Setting("The processes of each learner's island, by slot; of slots beyond the end, one.")
     ] = ()

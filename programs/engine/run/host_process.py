@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -39,22 +40,30 @@ PROXY: Final = "ISTHMUS_SOCKS_PROXY"
 """The variable of the environment that names a SOCKS5 proxy, ADDRESS:PORT, through which hosts dial each other."""
 
 
-def settle_on_core(replica: Replica, here: spec.Here) -> None:
+def settle_on_core(replica: Replica, here: spec.Here, of: Collection[int] | None = None) -> None:
     """Keep a learner on one core, where learners share the cores of this machine; where they compute on accelerators,
-    keep syncer and recorder on cores that no learner uses.
+    keep syncer and recorder on cores that no learner uses; `of`: the cores that there are, those of this process by
+    default, which may have settled before.
 
     Each gets an equal share. The kernel may leave three on one core for a second while the fourth has another to
     itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0) if of is None else of)
     learners, role = here.learners, leader(replica).role
     if has_accelerators(here):
         of_islands, of_others = cores_apart(cores, here.islands_here)
         if role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
-            os.sched_setaffinity(0, of_islands if role == LEARNER else of_others)
+            _settle(of_islands if role == LEARNER else of_others)
         return
-    if leader(replica).role == LEARNER and learners > len(cores):
-        os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
+    if role == LEARNER and learners > len(cores):
+        _settle({cores[(replica.slot + gang_number(replica)) % len(cores)]})
+
+
+def _settle(cores: Collection[int]) -> None:
+    """Keep this process on these cores, with all threads that it has by now."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def cores_apart(cores: Iterable[int], islands: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -176,12 +185,20 @@ def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callabl
 
 def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
     """Serve until the daemon ends the run; returns the exit status. `plans`: those of the run, if they are known."""
+    follow_daemon()
+    prepare_environment(1)
+    return serve(arguments, plans, began_ns())
+
+
+def serve(
+    arguments: list[str], plans: Mapping[str, Plan] | None, begun_ns: int, cores: Collection[int] | None = None
+) -> int:
+    """The same, in a process that follows its daemon and is prepared; this life has begun at an instant, and `cores` as
+    in `settle_on_core`."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
     name_process(f"isthmus {replica}")
-    follow_daemon()
-    prepare_environment(1)
-    phases.note(folder, str(replica), "begun", life=member.incarnation, at_ns=began_ns())
+    phases.note(folder, str(replica), "begun", life=member.incarnation, at_ns=begun_ns)
     run_spec = spec.load(folder)
     sys.argv = list(run_spec.settings.argv)
     island = None
@@ -192,7 +209,7 @@ def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:
 
         island = claim_island(member, run_spec)
         compile_once(folder, str(replica), member.incarnation)
-    settle_on_core(replica, run_spec.here)
+    settle_on_core(replica, run_spec.here, cores)
     plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 

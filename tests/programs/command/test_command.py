@@ -325,6 +325,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "home_away_seconds": 600.0,
         "devices_min": 0,
         "keep_to_go_on": True,
+        "spare": True,
         "loop_idle_seconds": 1800.0,
         "first_beat_seconds": 60.0,
         "silent_seconds": 20.0,
