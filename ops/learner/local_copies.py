@@ -37,8 +37,9 @@ class Pace(NamedTuple):
 SECOND_NS: Final = 1_000_000_000
 ON_DISK: Final = Pace(SECOND_NS, 15 * SECOND_NS, steps=0, share=400)
 """As seldom as snapshots: a disk may be slow, and moments of seconds ago serve as well."""
-IN_MEMORY: Final = Pace(SECOND_NS, SECOND_NS, steps=20, share=200)
-"""What a killed process has trained since is lost: half a pause, in the mean."""
+IN_MEMORY: Final = Pace(SECOND_NS, SECOND_NS, steps=4, share=200)
+"""What a killed process has trained since is lost: half a pause, in the mean. Steps of a quarter of a second and more
+have time for a copy between them; of shorter ones the second bounds what it costs."""
 FOLDER: Final = "local"
 _MAGIC: Final = b"isthmus local 3\n"
 _DIGEST: Final = 16
@@ -48,8 +49,9 @@ HELD_BYTES_MAX: Final = 32 << 20
 HELD_SHARE: Final = 3
 """Of a large model's bytes a third may wait: AdamW's moments, twice the model, are then read at six boundaries, and a
 first copy is whole within ten steps that last longer than it takes to write a part of it."""
-PART_BYTES_MIN: Final = 1 << 20
-"""Bytes of the parts that are read at one step for a copy in memory, unless a fragment is larger."""
+PART_BYTES_MIN: Final = 8 << 20
+"""Bytes of the parts that are read at one step for a copy in memory, unless a fragment is larger: a millisecond or
+two."""
 LAST_NS: Final = 5 * SECOND_NS
 """How long a learner that leaves may write its last copy. What it has answered is on its way meanwhile."""
 READ_BYTES_MAX: Final = 8 << 20

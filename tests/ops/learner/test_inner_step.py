@@ -678,6 +678,7 @@ def test_the_life_after_ten_steps_of_a_large_model_begins_with_the_moments(
     """Whether the life before was killed after them, or told to leave after three."""
     monkeypatch.setattr(local_copies, "HELD_BYTES_MAX", 1)  # As if the model were larger than what may be read at once.
     monkeypatch.setattr(recovery, "READ_BYTES_MAX", 8)
+    monkeypatch.setattr(Mount, "memory_of", lambda disk, folder, size: None)
     task, disk = SmallTask(), SimulatedDisk("seed")
     context = with_disk(1, disk)
     body = living(task, context)
