@@ -259,6 +259,8 @@ class FragmentLedger:
         if carries and clock is not None and clock[0] == self.incarnation and clock[1] > kept:
             expected = f"at most token {kept}, which was answered"
             raise ValueError(f"reading the clock: expected {expected}, found {clock[1]} merged.")
+        # Work of former lives that no answer has had yet is carried, too: it is in the parameters.
+        former = self.former if carries and self._answered is None else []
         merged_up_to, position = self._book_merged(clock), self.odometer.tokens
         if carries:
             position = kept
@@ -272,7 +274,7 @@ class FragmentLedger:
         steps = self._steps_begin if self._answered is None else self._answered_steps
         self._reopen(version)
         if carries:
-            self.begin, self._steps_begin = kept, steps
+            self.begin, self._steps_begin, self.former = kept, steps, former
 
     def died(self, clock: Clock | None = None) -> None:
         """Close the accounts for good: pending tokens are lost, except those that `clock` reports as merged."""
@@ -283,6 +285,13 @@ class FragmentLedger:
         """All work since the adoption of `base`, by life, as `former`."""
         own = [[self.incarnation, self.begin, self.odometer.tokens, self.steps]] if self.steps else []
         return [*self.former, *own]
+
+    def is_former_in(self, clock: Clock | None) -> bool:
+        """Whether a version with that clock has some of the work of former lives which no answer has had yet."""
+        if clock is None or not self.former or self._answered is not None:
+            return False
+        incarnation, begin, _, _ = self.former[0]
+        return tuple(clock) > (incarnation, begin)
 
     def unanswered(self) -> list[list[int]]:
         """The work since the last answer, or, without one since the adoption of `base`, all of it."""

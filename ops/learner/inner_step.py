@@ -197,6 +197,7 @@ class InnerStep:
             alpha=self._exchange.alpha,
             fragments=self._fragments,
             reached=lambda: self._feed.reached,
+            keeps_work=self._answers_last,
         )
         self._lending = Lending(context, self._learner, self._odometer)
         if self._fragments:
@@ -393,10 +394,13 @@ class InnerStep:
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
             # After the last version no answer would have it, and the values of a sick learner are worth nothing.
-            carries = self._exchange.carries and not self._sick and update["kind"] != "final"
+            # Work of a life before, of which it has some, is in its parameters.
+            clock = clock_of(update["clock"], self._slot)
+            is_carried = not (self._sick or is_last or held.ledger.is_former_in(clock))
+            carries = self._exchange.carries and is_carried
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
-            held.ledger.adopted(version, clock_of(update["clock"], self._slot), carries=carries)
-            if carries and held.ledger.steps:
+            held.ledger.adopted(version, clock, carries=carries)
+            if carries and held.ledger.work():
                 adopt = partial(self._carry, anchor=held.anchor, sent=held.sent)
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions, held.sent = update["positions"], None

@@ -1,8 +1,7 @@
 """Copies of a learner's state on its machine, which its next life there takes over: made, found and checked here.
 
-Decides when a copy is made, and whether one that is found is whole and of this slot. What is in it, and what becomes of
-that, is `recovery`'s. Two kinds of copies have the same form: one of the local leaves on the machine's disk, now and
-then, and one of all that the learner has in the machine's memory, often (`InMemory`).
+Decides when a copy of the local leaves is made, on the machine's disk now and then, in its memory more often, and
+whether a file that is found is whole. What becomes of what is in it is `recovery`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import msgspec
 import numpy as np
 import xxhash
 
-from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LeafPart
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, type_of
 
@@ -41,7 +39,7 @@ IN_MEMORY: Final = Pace(SECOND_NS, SECOND_NS, steps=4, share=200)
 """What a killed process has trained since is lost: half a pause, in the mean. Steps of a quarter of a second and more
 have time for a copy between them; of shorter ones the second bounds what it costs."""
 FOLDER: Final = "local"
-_MAGIC: Final = b"isthmus local 3\n"
+_MAGIC: Final = b"isthmus local 2\n"
 _DIGEST: Final = 16
 _PART_BYTES: Final = 1 << 24
 HELD_BYTES_MAX: Final = 32 << 20
@@ -49,9 +47,8 @@ HELD_BYTES_MAX: Final = 32 << 20
 HELD_SHARE: Final = 3
 """Of a large model's bytes a third may wait: AdamW's moments, twice the model, are then read at six boundaries, and a
 first copy is whole within ten steps that last longer than it takes to write a part of it."""
-PART_BYTES_MIN: Final = 8 << 20
-"""Bytes of the parts that are read at one step for a copy in memory, unless a fragment is larger: a millisecond or
-two."""
+STEP_BYTES: Final = 8 << 20
+"""Bytes that are read at one step for copies in memory, unless a part is larger: a millisecond or two."""
 LAST_NS: Final = 5 * SECOND_NS
 """How long a learner that leaves may write its last copy. What it has answered is on its way meanwhile."""
 READ_BYTES_MAX: Final = 8 << 20
@@ -89,66 +86,23 @@ class HostDisk(Protocol):
     def write_beside(self, work: Callable[[], None]) -> Writing: ...
 
 
-class TrainedPart(NamedTuple):
-    """What was trained of a fragment: its `values` as extracted, float32[n], minus those `since` when, float32[n].
-
-    The difference is made where the copy is written: the values may still be on their way from the device.
-    """
-
-    values: Any
-    since: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the difference."""
-        return int(np.prod(np.shape(self.values), dtype=np.int64)) * np.dtype(np.float32).itemsize
-
-    def trained(self) -> Vector:
-        """The difference, in memory of its own."""
-        return np.asarray(self.values, np.float32) - np.asarray(self.since, np.float32)
-
-
-Part: TypeAlias = LeafPart | TrainedPart
-Chunk: TypeAlias = tuple[list[Part], Any]
-"""Parts of a copy and, with its last ones, what is told of all of them; None before."""
-
-
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a copy has of a fragment: work on the version `base`, [incarnation, begin, end, steps] by life, and what it
-    has changed, if there is any."""
-
-    base: tuple[int, int]
-    work: list[tuple[int, int, int, int]]
-
-
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is told of the parts of a copy, once all are read: the life's `tokens`, and the position that it had
-    `reached` in its data; and the standings of its fragments, where it has them."""
-
-    tokens: int = 0
-    reached: int = 0
-    standings: list[Standing] = []
+Chunk: TypeAlias = tuple[list[LeafPart], bool]
+"""Parts of the leaves of a copy, and whether they are its last."""
 
 
 class Copy(NamedTuple):
-    """A copy that was found: its life, the number of that life's steps, the leaves, what is told, and what was trained
-    of each fragment of which that is told, float32[n]; None of one in which nothing was."""
+    """A copy that was found: its life, the number of that life's steps, and the leaves."""
 
     incarnation: int
     step: int
     leaves: list[Any]
-    told: Told
-    trained: list[Vector | None]
 
 
 class _Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot: int
     incarnation: int
     step: int
-    sizes: list[int]
-    """Of what was trained, by fragment: these come first."""
     forms: list[Form]
-    told: Told
 
 
 @final
@@ -157,7 +111,7 @@ class LocalCopies:
     to be written.
 
     A copy is made beside the steps, one at a time, at its pace, and only some of a large state is in memory at a time;
-    moments of different steps serve as well as those of one step, and a fragment's values are told with its own work.
+    moments of different steps serve as well as those of one step.
     It is not synced: the death of a process does not touch it, and after a power failure its digest tells whether it
     is whole. If anything is wrong with it, or with the disk, the learner begins with none.
     """
@@ -178,7 +132,7 @@ class LocalCopies:
         self._pause, self._next_at, self._next_step = pace.first_ns, 0, 0
         self._writing: Writing | None = None
         self._begun = self._took = 0
-        self._parts: Iterator[Part] | None = None
+        self._parts: Iterator[LeafPart] | None = None
         """Those of the copy in progress that were not read yet, if there is one; the others are sent to the file."""
 
     @classmethod
@@ -187,19 +141,12 @@ class LocalCopies:
     ) -> Self:
         """Those of local leaves in the run's `folder`; `model_bytes` is the size of the merged leaves."""
         held_max = max(HELD_BYTES_MAX, model_bytes // HELD_SHARE)
-        return cls(_path(folder, slot), disk, slot, incarnation, now, ON_DISK, held_max)
+        return cls(path_of(folder, slot), disk, slot, incarnation, now, ON_DISK, held_max)
 
     @classmethod
-    def in_memory(
-        cls, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int], part_bytes: int
-    ) -> Self:
-        """Those of all that a learner has, in `folder`, one of memory: a part of `part_bytes` at a step."""
-        return cls(_path(folder, slot), disk, slot, incarnation, now, IN_MEMORY, max(PART_BYTES_MIN, part_bytes))
-
-    def forget(self) -> None:
-        """Remove the copy of a former life, which was taken: where it leads to the next death, it does so once."""
-        with suppress(OSError):
-            self._disk.remove(self._path)
+    def in_memory(cls, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> Self:
+        """Those of local leaves in `folder`, one in memory."""
+        return cls(path_of(folder, slot), disk, slot, incarnation, now, IN_MEMORY, STEP_BYTES)
 
     def former(self) -> Copy | None:
         """The copy of a former life; None if there is none that can be read."""
@@ -209,7 +156,7 @@ class LocalCopies:
             return None
 
     def remove_unfinished(self) -> None:
-        """Remove what lives before this one were writing when they were killed."""
+        """Remove what lives before this one were writing of this slot when they were killed."""
         with suppress(OSError):
             for name in self._disk.sizes(self._path.parent):
                 if name.startswith(f".{self._path.name}."):
@@ -224,28 +171,32 @@ class LocalCopies:
             return False
         return self._parts is not None or (now >= self._next_at and step >= self._next_step)
 
-    def keep(self, step: int, parts: Callable[[], Iterable[Part]], told: Callable[[], Told] = Told) -> None:
-        """Copy all of these parts after `step` steps, or more of them if a copy is in progress; those that are read now
-        must not change afterwards. `told` is called once all are read."""
+    @property
+    def is_open(self) -> bool:
+        """Whether a copy is in progress of which not all was read."""
+        return self._parts is not None
+
+    def keep(self, step: int, parts: Callable[[], Iterable[LeafPart]]) -> None:
+        """Copy leaves, all of whose parts are given, after `step` steps, or more of them if a copy is in progress;
+        those that are read now must not change afterwards."""
         now = self._now()
         if self._parts is None:
             self._parts, self._file, self._begun, self._took = iter(parts()), self._written(step), now, 0
             next(self._file)
-        chunk, size = list[Part](), 0
+        chunk, size = list[LeafPart](), 0
         while size < self._held_max and (part := next(self._parts, None)) is not None:
             chunk.append(part)
-            size += part.nbytes if isinstance(part, TrainedPart) else part.values.nbytes
+            size += part.values.nbytes
             del part
         is_whole = size < self._held_max
-        last = told() if is_whole else None
         self._took += self._now() - now
         if is_whole:
             self._parts, self._pause = None, min(2 * self._pause, self._pace.every_ns)
             self._next_at = self._begun + max(self._pause, self._pace.share * self._took)
             self._next_step = step + self._pace.steps
-        self._writing = self._disk.write_beside(partial(_send, self._file, (chunk, last)))
+        self._writing = self._disk.write_beside(partial(_send, self._file, (chunk, is_whole)))
 
-    def keep_last(self, step: int, parts: Callable[[], Iterable[Part]]) -> None:
+    def keep_last(self, step: int, parts: Callable[[], Iterable[LeafPart]]) -> None:
         """Copy all parts, or what is left of the copy in progress, and wait until they are written, LAST_NS at most:
         no step follows, at which the rest would be read."""
         until = self._now() + LAST_NS
@@ -276,69 +227,83 @@ class LocalCopies:
         self._disk.rename(beside, self._path)
 
     def _written_to(self, beside: Path, step: int) -> Generator[None, Chunk, None]:
-        digest, sizes, forms = xxhash.xxh3_128(), list[int](), list[Form]()
-
-        def write(data: bytes | memoryview) -> None:
-            for begin in range(0, len(data), _PART_BYTES):
-                part = data[begin : begin + _PART_BYTES]
-                digest.update(part)
-                if file.write(part) < len(part):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        parts, told = yield
+        forms = list[Form]()
+        parts, is_whole = yield
         with closing(self._disk.create(beside)) as file:
-            write(_MAGIC)
-            while parts or told is None:
+            sealed = SealedFile(file)
+            while parts or not is_whole:
                 while parts:
-                    part = parts.pop(0)
-                    if isinstance(part, TrainedPart):
-                        values = part.trained()
-                        sizes.append(values.size)
-                    else:
-                        values = part.values
-                        forms += [] if part.leaf is None else [form_of(part.leaf)]
-                    write(flat(values).data)
-                    del values, part
-                if told is None:
-                    parts, told = yield
-            footer = msgspec.msgpack.encode(_Footer(self._slot, self._incarnation, step, sizes, forms, told))
-            write(footer + len(footer).to_bytes(_LENGTH, "big"))
-            write(digest.digest())
+                    values, leaf = parts.pop(0)
+                    forms += [] if leaf is None else [form_of(leaf)]
+                    sealed.write(flat(values).data)
+                    del values, leaf
+                if not is_whole:
+                    parts, is_whole = yield
+            sealed.seal(msgspec.msgpack.encode(_Footer(self._slot, self._incarnation, step, forms)))
 
     def _read(self, data: memoryview) -> Copy | None:
-        digest, body = data[-_DIGEST:], data[:-_DIGEST]
-        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != digest:
-            return None
-        end = len(body) - _LENGTH
-        begin = end - int.from_bytes(body[end:], "big")
-        footer = msgspec.msgpack.decode(body[begin:end], type=_Footer)
+        values, last = opened(data)
+        footer = msgspec.msgpack.decode(last, type=_Footer)
         if footer.slot != self._slot or footer.incarnation >= self._incarnation:
             return None
-        at = len(_MAGIC)
-
-        def next_bytes(count: int) -> Any:
-            nonlocal at
+        leaves, at = [], 0
+        for name, shape in footer.forms:
+            count = int(np.prod(shape, dtype=np.int64)) * type_of(name).itemsize
+            leaves.append(formed(np.frombuffer(values[at : at + count], np.uint8), name, shape))
             at += count
-            return np.frombuffer(body[at - count : at], np.uint8)
+        return Copy(footer.incarnation, footer.step, leaves)
 
-        sizes, trained = list(footer.sizes), list[Vector | None]()
-        for each in footer.told.standings:
-            trained.append(next_bytes(4 * sizes.pop(0)).view(np.float32) if each.work else None)
-        leaves = [
-            formed(next_bytes(int(np.prod(shape, dtype=np.int64)) * type_of(name).itemsize), name, shape)
-            for name, shape in footer.forms
-        ]
-        return Copy(footer.incarnation, footer.step, leaves, footer.told, trained)
+
+@final
+class SealedFile:
+    """A file that is whole only with its seal: what was written, what is told of it, and a digest of both."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._digest = file, xxhash.xxh3_128()
+        self.write(_MAGIC)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append; OSError where there is no room for all of it."""
+        for begin in range(0, len(data), _PART_BYTES):
+            part = data[begin : begin + _PART_BYTES]
+            self._digest.update(part)
+            if self._file.write(part) < len(part):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def seal(self, told: bytes) -> None:
+        """End it with what is told of it."""
+        self.write(told + len(told).to_bytes(_LENGTH, "big"))
+        self.write(self._digest.digest())
+
+
+def opened(data: memoryview) -> tuple[memoryview, memoryview]:
+    """What was written into a sealed file, and what is told of it; ValueError unless it is whole."""
+    digest, body = data[-_DIGEST:], data[:-_DIGEST]
+    if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != digest:
+        raise ValueError("a copy that is not whole")
+    end = len(body) - _LENGTH
+    begin = end - int.from_bytes(body[end:], "big")
+    return body[len(_MAGIC) : begin], body[begin:end]
 
 
 def newest_copy(folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> Copy | None:
     """What a life of a slot finds of the lives before it in the run's `folder`: in memory, else on disk."""
     life, memory = (disk, slot, incarnation, now), disk.memory_of(folder, 0)
-    kept = None if memory is None else LocalCopies.in_memory(memory, *life, part_bytes=0).former()
+    kept = None if memory is None else LocalCopies.in_memory(memory, *life).former()
     return LocalCopies.on_disk(folder, *life).former() if kept is None else kept
 
 
-def _path(folder: Path, slot: int) -> Path:
+def own_bytes(folder: Path, disk: HostDisk, slot: int) -> int:
+    """The bytes of the files of a slot in a folder."""
+    try:
+        sizes = disk.sizes(path_of(folder, slot).parent)
+    except OSError:
+        return 0
+    return sum(size for name, size in sizes.items() if name.partition(".")[0] == path_of(folder, slot).name)
+
+
+def path_of(folder: Path, slot: int) -> Path:
+    """The file of the local leaves of a slot; the others of a slot begin with its name and a dot."""
     return folder / FOLDER / f"learner-{slot}"
 
 

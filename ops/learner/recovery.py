@@ -20,7 +20,7 @@ from isthmus.ops.exchange.token_accounts import Odometer, Totals
 from isthmus.ops.island.contract import Keeping, LastingLearning, local_parts
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.learner.kept_work import MODELS_IN_MEMORY, KeptWork
-from isthmus.ops.learner.local_copies import READ_BYTES_MAX, LocalCopies
+from isthmus.ops.learner.local_copies import READ_BYTES_MAX, LocalCopies, own_bytes
 from isthmus.ops.recovery.hold import packed, unpacked
 
 BORROW_STEPS: Final = 64
@@ -112,6 +112,7 @@ class Inheritance:
         alpha: the share of the learner's own fragment that survives an adoption.
         fragments: those of the learner.
         reached: returns its position in its data.
+        keeps_work: it steps on its own, so that its next life may go on from what it has trained.
     """
 
     def __init__(
@@ -124,39 +125,52 @@ class Inheritance:
         alpha: float,
         fragments: Sequence[Fragment] = (),
         reached: Callable[[], int] = lambda: 0,
+        keeps_work: bool = False,
     ) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
         self._copies: LocalCopies | None = None
+        self._often: LocalCopies | None = None
         self._kept: KeptWork | None = None
         self.lacks_memory = 0
         """Bytes that copies in memory need, where its machine lacks them."""
+        self._has_room, self._model_bytes = False, 0
         if context.folder is not None:
-            life, model_bytes = (self._slot, self._incarnation), 4 * sum(each.size for each in fragments)
-            self._copies = LocalCopies.on_disk(
-                context.folder, context.disk, *life, now=context.now, model_bytes=model_bytes
-            )
-            self._copies.remove_unfinished()
-            memory = context.disk.memory_of(context.folder, MODELS_IN_MEMORY * model_bytes) if fragments else None
-            if memory is None and fragments:
-                self.lacks_memory = MODELS_IN_MEMORY * model_bytes
-            if memory is not None:
-                part_bytes = 4 * max(each.size for each in fragments)
-                self._kept = KeptWork(
-                    LocalCopies.in_memory(memory, context.disk, *life, now=context.now, part_bytes=part_bytes),
-                    *life,
-                    learner=learner,
-                    fragments=fragments,
-                    held=held,
-                    odometer=odometer,
-                    reached=reached,
-                )
+            self._open_copies(context, fragments, reached, keeps_work=keeps_work)
         self._own: Own | None = None
         self._due: dict[int, int] = {}
         """Fragment -> the number of steps of this life after which its version is adopted once more."""
         self.is_awaited = self._incarnation > 1 and "restored" in context.connected
         """Whether the saved state of this slot has not arrived yet: the first step waits for it."""
         self.began: list[Any] | None = None
+
+    def _open_copies(
+        self, context: Any, fragments: Sequence[Fragment], reached: Callable[[], int], *, keeps_work: bool
+    ) -> None:
+        disk, now, model_bytes = context.disk, context.now, 4 * sum(each.size for each in fragments)
+        self._model_bytes = model_bytes
+        life = self._slot, self._incarnation
+        self._copies = LocalCopies.on_disk(context.folder, disk, *life, now=now, model_bytes=model_bytes)
+        self._copies.remove_unfinished()
+        memory = disk.memory_of(context.folder, 0) if keeps_work else None
+        if memory is not None:
+            self._often = LocalCopies.in_memory(memory, disk, *life, now=now)
+            self._often.remove_unfinished()
+            self._kept = KeptWork(
+                memory,
+                disk,
+                *life,
+                now=now,
+                learner=self._learner,
+                fragments=fragments,
+                held=self._held,
+                odometer=self._odometer,
+                reached=reached,
+            )
+            # What lives before this one have left is replaced by its own.
+            there = own_bytes(memory, disk, self._slot)
+            self._has_room = disk.memory_of(context.folder, max(0, MODELS_IN_MEMORY * model_bytes - there)) is not None
+        self.lacks_memory = MODELS_IN_MEMORY * model_bytes if keeps_work and not self._has_room else 0
 
     # -- from earlier lives --------------------------------------------------------------------------------------------
 
@@ -180,7 +194,7 @@ class Inheritance:
     @property
     def reached(self) -> int:
         """The position in its data that the life before had reached, whose work this one will go on with; else 0."""
-        return 0 if self._kept is None or self._kept.found is None else self._kept.found.told.reached
+        return 0 if self._kept is None else self._kept.position
 
     def borrowed(self, began: list[Any] | None) -> None:
         """Record that local leaves of another learner were taken, if any were."""
@@ -193,10 +207,13 @@ class Inheritance:
         the progress of the run: `totals`, or, where this life continues from a cut, as known at the cut.
         """
         own = self._own
-        if self._kept is not None and (copy := self._kept.found) is not None and self._kept.take():
+        if self._kept is not None and (taken := self._kept.take()) is not None:
+            incarnation, step, tokens = taken
             # Others may not have heard of all that the dead life trained.
-            totals.raise_to([[self._slot, copy.incarnation, copy.told.tokens]])
-            self.began = ["memory", copy.incarnation, copy.step]
+            totals.raise_to([[self._slot, incarnation, tokens]])
+            if not (isinstance(self._learner, Keeping) and self._learner.has_kept):
+                step = self._take_copy(steps) or step
+            self.began = ["memory", incarnation, step]
             return totals
         if isinstance(self._learner, Keeping) and self._learner.has_kept:
             return totals
@@ -209,13 +226,16 @@ class Inheritance:
             self._take_copy(steps)
         return totals
 
-    def _take_copy(self, steps: int) -> None:
-        copy = None if self._copies is None else self._copies.former()
-        if copy is not None and self._learner.take_local(copy.leaves):
-            self.began = ["copy", copy.incarnation, copy.step]
-            return
+    def _take_copy(self, steps: int) -> int | None:
+        """Take the newest copy of local leaves; after which step it was made, None where there is none."""
+        for copies in (self._often, self._copies):
+            copy = None if copies is None else copies.former()
+            if copy is not None and self._learner.take_local(copy.leaves):
+                self.began = ["copy", copy.incarnation, copy.step]
+                return copy.step
         self._learner.count_from(steps)
         self.began = ["anew", 0, steps] if self._copies is not None else None
+        return None
 
     def _take_own(self, own: Own) -> bool:
         """Continue as the life that made the cut would have, if this one begins with its versions."""
@@ -245,15 +265,21 @@ class Inheritance:
     def overtaken(self, p: int) -> None:
         """Record that another version of a fragment was adopted."""
         self._due.pop(p, None)
+        if self._kept is not None:
+            self._kept.adopted(p)
 
     # -- for later lives -----------------------------------------------------------------------------------------------
 
     def leave_copy(self) -> None:
-        """Store copies on this machine, or some more of them, when that is due."""
-        if self._kept is not None:
+        """Store copies on this machine, or some more of them, when that is due; leaves are read for one at a time."""
+        if self._kept is not None and self._has_room:
             self._kept.leave()
-        if self._copies is not None and self._copies.is_due(self._odometer.steps):
-            self._copies.keep(self._odometer.steps, partial(local_parts, self._learner, READ_BYTES_MAX))
+            if self._kept.has_no_room:  # Another has taken it meanwhile.
+                self._has_room, self.lacks_memory = False, MODELS_IN_MEMORY * self._model_bytes
+        for copies, other in ((self._often if self._has_room else None, self._copies), (self._copies, self._often)):
+            is_read = other is not None and other.is_open
+            if copies is not None and not is_read and copies.is_due(self._odometer.steps):
+                copies.keep(self._odometer.steps, partial(local_parts, self._learner, READ_BYTES_MAX))
 
     def leave_last_copy(self) -> None:
         """Store the last copy of this life, after its last step."""

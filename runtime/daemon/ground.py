@@ -161,7 +161,10 @@ class LocalGround(Ground):
         """
         # Of runs that ended without a word nobody else removes it. The daemon before this one may be gone.
         run_memory.sweep(lambda run: run == folder.absolute() or _goes_on(run))
-        ledger = Ledger(folder, was_there=(folder / HERE).exists())
+        was_there = (folder / HERE).exists()
+        if not was_there:  # A new run, in a folder that may be called as one before, and lie where that did.
+            run_memory.forget(folder)
+        ledger = Ledger(folder, was_there=was_there)
         super().__init__(
             folder, DISK, LoopClock(loop, 0), ledger, processes or LocalProcesses(loop, launch.script_log), launch
         )

@@ -11,13 +11,20 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from isthmus.runtime.system.control_groups import memory_free
+
 ROOT: Final = Path("/dev/shm")
 """Where Linux keeps files in memory (tmpfs); in a container often 64 MB of it."""
+KEPT_FREE: Final = 4
+"""The part of it that no copy takes."""
+UNNAMED_SECONDS: Final = 60.0
+"""A folder that is so old, and does not say of which run it is, is swept."""
 _RUN: Final = ".run"
 """In each folder: the path of its run folder."""
 _MODE: Final = 0o700
@@ -26,8 +33,8 @@ _MODE: Final = 0o700
 def folder_of(run: Path) -> Path | None:
     """The folder in memory of the run in `run`, made where it is missing; None where this machine has no such memory,
     or somebody else has laid something in its place."""
-    path = path_of(run)
     try:
+        path = path_of(run)
         for folder in (path.parent, path):
             folder.mkdir(mode=_MODE, exist_ok=True)
             if not _is_own(folder):
@@ -43,27 +50,35 @@ def folder_of(run: Path) -> Path | None:
 
 
 def room_in(folder: Path) -> int:
-    """The bytes that are free in it; 0 where that cannot be known."""
+    """The bytes that a run may take in it, 0 where that cannot be known: a quarter stays free, for what else lies in
+    such memory, as do tensors of PyTorch's loaders; and there is no more of it than of the machine's, or container's.
+    """
     with suppress(OSError):
         found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+        room = (found.f_bavail - found.f_blocks // KEPT_FREE) * found.f_frsize
+        free = memory_free()
+        return max(0, room if free is None else min(room, free))
     return 0
 
 
 def forget(run: Path) -> None:
     """Remove the folder in memory of the run in `run`, if there is one."""
-    shutil.rmtree(path_of(run), ignore_errors=True)
+    with suppress(OSError):
+        shutil.rmtree(path_of(run), ignore_errors=True)
 
 
 def sweep(is_living: Callable[[Path], bool]) -> None:
     """Remove the folders of runs of this account that ended without a word: `is_living` says of a run folder whether
     its run goes on here."""
-    of_account = path_of(Path()).parent
+    of_account = _of_account()
     with suppress(OSError):
         for folder in of_account.iterdir() if _is_own(of_account) else ():
-            with suppress(FileNotFoundError):  # Of one that is made just now.
-                if not is_living(Path(os.fsdecode((folder / _RUN).read_bytes()))):
-                    shutil.rmtree(folder, ignore_errors=True)
+            try:
+                goes_on = is_living(Path(os.fsdecode((folder / _RUN).read_bytes())))
+            except FileNotFoundError:  # It is made just now, or was swept under a living writer, which made it again.
+                goes_on = time.time() - folder.stat().st_mtime < UNNAMED_SECONDS
+            if not goes_on:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_own(folder: Path) -> bool:
@@ -73,6 +88,15 @@ def _is_own(folder: Path) -> bool:
 
 
 def path_of(run: Path) -> Path:
-    """Where the folder of a run is, if there is one."""
-    digest = hashlib.sha256(os.fsencode(run.absolute())).hexdigest()[:32]
-    return ROOT / f"isthmus-{os.geteuid()}" / digest
+    """Where the folder of a run is, if there is one; OSError where its run folder is not there.
+
+    It follows from what the run folder is, and not from how it is called: a copy of it, and another container's of the
+    same name, have one of their own.
+    """
+    found = run.stat()
+    digest = hashlib.sha256(f"{found.st_dev} {found.st_ino}".encode()).hexdigest()[:32]
+    return _of_account() / digest
+
+
+def _of_account() -> Path:
+    return ROOT / f"isthmus-{os.geteuid()}"

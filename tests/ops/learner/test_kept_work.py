@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from isthmus.ops.exchange.token_accounts import FragmentAccount
+from isthmus.ops.learner import recovery
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.learner.local_copies import IN_MEMORY, SECOND_NS
+from isthmus.ops.learner.kept_work import _without_means
+from isthmus.ops.learner.local_copies import IN_MEMORY, SECOND_NS, SealedFile, opened
 from isthmus.runtime.sim.machine import MEMORY, Mount, SimulatedDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 from tests.ops.learner.test_inner_step import batch, drive, reports
 
 TASK = SmallTask()
 PARTS = fragments_of(TASK, 2)
-COPY = MEMORY / "run" / "local" / "learner-0"
+LOCAL = MEMORY / "run" / "local"
+WORK = [LOCAL / f"learner-0.fragment-{p}" for p in range(2)]
+COPIES = [LOCAL / "learner-0", *WORK]
 
 
 class Learner:
@@ -57,17 +63,21 @@ class Learner:
         return [np.array(leaf) for leaf in self.body._learner.local()]
 
 
-UNTIL_WHOLE = IN_MEMORY.steps + 4
-"""Steps after which a first copy is whole: a part at a step."""
-
-
 def killed(disk: SimulatedDisk, *, carries: bool = False) -> Learner:
     """A life that was killed right after its copy was made, all of whose work is in it."""
     life = Learner(disk, 1, carries=carries)
     life.adopt_all()
-    while disk.content(COPY) is None:
-        life.steps(1)
+    until_left(disk, life)
     return life
+
+
+def until_left(disk: SimulatedDisk, life: Learner) -> None:
+    """Steps until all is left."""
+    for _ in range(100):
+        if all(disk.content(path) for path in COPIES):
+            return
+        life.steps(1)
+    raise AssertionError
 
 
 def test_the_next_life_has_the_values_the_moments_and_the_accounts_of_the_one_that_was_killed() -> None:
@@ -127,7 +137,7 @@ def test_only_work_that_is_in_no_version_is_taken(count: int, clock: Any, is_tak
     killed(disk)
     after = Learner(disk, 3)
     told = after.adopt_all(count, 2.5, clock)
-    assert told[-1]["began"][0] == "memory"  # Its moments are of use in any case.
+    assert told[-1]["began"][0] == ("memory" if is_taken else "copy")  # Its moments are of use in any case.
     assert np.allclose(after.values(0), 2.5) == (not is_taken)
     assert ("former" in after.answer(0, 9)) == is_taken
 
@@ -138,8 +148,7 @@ def test_the_work_after_an_answer_is_kept_where_it_is_carried() -> None:
     dead.adopt_all()
     dead.steps(3)
     answered = [dead.answer(p, p + 1)["end"] for p in range(2)]
-    while disk.content(COPY) is None:
-        dead.steps(1)
+    until_left(disk, dead)
     after = Learner(disk, 2, carries=True)
     after.adopt_all(1, 2.5, [(0, 1, answered[0])])
     assert not np.allclose(after.values(0), 2.5)
@@ -168,40 +177,117 @@ def refusal(account: FragmentAccount, capture: Any) -> str | None:
     return account.refusal(*work, capture.get("former", ()))
 
 
-def test_a_copy_serves_one_life() -> None:
+def test_a_life_that_died_of_what_it_took_up_is_followed_by_one_without() -> None:
     disk = SimulatedDisk("seed")
     killed(disk)
-    Learner(disk, 2).adopt_all()
+    second = Learner(disk, 2)
+    assert second.adopt_all()[-1]["began"][0] == "memory"
     assert Learner(disk, 3).adopt_all()[-1]["began"][0] != "memory"
+    # One that has left work of its own is none of these.
+    disk = SimulatedDisk("seed")
+    killed(disk)
+    second = Learner(disk, 2)
+    second.adopt_all()
+    second.steps(IN_MEMORY.steps + 4)
+    told = Learner(disk, 3).adopt_all()[-1]
+    assert told["began"][:2] == ["memory", 2]
 
 
-@pytest.mark.parametrize("what", ["half", "bit", "other slot", "not finite", "gone"])
-def test_one_that_is_damaged_or_foreign_is_none(what: str) -> None:
+def test_a_fragment_that_was_adopted_has_no_file_of_what_was_dropped() -> None:
     disk = SimulatedDisk("seed")
     dead = killed(disk)
-    content = disk.content(COPY)
-    assert content is not None
+    dead.adopt(0, 1, 2.5)
+    assert [disk.content(path) is None for path in WORK] == [True, False]
+    after = Learner(disk, 2)
+    after.adopt(0, 1, 2.5)
+    after.adopt(1, 0)
+    assert "former" not in after.answer(0, 9)
+    assert after.answer(1, 9)["former"]
+
+
+def test_carried_work_of_a_dead_life_stays_in_the_accounts_until_an_answer_has_it() -> None:
+    disk = SimulatedDisk("seed")
+    killed(disk, carries=True)
+    after = Learner(disk, 2, carries=True)
+    after.adopt_all()
+    before = [after.values(p) for p in range(2)]
+    after.adopt(0, 1, 2.5, [(3, 1, 800)])  # Others' work only.
+    after.adopt(1, 1, 2.5, [(0, 1, 8)])  # A late answer of the dead life is in it.
+    np.testing.assert_allclose(after.values(0) - 2.5, before[0] - 0.5, atol=1e-6)
+    np.testing.assert_allclose(after.values(1), 2.5)
+    assert after.answer(0, 9)["former"]
+    assert "former" not in after.answer(1, 9)
+
+
+def test_a_mean_is_that_of_a_newer_version() -> None:
+    """As the variances of a BatchNorm."""
+    disk = SimulatedDisk("seed")
+    killed(disk)
+    after = Learner(disk, 2)
+    assert after.body._inheritance._kept is not None
+    found = after.body._inheritance._kept.found[0]
+    assert not found.trained.flags.writeable
+    means = replace(PARTS[0], units=tuple(replace(unit, merge="mean") for unit in PARTS[0].units))
+    assert not _without_means(found.trained, means).any()
+
+
+def test_a_life_without_room_takes_what_is_there_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk("seed")
+    killed(disk)
+    asked = list[int]()
+
+    def memory_of(mount: Mount, folder: Path, size: int) -> Path | None:
+        asked.append(size)
+        return None if size > 0 else MEMORY / folder.name
+
+    monkeypatch.setattr(Mount, "memory_of", memory_of)
+    monkeypatch.setattr(recovery, "own_bytes", lambda folder, disk, slot: 12)
+    after = Learner(disk, 2)
+    assert asked[-1] == 6 * 4 * sum(part.size for part in PARTS) - 12  # What is there is replaced.
+    (told, *_) = [each for each in after.adopt_all() if each.get("began")]
+    assert (told["began"][0], told["lacks_memory"]) == ("memory", 6 * 4 * sum(part.size for part in PARTS))
+    before = {path: disk.content(path) for path in COPIES}
+    after.steps(12)
+    assert {path: disk.content(path) for path in COPIES} == before
+
+
+@pytest.mark.parametrize("what", ["half", "bit", "other slot", "other fragment", "not finite", "gone"])
+def test_one_that_is_damaged_or_foreign_is_none(what: str) -> None:
+    disk = SimulatedDisk("seed")
+    killed(disk)
+    first, second = (disk.content(path) for path in WORK)
+    assert first is not None
+    assert second is not None
     match what:
         case "half":
-            del content.data[len(content.data) // 2 :]
+            del first.data[len(first.data) // 2 :]
         case "bit":
-            content.data[20] ^= 1
+            first.data[20] ^= 1
         case "other slot":
-            after = Learner(disk, 2)
-            assert after.body._inheritance._kept is not None
-            after.body._inheritance._kept._copies._slot = 1
-            assert after.body._inheritance._kept._copies.former() is None
-            return
+            first.data[:] = resealed(first.data, slot=1)
+        case "other fragment":
+            first.data[:] = second.data
         case "not finite":
-            dead.body._learner.replace(0, np.full(PARTS[0].size, np.inf, np.float32))
-            disk.change((COPY, None))
-            while disk.content(COPY) is None:
-                dead.body._sick = False
-                dead.context.at += SECOND_NS
-                dead.body._odometer.steps += 1
-                dead.body._inheritance.leave_copy()
+            first.data[:] = resealed(first.data, np.inf)
         case "gone":
             disk.lose_power()
     after = Learner(disk, 2)
-    assert after.adopt_all()[-1]["began"][0] != "memory"
+    after.adopt_all()
     assert np.allclose(after.values(0), 0.5)
+    assert np.allclose(after.values(1), 0.5) == (what == "gone")
+
+
+def resealed(data: bytes, value: float | None = None, **told: Any) -> bytearray:
+    """The same file with other values, or with something else told of it."""
+    written = bytearray()
+
+    class Written:
+        def write(self, data: bytes) -> int:
+            written.extend(data)
+            return len(data)
+
+    values, last = opened(memoryview(bytes(data)))
+    sealed = SealedFile(Written())
+    sealed.write(values if value is None else memoryview(np.full(len(values) // 4, value, np.float32)).cast("B"))
+    sealed.seal(msgspec.msgpack.encode({**msgspec.msgpack.decode(last), **told}))
+    return written

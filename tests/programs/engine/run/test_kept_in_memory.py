@@ -15,9 +15,10 @@ pytestmark = pytest.mark.process
 
 def test_a_killed_learner_goes_on_with_what_it_had_and_nothing_stays_behind_its_run(tmp_path: Path) -> None:
     run = Run(tmp_path, tokens=FOREVER)
-    memory = run_memory.path_of(run.folder)
     try:
-        run.wait_for((memory / "local" / "learner-1").exists)
+        run.wait_for(run.folder.exists)
+        memory = run_memory.path_of(run.folder)
+        run.wait_for((memory / "local" / "learner-1.fragment-0").exists)
         assert memory.stat().st_mode & 0o077 == memory.parent.stat().st_mode & 0o077 == 0
         run.kill("learner/1")
         run.wait_for(lambda: [began for began in began_of(run.folder) if began[:2] == (1, 2)])
