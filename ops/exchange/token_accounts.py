@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
+from isthmus.ops.data.positions import of_slot
+
 Version: TypeAlias = tuple[int, int]
 """(epoch, count): the term of a shard, and the outer steps of a fragment in it."""
 Clock: TypeAlias = tuple[int, int]
@@ -36,8 +38,45 @@ class AtMost:
     tokens: int
 
 
-StepTokens: TypeAlias = int | tuple[int, ...] | AtMost
-"""The tokens of a step, against which messages are checked: of every slot, of each, or at most so many."""
+PresentStepTokens: TypeAlias = int | tuple[int, ...] | AtMost
+"""The tokens of a step: of every slot, of each, or at most so many."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FormerStepTokens:
+    """The tokens of a step until a resume changed them: up to these `lives`, one of each slot that had any."""
+
+    lives: tuple[tuple[int, int], ...]
+    """(slot, incarnation)."""
+    tokens: PresentStepTokens
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChangedStepTokens:
+    """The tokens of a step in a run that a resume has given others: those of `now`, and of `before`, oldest first."""
+
+    now: PresentStepTokens
+    before: tuple[FormerStepTokens, ...]
+
+
+StepTokens: TypeAlias = PresentStepTokens | ChangedStepTokens
+"""The tokens of a step, against which messages are checked."""
+
+
+def tokens_now(step_tokens: StepTokens) -> PresentStepTokens:
+    """Those of the lives that a run has begun since the last change."""
+    return step_tokens.now if isinstance(step_tokens, ChangedStepTokens) else step_tokens
+
+
+def tokens_of_life(step_tokens: StepTokens, slot: int, incarnation: int) -> int | AtMost:
+    """Those of one life. A process of a run does not outlive a resume, so each life has one number."""
+    now = tokens_now(step_tokens)
+    if isinstance(step_tokens, ChangedStepTokens):
+        in_time = (each.tokens for each in step_tokens.before if incarnation <= dict(each.lives).get(slot, 0))
+        now = next(in_time, now)
+    return now if isinstance(now, AtMost) else of_slot(now, slot)
 
 
 def weight(tokens: int, steps: int) -> float:

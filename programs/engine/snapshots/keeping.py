@@ -143,7 +143,7 @@ class Offers:
 
 
 BOOKS: Final = "recorder.state"
-FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
+FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", "sources.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")

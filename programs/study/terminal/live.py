@@ -75,7 +75,7 @@ from isthmus.runtime.system.disk import FullNotes, open_regular
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
-    from isthmus.programs.engine.run.in_processes import Resumption, Submitted
+    from isthmus.programs.engine.run.in_processes import Submitted
 
 
 _READ_BYTES_MAX: Final = 1 << 20
@@ -442,10 +442,14 @@ def _warn(warnings: Iterable[Fault]) -> None:
     sys.stderr.flush()
 
 
-def announce_resumption(resumption: Resumption, warnings: Iterable[Fault] = (), *, quiet: bool) -> None:
-    """Print from which snapshot a run goes on, and what is undone, unless `quiet`, and on standard error warnings."""
-    _print(resumption_words(resumption), quiet=quiet)
-    _warn(warnings)
+def announce_resumption(submitted: Submitted, *, quiet: bool) -> None:
+    """Print from which snapshot a run goes on, what is undone, and what is not as before, unless `quiet`, and on
+    standard error warnings."""
+    if submitted.resumption is not None:
+        _print(resumption_words(submitted.resumption), quiet=quiet)
+    for line in submitted.altered:
+        _print(f"changed: {line}", quiet=quiet)
+    _warn(submitted.warnings)
 
 
 def _print(text: str, *, quiet: bool) -> None:

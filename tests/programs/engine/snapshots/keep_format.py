@@ -29,6 +29,8 @@ from tests.programs.engine.run.process_run import Run
 KEPT: Final = Path(__file__).with_name("formats")
 PROGRAMS: Final = ("decoupled-diloco", "streaming-diloco")
 TASK: Final = "paced.py"
+KEPT_TASK: Final = "paced.txt"
+"""Of it, as it was then: no file of Python, so that nothing puts it in order."""
 HERE: Final = "/kept"
 """What the folder is called in which the run was made; `copied` writes that of now in its place."""
 NOT_READ: Final = (
@@ -43,7 +45,8 @@ def make(program: str, to: Path) -> None:
     """Train by a program, set it aside, and keep its folder, with the file of its task beside it."""
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        sets = (f"run.program={program}", "run.snapshot_every_seconds=0.3", "program.interval=32", "program.fragments=2")
+        sets = [f"run.program={program}", "run.snapshot_every_seconds=0.3"]
+        sets += ["program.interval=32", "program.fragments=2"]
         run = Run(here, *(part for each in sets for part in ("--set", each)))
         try:
             snapshots = run.folder / FOLDER
@@ -57,13 +60,14 @@ def make(program: str, to: Path) -> None:
         with closing(sqlite3.connect(run.folder / LEDGER)) as ledger:
             ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         shutil.copytree(run.folder, to / "run", ignore=shutil.ignore_patterns(*NOT_READ))
-        shutil.copy(here / TASK, to / TASK)
+        shutil.copy(here / TASK, to / KEPT_TASK)
         _replace(to, {str(here): HERE, str(Path(sys.executable).parent): HERE, platform.node(): "machine"})
 
 
 def copied(number: int, program: str, to: Path) -> Path:
     """A copy of a kept run folder, in the folder `to`, in which its task is, too."""
     shutil.copytree(KEPT / str(number) / program, to, dirs_exist_ok=True)
+    (to / KEPT_TASK).rename(to / TASK)
     _replace(to, {HERE: str(to)})
     return to / "run"
 

@@ -1,0 +1,113 @@
+"""What a run went on with that was not as before: files of isthmus, of its program and of its task, and settings.
+
+Declared here once. A resume notes an `Alteration` in the books of the run; status, summary, report, `isthmus replay`
+and terminal read it there. Sentences are made here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+Part: TypeAlias = Literal["isthmus", "program", "task"]
+"""Whose files: of isthmus itself, of the user's program, and of the task with all that it has imported."""
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """One file that differs: its digests, '' where there was, or is, none."""
+
+    part: Part
+    file: str
+    before: str = ""
+    after: str = ""
+
+
+class SettingChange(msgspec.Struct, frozen=True):
+    """One setting that differs, with both values."""
+
+    key: str
+    before: Any = None
+    after: Any = None
+
+
+class Alteration(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs from one resume on."""
+
+    time: float | None = None
+    """Seconds from the run's first step to it; None before that."""
+    tokens: int | None = None
+    """Those in what the run goes on from, in the mean over fragments; None where that is not known."""
+    outer_steps: int | None = None
+    """The merges in it; None for programs that merge none."""
+    versions: Sequence[tuple[int, int, int]] = ()
+    """(fragment, epoch, count) of what it goes on from."""
+    isthmus: tuple[str, str] = ("", "")
+    """Its version before and since; '' where that was not noted."""
+    files: Sequence[FileChange] = ()
+    are_files_known: bool = True
+    """False where the run is from before files were noted: then isthmus or its program differ in some."""
+    settings: Sequence[SettingChange] = ()
+
+    @property
+    def is_of_sources(self) -> bool:
+        """Whether what follows was made by other sources."""
+        return bool(self.files) or not self.are_files_known
+
+    @property
+    def parts(self) -> list[str]:
+        """Whose files differ."""
+        return list(dict.fromkeys(each.part for each in self.files)) or ([] if self.are_files_known else ["isthmus"])
+
+
+FILES_SHOWN_MAX: Final = 12
+"""Of each part."""
+
+
+def lines(alteration: Alteration) -> Iterator[str]:
+    """What differs, a line each."""
+    was, now = alteration.isthmus
+    if was and now and was != now:
+        yield f"isthmus: version {now}, {was} before"
+    if not alteration.are_files_known:
+        yield "isthmus or the program: other files, which the run has not noted"
+    for part in dict.fromkeys(each.part for each in alteration.files):
+        files = [each for each in alteration.files if each.part == part]
+        yield from (f"{part}: {each.file}{_how(each)}" for each in files[:FILES_SHOWN_MAX])
+        if len(files) > FILES_SHOWN_MAX:
+            yield f"{part}: and {len(files) - FILES_SHOWN_MAX} more files"
+    yield from (f"{each.key}: {_value(each.after)}, {_value(each.before)} before" for each in alteration.settings)
+
+
+def _how(change: FileChange) -> str:
+    return " is new" if not change.before else " is gone" if not change.after else ""
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def since(alteration: Alteration) -> str:
+    """From where on, in words: 'outer step 14 on'."""
+    if alteration.outer_steps is not None:
+        return f"outer step {alteration.outer_steps:,} on"
+    return "its beginning on" if alteration.tokens is None else f"{alteration.tokens:,} tokens on"
+
+
+def headline(alteration: Alteration) -> str:
+    """An alteration in one line."""
+    return f"from {since(alteration)}: {'; '.join(lines(alteration))}"
+
+
+def read_all(figures: Mapping[str, Any]) -> list[Alteration]:
+    """Those in a status or a summary; none where these are of another form."""
+    try:
+        return msgspec.convert(figures.get("alterations", []), list[Alteration])
+    except msgspec.ValidationError:
+        return []
+
+
+def as_data(alterations: Iterable[Alteration]) -> list[dict[str, Any]]:
+    """They, for JSON."""
+    return [msgspec.to_builtins(each) for each in alterations]
