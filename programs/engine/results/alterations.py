@@ -65,8 +65,8 @@ FILES_SHOWN_MAX: Final = 12
 """Of each part."""
 
 
-def lines(alteration: Alteration) -> Iterator[str]:
-    """What differs, a line each."""
+def lines(alteration: Alteration, *, with_folders: bool = True) -> Iterator[str]:
+    """What differs, a line each; of the user's files the folder, too, unless others are to read it."""
     was, now = alteration.isthmus
     if was and now and was != now:
         yield f"isthmus: version {now}, {was} before"
@@ -74,7 +74,9 @@ def lines(alteration: Alteration) -> Iterator[str]:
         yield "isthmus or the program: other files, which the run has not noted"
     for part in dict.fromkeys(each.part for each in alteration.files):
         files = [each for each in alteration.files if each.part == part]
-        yield from (f"{part}: {each.file}{_how(each)}" for each in files[:FILES_SHOWN_MAX])
+        whole = with_folders or part == "isthmus"
+        named = [(each.file if whole else each.file.rpartition("/")[2], _how(each)) for each in files]
+        yield from (f"{part}: {name}{how}" for name, how in named[:FILES_SHOWN_MAX])
         if len(files) > FILES_SHOWN_MAX:
             yield f"{part}: and {len(files) - FILES_SHOWN_MAX} more files"
     yield from (f"{each.key}: {_value(each.after)}, {_value(each.before)} before" for each in alteration.settings)
@@ -95,9 +97,9 @@ def since(alteration: Alteration) -> str:
     return "its beginning on" if alteration.tokens is None else f"{alteration.tokens:,} tokens on"
 
 
-def headline(alteration: Alteration) -> str:
+def headline(alteration: Alteration, *, with_folders: bool = True) -> str:
     """An alteration in one line."""
-    return f"from {since(alteration)}: {'; '.join(lines(alteration))}"
+    return f"from {since(alteration)}: {'; '.join(lines(alteration, with_folders=with_folders))}"
 
 
 def read_all(figures: Mapping[str, Any]) -> list[Alteration]:

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from itertools import count, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -54,14 +55,14 @@ from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapsho
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
-from isthmus.runtime.daemon.home_daemon import reopen
+from isthmus.runtime.daemon.home_daemon import renumber, reopen
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK, opened_at_end
-from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.files import read_text, write_bytes, write_json
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_own, reason, remedy
 
@@ -259,6 +260,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
                 spec.archive(folder)
             _note_sources(folder, read)
             if files:
+                _renumber(folder, files["graph.json"])
                 _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
             _reopen(folder)
     except BaseException:
@@ -266,6 +268,23 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
         raise
     run = submitted(folder, folder.name, lock, resumption)
     return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
+
+
+def _renumber(folder: Path, graph: Mapping[str, Any]) -> None:
+    """Have the ledger count by the nodes and edges of another graph, if they are others."""
+    was = json.loads(read_text(folder / "graph.json"))
+    edges, nodes = (
+        _moves([name(each) for each in was[kind]], [name(each) for each in graph[kind]])
+        for kind, name in (("edges", lambda each: (each["source"], each["target"])), ("nodes", itemgetter("name")))
+    )
+    if any(then != now for moves in (edges, nodes) for then, now in moves.items()):
+        renumber(folder, edges, nodes)
+
+
+def _moves(was: Sequence[Any], now: Sequence[Any]) -> dict[int, int]:
+    """Index of then -> index of now of what is in both."""
+    places = {name: index for index, name in enumerate(now)}
+    return {index: places[name] for index, name in enumerate(was) if name in places}
 
 
 def _note_sources(folder: Path, read: Mapping[str, Any]) -> None:
@@ -551,7 +570,9 @@ def _read(
         isthmus=("" if noted is None else noted.isthmus, now.isthmus),
         files=files_changed,
         are_files_known=graph is not None or bool(files_changed),
-        settings=[SettingChange(key.partition(",")[0], _plain(was), _plain(now)) for key, (was, now) in changed.items()],
+        settings=[
+            SettingChange(key.partition(",")[0], _plain(was), _plain(now)) for key, (was, now) in changed.items()
+        ],
     )
     files = _files(run_spec, today, store, is_altered=alteration.is_of_sources)
     undone = undone_by(manifest, _lives(recorded.totals.rows()))

@@ -27,6 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs.engine.results import alterations
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
@@ -141,6 +142,7 @@ class NoticeFeed:
         facts = [*self._decided(), *self._works(status)]
         past = list[Notice]()
         new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
+        new += [] if self._news_from is not None else self._altered(status)  # The command that resumes has said it.
         if not self._has_looked:
             new = [notice._replace(at=None, is_earlier=True) for notice in new]
         self._has_looked = True
@@ -214,6 +216,12 @@ class NoticeFeed:
             if self._is_untold("changed", row["shard"], row["epoch"], row["number"]):
                 change = ChangeRecord(**{**row, "time": row["time"] or 0.0})
                 yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
+
+    def _altered(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """What was not as before at the resumes of the run, each once."""
+        for each in alterations.read_all(status):
+            if self._is_untold("altered", each.time, each.tokens, each.outer_steps):
+                yield Notice(each.time, f"goes on with changes {alterations.headline(each)}", "odd")
 
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The snapshots that a recorder could not read, each once."""
