@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
-from isthmus.ops.data.positions import of_slot
-
 Version: TypeAlias = tuple[int, int]
 """(epoch, count): the term of a shard, and the outer steps of a fragment in it."""
 Clock: TypeAlias = tuple[int, int]
@@ -68,15 +66,6 @@ StepTokens: TypeAlias = PresentStepTokens | ChangedStepTokens
 def tokens_now(step_tokens: StepTokens) -> PresentStepTokens:
     """Those of the lives that a run has begun since the last change."""
     return step_tokens.now if isinstance(step_tokens, ChangedStepTokens) else step_tokens
-
-
-def tokens_of_life(step_tokens: StepTokens, slot: int, incarnation: int) -> int | AtMost:
-    """Those of one life. A process of a run does not outlive a resume, so each life has one number."""
-    now = tokens_now(step_tokens)
-    if isinstance(step_tokens, ChangedStepTokens):
-        in_time = (each.tokens for each in step_tokens.before if incarnation <= dict(each.lives).get(slot, 0))
-        now = next(in_time, now)
-    return now if isinstance(now, AtMost) else of_slot(now, slot)
 
 
 def weight(tokens: int, steps: int) -> float:

@@ -38,12 +38,13 @@ from isthmus.ops.exchange.messages import (
     Vector,
     is_withdrawn,
 )
-from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, tokens_of_life, weight
+from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
 from isthmus.ops.syncer.answer_rules import SUM_SLACK, AnswerRule, JudgePlace, RoundTally, usual_rules
 from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
+from isthmus.ops.syncer.step_tokens import tokens_of_life
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens, tokens_of_life
+from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens
+from isthmus.ops.syncer.step_tokens import tokens_of_life
 from isthmus.ops.syncer.terms import EDGE_WAIT, OBSERVATIONS
 from isthmus.programs.engine.results.changes import in_use
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord
@@ -477,7 +478,7 @@ def _fate(
 
 
 def _steps(slot: int, life: int | None, tokens: int | None, tokens_of_step: StepTokens) -> float | None:
-    if tokens is None or tokens_of_step == () or (life is None and isinstance(tokens_of_step, ChangedStepTokens)):
+    if tokens is None or not tokens_of_step or (life is None and isinstance(tokens_of_step, ChangedStepTokens)):
         return None
     of_step = tokens_of_life(tokens_of_step, slot, life or 1)
     return None if isinstance(of_step, AtMost) else tokens / of_step
