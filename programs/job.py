@@ -46,6 +46,8 @@ class Job:
     learners: int = 4
     slots_max: int = 16
     seed: int = 0
+    moments_every: float = 0.0
+    """Seconds between two copies of a learner's moments in snapshots; 0 for none."""
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """The builder's keywords."""
     tokens_by_slot: tuple[int, ...] = ()

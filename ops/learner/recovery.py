@@ -103,6 +103,13 @@ EVERY_NS: Final = 15_000_000_000
 """As between two snapshots."""
 SHARE: Final = 400
 FOLDER: Final = "local"
+
+
+def copy_path(folder: Path, slot: int) -> Path:
+    """The file of the copies of a slot, in the run's folder on its machine."""
+    return folder / FOLDER / f"learner-{slot}"
+
+
 _MAGIC: Final = b"isthmus local 2\n"
 _DIGEST: Final = 16
 _PART_BYTES: Final = 1 << 24
@@ -171,7 +178,7 @@ class LocalCopies:
         now: Callable[[], int],
         model_bytes: int = 0,
     ) -> None:
-        self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
+        self._path, self._disk = copy_path(folder, slot), disk
         self._slot, self._incarnation, self._now = slot, incarnation, now
         self._held_max = max(HELD_BYTES_MAX, model_bytes // HELD_SHARE)
         self._pause, self._next_at = FIRST_NS, 0

@@ -50,6 +50,7 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
+from isthmus.programs.engine.snapshots.moments import MomentsEntry, lay_out
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
 from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
@@ -256,6 +257,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             # Before the spec has the new budget, with which a run that was done would look done if this is killed.
             _end_no_more(folder, read["total"], counted)
             altered = _note_altered(folder, read)
+            lay_out(folder, _moments_in(read), DISK)
             if files:
                 spec.archive(folder)
             _note_sources(folder, read)
@@ -285,6 +287,11 @@ def _moves(was: Sequence[Any], now: Sequence[Any]) -> dict[int, int]:
     """Index of then -> index of now of what is in both."""
     places = {name: index for index, name in enumerate(now)}
     return {index: places[name] for index, name in enumerate(was) if name in places}
+
+
+def _moments_in(read: Mapping[str, Any]) -> list[MomentsEntry]:
+    """The moments in the snapshot that a run goes on from."""
+    return msgspec.convert(read["moments"], list[MomentsEntry])
 
 
 def _note_sources(folder: Path, read: Mapping[str, Any]) -> None:
@@ -444,6 +451,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf, 
             _change(folder, files)
             _settle(folder, snapshot)
             altered = _note_altered(folder, read)
+            lay_out(folder, _moments_in(read), DISK)
             _end_no_more(folder, read["total"], _counted(folder))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
@@ -581,6 +589,7 @@ def _read(
         "total": today.job.tokens,
         "undone": undone,
         "resumption": asdict(resumption),
+        "moments": msgspec.to_builtins(manifest.moments),
         "warnings": [*_other_data(run_spec, today, doing)],
         "sources": msgspec.to_builtins(now) if noted is None or alteration.is_of_sources else None,
         "alteration": msgspec.to_builtins(alteration) if alteration.is_of_sources or changed else None,
@@ -649,7 +658,8 @@ def _rows_ever(manifest: Manifest, folder: Path) -> Iterator[Sequence[int]]:
     memory = books.load(folder, DISK)
     yield from () if memory is None else memory.trained
     yield from _recorded(folder).totals.rows()
-    yield from (row for entry in manifest.entries for row in entry.totals)
+    yield from (row for entry in manifest.fragments for row in entry.totals)
+    yield from (row for entry in manifest.states for row in entry.totals)
     yield from (row for entry in manifest.fragments for row in entry.clock)
 
 

@@ -9,6 +9,7 @@ SIGTERM after some snapshots. What no later version reads is left out. See docs/
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import sqlite3
@@ -19,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from isthmus.programs.engine.request.spec import SOURCES
 from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.engine.snapshots.snapshots import FORMAT
 from isthmus.runtime.daemon.ledger import FILE as LEDGER
@@ -46,12 +48,13 @@ def make(program: str, to: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
         sets = [f"run.program={program}", "run.snapshot_every_seconds=0.3"]
-        sets += ["program.interval=32", "program.fragments=2"]
+        sets += ["program.interval=32", "program.fragments=2", "run.moments_every=1"]
         run = Run(here, *(part for each in sets for part in ("--set", each)))
         try:
             snapshots = run.folder / FOLDER
             run.wait_for(lambda: all((snapshots / each).exists() for each in (MANIFEST, BEFORE)))
-            run.wait_for(lambda: program == PROGRAMS[0] or '"leaves"' in (snapshots / BEFORE).read_text())
+            kept = '"moments-' if program == PROGRAMS[0] else '"leaves"'
+            run.wait_for(lambda: kept in (snapshots / MANIFEST).read_text())
             run.command.terminate()
             run.command.communicate(timeout=PATIENCE)
             assert run.command.returncode == INTERRUPTED_STATUS
@@ -61,6 +64,7 @@ def make(program: str, to: Path) -> None:
             ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         shutil.copytree(run.folder, to / "run", ignore=shutil.ignore_patterns(*NOT_READ))
         shutil.copy(here / TASK, to / KEPT_TASK)
+        _shorten(to / "run" / SOURCES)
         _replace(to, {str(here): HERE, str(Path(sys.executable).parent): HERE, platform.node(): "machine"})
 
 
@@ -70,6 +74,13 @@ def copied(number: int, program: str, to: Path) -> Path:
     (to / KEPT_TASK).rename(to / TASK)
     _replace(to, {HERE: str(to)})
     return to / "run"
+
+
+def _shorten(path: Path) -> None:
+    """Leave out of the sources most files of isthmus: any later version has others."""
+    noted = json.loads(path.read_text())
+    noted["files"]["isthmus"] = dict(list(noted["files"]["isthmus"].items())[:8])
+    path.write_text(json.dumps(noted, indent=2))
 
 
 def _replace(folder: Path, texts: Mapping[str, str]) -> None:
