@@ -683,7 +683,9 @@ def note_alteration(folder: Path, disk: Disk, alteration: Alteration, at: int) -
 
 def _is_again(noted: Alteration, alteration: Alteration) -> bool:
     """Whether a resume that did not come about has noted the same."""
-    return msgspec.structs.replace(noted, time=None) == msgspec.structs.replace(alteration, time=None)
+    # As they are written: a list that was read is none that equals a tuple.
+    one, other = (msgspec.msgpack.encode(msgspec.structs.replace(each, time=None)) for each in (noted, alteration))
+    return one == other
 
 
 def check(folder: Path, disk: Disk, doing: str) -> None:

@@ -97,7 +97,7 @@ class Notice(NamedTuple):
 
 
 _BEGUN: Final = {
-    "copy": "with its moments after step {step} of life {former}, from its machine",
+    "copy": "with its moments after step {step} of life {former}, from the copy that this left",
     "snapshot": "as life {former} was at version {step}, from the snapshot",
     "peer": "with the moments of learner {former} after step {step}",
     "anew": "with moments that begin anew, and counters after {step} steps: its machine has no copy",
