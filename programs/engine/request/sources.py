@@ -50,11 +50,12 @@ class Sources(msgspec.Struct, frozen=True):
         return {part: files for part, files in self.files.items() if part != "task"}
 
 
-def of_now(program: str, task: str, fragments: Sequence[Fragment] = ()) -> Sources:
-    """The sources of a program and a task, by their references, as this process has imported them."""
+def of_now(program: str, task: str = "", fragments: Sequence[Fragment] = ()) -> Sources:
+    """The sources of a program and a task, by their references, as this process has imported them; without a task,
+    those on which the decisions of cores depend."""
     files: dict[Part, dict[str, str]] = {_OWN: own_files()}
     files["program"] = _digests(_named([program]))
-    named = _named(references_of(task))
+    named = _named(references_of(task) if task else ())
     files["task"] = _digests([*named, *_imported(named)])
     return Sources(metadata.version(_OWN), files, _partition(fragments))
 

@@ -58,7 +58,7 @@ from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import renumber, reopen
 from isthmus.runtime.daemon.ledger import Ledger
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, RequestError
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
@@ -608,12 +608,13 @@ def _graph_as_begun(
     users = [change for change in changed if change.part != "isthmus"]
     try:
         graph = run_spec.graph()
-    except ConfigError as error:
+    except (RequestError, TypeError) as error:  # The latter where its builder does not take its settings any more.
         if accepts:
             return None
+        reasons = error.faults if isinstance(error, RequestError) else []
         expected = f"the graph that it was begun with, {run_spec.fingerprint}"
         do = f"The program or isthmus itself was changed since. Undo that, or add {_ACCEPT}, or start a new run."
-        found = f"another one now, {error.faults[0].found}{_named(changed)}"
+        found = f"another one now, {reasons[0].found if reasons else error}{_named(changed)}"
         raise ConfigError(doing, expected, found, do) from None
     if users and not accepts:
         do = f"Undo that; or add {_ACCEPT}: the run goes on with them from here, and its books say so."

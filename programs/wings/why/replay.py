@@ -404,14 +404,13 @@ def _sources_of(folder: Path) -> Mapping[str, Any] | None:
 def _stretch(number: int, run_spec: spec.Spec, places: Places, noted: Mapping[str, Any] | None) -> _TapeSetting:
     """What one stretch of a run, from one resume to the next, was made with; `noted` are its sources."""
     then = sources.of_former(noted)
-    now = sources.of_now(run_spec.job.program, run_spec.job.task.text)
-    try:
-        is_of_others = then is not None and then.without_task() != now.without_task()
-        return _TapeSetting(run_spec, run_spec.plans(), places, number, is_of_others)
-    except RequestError:
-        with suppress(Exception):  # Whatever present sources say of a job that others have made.
-            return _TapeSetting(run_spec, run_spec.plans(is_checked=False), places, number, True)
-        return _TapeSetting(run_spec, None, places, number, True)
+    now = sources.of_now(run_spec.job.program)
+    if then is None or then.without_task() == now.without_task():
+        with suppress(RequestError):
+            return _TapeSetting(run_spec, run_spec.plans(), places, number)
+    with suppress(Exception):  # Whatever present sources say of a job that others have made.
+        return _TapeSetting(run_spec, run_spec.plans(is_checked=False), places, number, is_of_others=True)
+    return _TapeSetting(run_spec, None, places, number, is_of_others=True)
 
 
 def _faults(folder: Path, setting: _TapeSetting, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
