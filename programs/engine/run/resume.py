@@ -759,7 +759,7 @@ def _reached(
     return former | {(slot, life): tokens for slot, (life, tokens) in clock.items()}
 
 
-def _files(run_spec: spec.Spec, today: Request, store: str | None, *, is_altered: bool) -> dict[str, Any]:
+def _files(run_spec: spec.Spec, today: Request, store: str | None, *, is_altered: bool = False) -> dict[str, Any]:
     """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`, or where what
     follows is made by other sources: the spec before is kept for what was made by those."""
     from isthmus.programs.engine.request.graph_view import as_json
