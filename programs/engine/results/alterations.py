@@ -63,6 +63,8 @@ class Alteration(msgspec.Struct, frozen=True, kw_only=True):
 
 FILES_SHOWN_MAX: Final = 12
 """Of each part."""
+FILES_IN_LINE_MAX: Final = 3
+"""Likewise, where all is one line."""
 
 
 def lines(alteration: Alteration, *, with_folders: bool = True) -> Iterator[str]:
@@ -98,8 +100,14 @@ def since(alteration: Alteration) -> str:
 
 
 def headline(alteration: Alteration, *, with_folders: bool = True) -> str:
-    """An alteration in one line."""
-    return f"from {since(alteration)}: {'; '.join(lines(alteration, with_folders=with_folders))}"
+    """An alteration in one line; of many files only how many."""
+    brief, many = list[FileChange](), list[str]()
+    for part in dict.fromkeys(each.part for each in alteration.files):
+        files = [each for each in alteration.files if each.part == part]
+        brief += files if len(files) <= FILES_IN_LINE_MAX else []
+        many += [f"{part}: {len(files)} files"] if len(files) > FILES_IN_LINE_MAX else []
+    told = lines(msgspec.structs.replace(alteration, files=brief), with_folders=with_folders)
+    return f"from {since(alteration)}: {'; '.join([*many, *told])}"
 
 
 def read_all(figures: Mapping[str, Any]) -> list[Alteration]:

@@ -229,6 +229,13 @@ def test_what_others_read_has_no_folder_of_the_user() -> None:
     assert headline(changed, with_folders=False) == "from outer step 1,234 on: task: mine.py"
 
 
+def test_many_files_are_a_number_in_one_line_and_some_names_in_several() -> None:
+    files = [FileChange("isthmus", f"ops/{number}.py", "1", "2") for number in range(20)]
+    changed = Alteration(tokens=1_000, files=[*files, FileChange("task", "/home/me/mine.py", "1", "")])
+    assert headline(changed) == "from 1,000 tokens on: isthmus: 20 files; task: /home/me/mine.py is gone"
+    assert len(list(lines(changed))) == 12 + 1 + 1
+
+
 @pytest.mark.long
 @pytest.mark.process
 def test_a_run_in_processes_goes_on_with_a_mended_loader_and_another_batch(cut_off: Path) -> None:
