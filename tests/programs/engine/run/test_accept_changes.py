@@ -193,6 +193,14 @@ def test_another_partition_of_the_model_is_refused_by_name(cut_off: Path) -> Non
 
 
 @pytest.mark.slow
+def test_other_roles_are_refused_by_name(cut_off: Path) -> None:
+    fields = json.loads((cut_off / spec.SPEC).read_text())
+    roles = {**fields["roles"], "judge": 1}
+    (cut_off / spec.SPEC).write_text(json.dumps({**fields, "roles": roles, "fingerprint": "0" * 32}))
+    assert "would change the roles of its graph" in refusal(cut_off, accepts=True)
+
+
+@pytest.mark.slow
 def test_a_seed_and_a_program_are_refused_whatever_is_accepted(cut_off: Path, typed: Callable[..., Result]) -> None:
     assert "would change run.seed" in refusal(cut_off, accepts=True, seed=7)
     told = typed(cut_off.parent, "train", "--resume", "run", "--accept-changes", "--set", "run.program=diloco")
