@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from isthmus.ops.data.held_out import TIMES_DEFAULT
+from isthmus.ops.exchange.token_accounts import AtMost, FormerStepTokens, PresentStepTokens
 from isthmus.runtime.graph.template import Reference
 
 
@@ -45,6 +46,8 @@ class Job:
     learners: int = 4
     slots_max: int = 16
     seed: int = 0
+    moments_every: float = 0.0
+    """Seconds between two copies of a learner's moments in snapshots; 0 for none."""
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """The builder's keywords."""
     tokens_by_slot: tuple[int, ...] = ()
@@ -58,8 +61,15 @@ class Job:
     """Of a model made of modules, how many each of its levels has."""
     routed_by: str = ""
     """A fingerprint of what gives data to its paths."""
+    step_tokens_before: tuple[FormerStepTokens, ...] = ()
+    """Those of lives before a resume has changed the tokens of a step, the oldest first."""
     evaluations: int = TIMES_DEFAULT
     """How many are made at most."""
+
+    @property
+    def step_tokens(self) -> PresentStepTokens:
+        """The tokens of one step, since they last changed."""
+        return AtMost(self.tokens_at_most) if self.tokens_at_most else self.tokens_by_slot or self.tokens_per_batch
 
     @property
     def steps(self) -> int:

@@ -112,6 +112,7 @@ BatchSetting: TypeAlias = Annotated[
         "fewer in a run that would merge too seldom.",
         ge=1,
         expected=BATCH,
+        alters=True,
     ),
 ]
 RateSetting: TypeAlias = Annotated[

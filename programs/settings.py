@@ -150,6 +150,8 @@ class Setting:
     """The option of the command line that stands for it, as "--tokens N"."""
     resumes: bool = False
     """A resumed run may have another value."""
+    alters: bool = False
+    """It may if its user accepts what has changed since it was begun."""
     sweeps: str = ""
     """Why `isthmus compare` cannot sweep it, and what to do instead."""
     is_place: bool = False

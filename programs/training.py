@@ -54,6 +54,7 @@ def train(
     task: AnyTask | str | Sequence[str] | None = None,
     *,
     resume: str | Path | None = None,
+    accept_changes: bool = False,
     run_dir: str | Path | None = None,
     transport: str | None = None,
     quiet: bool = False,
@@ -68,6 +69,8 @@ def train(
             also evaluates, of slot 1, and so on, the last of all beyond.
         resume: a run folder or a store of snapshots, of a run that was cut off: it goes on with its own program and
             task. `run` may change what a resume may change.
+        accept_changes: such a run goes on although sources of isthmus, its program or its task differ, or the tokens of
+            a step; its books say in what.
         run_dir: the run's folder; of a run that goes on from a store, its new one.
         transport: the hosts are processes ("zmq", the default), which import the task from its file, or are in this one
             ("inproc").
@@ -87,7 +90,10 @@ def train(
             raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
         if resume is not None:
             _check_resume(resume, program=program, task=task, transport=transport)
-            return _resume(str(resume), run, run_dir, on_metrics, quiet=quiet)
+            return _resume(str(resume), run, run_dir, on_metrics, quiet=quiet, accepts=accept_changes)
+        if accept_changes:
+            do = "Leave it out, or name the run with resume=."
+            raise ConfigError("Reading accept_changes=", "resume= beside it", "none", do)
         return _train(DEFAULT if program is None else program, task, run, run_dir, transport, on_metrics, quiet=quiet)
     except (RequestError, RunError) as error:
         raise error.with_traceback(None) from None  # The message is complete; the frames in between are ours.
@@ -166,7 +172,13 @@ def _hooked(view: Watch, folder: Path, on_metrics: OnMetrics | None) -> Watch:
 
 
 def _resume(
-    where: str, run: Mapping[str, Any], run_dir: str | Path | None, on_metrics: OnMetrics | None, *, quiet: bool
+    where: str,
+    run: Mapping[str, Any],
+    run_dir: str | Path | None,
+    on_metrics: OnMetrics | None,
+    *,
+    quiet: bool,
+    accepts: bool,
 ) -> Result:
     from isthmus.programs.engine.run.resume import resumed
     from isthmus.programs.study.terminal.live import announce_resumption, watching
@@ -175,9 +187,9 @@ def _resume(
     def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
         return again(folder, {**more, **run}, doing)
 
-    submitted = resumed(where, None if run_dir is None else Path(run_dir), request_of)
+    submitted = resumed(where, None if run_dir is None else Path(run_dir), request_of, accepts=accepts)
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, submitted.warnings, quiet=quiet)
+        announce_resumption(submitted, quiet=quiet)
     with watching(submitted, quiet=quiet, is_resumed=True) as watch:
         outcome = start_processes(submitted, _hooked(watch, submitted.run_dir, on_metrics))
     return _result(outcome, load(outcome.folder))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
+from isthmus.ops.exchange.token_accounts import ChangedStepTokens, StepTokens
 from isthmus.ops.exchange.wanted_settings import first_interval
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import KeyFrames
@@ -183,7 +183,7 @@ def subject(program: str) -> str:
 
 def step_tokens_of(job: Job) -> StepTokens:
     """The tokens of one step: of every slot, by slot, or at most so many."""
-    return AtMost(job.tokens_at_most) if job.tokens_at_most else job.tokens_by_slot or job.tokens_per_batch
+    return ChangedStepTokens(job.step_tokens, job.step_tokens_before) if job.step_tokens_before else job.step_tokens
 
 
 def step_tokens_most(job: Job) -> int:

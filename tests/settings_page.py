@@ -23,7 +23,8 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 HEAD: Final = """# Settings
 
 Made from the declarations in the code by `python -m tests.settings_page`. How files, `--set` and options are combined
-is in [Configuration](configuration.md). A setting marked with * may have another value in a resumed run.
+is in [Configuration](configuration.md). A setting marked with * may have another value in a resumed run, one marked
+with + in one that is resumed with `--accept-changes`.
 
 <!-- all figures: settings -->
 """
@@ -68,7 +69,7 @@ def _row(key: Key) -> str:
     kind = describe(key.type)
     if declared.range and declared.range not in kind:
         kind = declared.range if declared.expected else f"{kind}, {declared.range}"
-    mark = "*" if declared.resumes else ""
+    mark = "*" if declared.resumes else "+" if declared.alters else ""
     option = f" Option: `{declared.option}`." if declared.option else ""
     return f"| `{key.name}`{mark} | {kind} | {_default(key.default)} | {declared.help}{option} |"
 

@@ -304,7 +304,8 @@ class LoaderStream:
     An epoch is one pass over the loader. Where the loader, or a sampler, has `set_epoch`, or the loader a `generator`,
     its order follows from the seed and the number of the epoch, so that an epoch can be read again. A loader that has a
     state of its own (`state_dict`) keeps it; of any other the state is the epoch and the number of its batches, and to
-    go back there those batches are read and discarded.
+    go back there those batches are read and discarded: as many as have as many samples, where they are of another size
+    (`batch_size`) since, and no batch more.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
@@ -341,17 +342,26 @@ class LoaderStream:
     def get_state(self) -> dict[str, Any]:
         """The epoch, and the position in it."""
         own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
-        return {"epoch": self._epoch, "count": self._count, "loader": own}
+        return {"epoch": self._epoch, "count": self._count, "size": self._size, "loader": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go to that position."""
         self._go_to(state["epoch"])
+        count, was = state["count"], state.get("size")  # A state of an earlier version has none.
+        if was and self._size:
+            count = count * was // self._size
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
-            self._count = state["count"]
+            self._count = count
             return
-        for _ in range(state["count"]):
+        for _ in range(count):
             next(self)
+
+    @property
+    def _size(self) -> int | None:
+        """The samples of a batch; None for a loader that does not say it."""
+        size = getattr(self._loader, "batch_size", None)
+        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
     def _go_to(self, epoch: int) -> None:
         self._epoch, self._count, self._batches = epoch, 0, None

@@ -147,6 +147,27 @@ class Restored(TypedDict):
     own: Own | None
 
 
+class WantedPart(TypedDict):
+    """hold -> copy-sender of all learners: whose copy of its local leaves is to be sent, in which transfer (`number`),
+    and from which byte on."""
+
+    slot: Count
+    incarnation: Ordinal
+    number: Count
+    at: Count
+
+
+class CopyPart(TypedDict):
+    """copy-sender -> hold: a part of that copy, which has `size` bytes in all; 0 where there is none."""
+
+    slot: SenderSlot
+    incarnation: SenderLife
+    number: Count
+    at: Count
+    size: Count
+    data: PackedBytes
+
+
 class Moments(TypedDict):
     """inner-step -> lend: a learner's moments, for another one."""
 

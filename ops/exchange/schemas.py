@@ -19,14 +19,15 @@ from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, CodedState, Progress, RegionAnswer, Update, Vector, Vote
 from isthmus.ops.exchange.requested import Count
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
+from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, tokens_now
 
 
 def tokens_of(steps: str, step_tokens: StepTokens, *start: str) -> Any:
     """The tokens of so many steps: tokens are weights, so they must be those that the steps can have."""
-    if isinstance(step_tokens, AtMost):
-        return Annotated[int, ("at most times", steps, step_tokens.tokens, *start)]
-    return Annotated[int, ("times", steps, step_tokens, *start)]
+    now = tokens_now(step_tokens)
+    if isinstance(now, AtMost):
+        return Annotated[int, ("at most times", steps, now.tokens, *start)]
+    return Annotated[int, ("times", steps, now, *start)]
 
 
 def sized(kind: Any, sizes: Iterable[int]) -> Any:
@@ -78,9 +79,8 @@ def answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
 
 def region_answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
     """The schema of a region's answer about one of these fragments, of slots whose batches may differ."""
-    if isinstance(step_tokens, tuple):
-        step_tokens = AtMost(max(step_tokens))
-    fields: Any = answer(fragments, step_tokens).__metadata__[0]
+    now = tokens_now(step_tokens)
+    fields: Any = answer(fragments, AtMost(max(now)) if isinstance(now, tuple) else now).__metadata__[0]
     return Annotated[RegionAnswer, fields]
 
 

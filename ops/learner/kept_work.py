@@ -26,7 +26,7 @@ from isthmus.ops.exchange.token_accounts import Odometer, clock_of
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.learner.fragment_send import outer_gradient
-from isthmus.ops.learner.local_copies import IN_MEMORY, STEP_BYTES, HostDisk, SealedFile, Writing, opened, path_of
+from isthmus.ops.learner.local_copies import IN_MEMORY, STEP_BYTES, HostDisk, SealedFile, Writing, copy_path, opened
 from isthmus.ops.recovery.hold import flat
 
 VERSIONS_MAX: Final = 4
@@ -118,7 +118,7 @@ class KeptWork:
         return self._file(f"fragment-{p}")
 
     def _file(self, name: str) -> Path:
-        path = path_of(self._folder, self._slot)
+        path = copy_path(self._folder, self._slot)
         return path.with_name(f"{path.name}.{name}")
 
     def _has_tried(self) -> bool:

@@ -141,12 +141,12 @@ class LocalCopies:
     ) -> Self:
         """Those of local leaves in the run's `folder`; `model_bytes` is the size of the merged leaves."""
         held_max = max(HELD_BYTES_MAX, model_bytes // HELD_SHARE)
-        return cls(path_of(folder, slot), disk, slot, incarnation, now, ON_DISK, held_max)
+        return cls(copy_path(folder, slot), disk, slot, incarnation, now, ON_DISK, held_max)
 
     @classmethod
     def in_memory(cls, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> Self:
         """Those of local leaves in `folder`, one in memory."""
-        return cls(path_of(folder, slot), disk, slot, incarnation, now, IN_MEMORY, STEP_BYTES)
+        return cls(copy_path(folder, slot), disk, slot, incarnation, now, IN_MEMORY, STEP_BYTES)
 
     def former(self) -> Copy | None:
         """The copy of a former life; None if there is none that can be read."""
@@ -296,13 +296,13 @@ def newest_copy(folder: Path, disk: HostDisk, slot: int, incarnation: int, now: 
 def own_bytes(folder: Path, disk: HostDisk, slot: int) -> int:
     """The bytes of the files of a slot in a folder."""
     try:
-        sizes = disk.sizes(path_of(folder, slot).parent)
+        sizes = disk.sizes(copy_path(folder, slot).parent)
     except OSError:
         return 0
-    return sum(size for name, size in sizes.items() if name.partition(".")[0] == path_of(folder, slot).name)
+    return sum(size for name, size in sizes.items() if name.partition(".")[0] == copy_path(folder, slot).name)
 
 
-def path_of(folder: Path, slot: int) -> Path:
+def copy_path(folder: Path, slot: int) -> Path:
     """The file of the local leaves of a slot; the others of a slot begin with its name and a dot."""
     return folder / FOLDER / f"learner-{slot}"
 

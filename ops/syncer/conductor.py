@@ -22,7 +22,7 @@ from isthmus.ops.exchange.messages import (
     boundary,
     last_merged,
 )
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, Totals
+from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens, Totals
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Pacer, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
@@ -102,7 +102,11 @@ class Conductor:
     ) -> None:
         self.is_finished = False
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
-        self._learners, self._budget, self._step_tokens = learners, tokens, step_tokens
+        self._learners, self._budget = learners, tokens
+        self._step_tokens: int | tuple[int, ...] | None = None
+        """Those of each learner; None where they are counted, or a turn has steps of before a change of them."""
+        if not isinstance(step_tokens, AtMost | ChangedStepTokens):
+            self._step_tokens = step_tokens
         self._mean = tokens_per_batch, 1
         """Tokens in so many steps; where they are counted, of those that were merged last."""
         self._start, self._roster = Start(learners), LearnerRoster()
@@ -212,7 +216,7 @@ class Conductor:
 
     def _count_turn(self, turn: Turn, members: Sequence[Sequence[int]]) -> None:
         """Count the tokens of a turn that was merged: by its steps or, where they are counted, by its merge."""
-        if not isinstance(self._step_tokens, AtMost):
+        if self._step_tokens is not None:
             for slot, incarnation in members:
                 self._counted.add(slot, incarnation, turn["steps"] * of_slot(self._step_tokens, slot))
             return
@@ -341,7 +345,7 @@ class Conductor:
 
     def _is_sure(self, members: int) -> bool:
         """Whether the budget is spent at the end of the final rounds: for certain, where tokens are counted."""
-        if not isinstance(self._step_tokens, AtMost):
+        if self._step_tokens is not None:
             return True
         return self._budget - self._planned <= members * self._overlap  # A step has a token at least.
 

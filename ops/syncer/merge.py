@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.ops.data.positions import by_slot, of_slot, position_of
+from isthmus.ops.data.positions import by_slot, position_of
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Float64, Method
@@ -44,6 +44,7 @@ from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
 from isthmus.ops.syncer.answer_rules import SUM_SLACK, AnswerRule, JudgePlace, RoundTally, usual_rules
 from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
+from isthmus.ops.syncer.step_tokens import tokens_of_life
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -476,15 +477,16 @@ class Merge:
         account.interval = round["interval"]  # What is stale is judged by this round's interval.
         base = vote["base"][0], vote["base"][1]
         refusal, checked = self._kind.checked(account, base, vote)
-        if not all(self._are_tokens_of(slot, steps, end - begin) for slot, _, begin, end, steps in checked):
+        if not all(self._are_tokens_of(slot, life, steps, end - begin) for slot, life, begin, end, steps in checked):
             refusal = refusal or "inconsistent"
         return refusal
 
-    def _are_tokens_of(self, slot: int, steps: int, tokens: int) -> bool:
-        """Whether so many steps of a slot can have made so many tokens."""
-        if isinstance(self._step_tokens, AtMost):
-            return 0 <= tokens <= steps * self._step_tokens.tokens
-        return tokens == steps * of_slot(self._step_tokens, slot)
+    def _are_tokens_of(self, slot: int, life: int, steps: int, tokens: int) -> bool:
+        """Whether so many steps of a life can have made so many tokens."""
+        of_step = tokens_of_life(self._step_tokens, slot, life)
+        if isinstance(of_step, AtMost):
+            return 0 <= tokens <= steps * of_step.tokens
+        return tokens == steps * of_step
 
     def _fault(self, vote: Answer, lengths: Float64 | None = None) -> str | None:
         """The fault in the values and norms of an answer; `lengths` are those of its units, if they are known."""

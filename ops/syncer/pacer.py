@@ -30,7 +30,7 @@ from isthmus.ops.exchange.messages import (
     Standing,
 )
 from isthmus.ops.exchange.paths import PathParts
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
+from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, tokens_now
 from isthmus.ops.exchange.wanted_settings import Steps, WantedSettings
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
@@ -278,7 +278,7 @@ class Pacer:
         self._born: set[int] = set()
         self._merged: set[int] = set()
         """The fragments that this life has merged."""
-        self._step_tokens = step_tokens
+        self._step_tokens = tokens_now(step_tokens)
         self._partings: dict[tuple[int, int, int], int] = {}
         """Rounds that have opened for learners that leave, by fragment, slot and incarnation; no more once it answered.
         """

@@ -52,6 +52,14 @@ ResumeOrStart: TypeAlias = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+AcceptChanges: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Go on although sources of isthmus, program or task differ, or task.batch does: what does is listed.",
+        rich_help_panel=WHERE,
+    ),
+]
 From: TypeAlias = Annotated[
     Path | None,
     typer.Option(

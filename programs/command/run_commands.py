@@ -45,6 +45,7 @@ def train(
     requested: Options,
     resume: options.Resume = None,
     resume_or_start: options.ResumeOrStart = False,
+    accept_changes: options.AcceptChanges = False,
     begins_from: options.From = None,
     detach: options.Detach = False,
     grace: options.Grace = GRACE_SECONDS,
@@ -76,12 +77,15 @@ def train(
         if found := [name for name, given in others.items() if given]:
             expected = "a run in processes of this machine, which the command watches"
             raise ConfigError("Reading --verbose", expected, f"{found[0]} beside it", "Leave one of them out.")
+    if accept_changes and resume is None and not resume_or_start:
+        do = "Leave it out: a new run has no changes to accept."
+        raise ConfigError("Reading --accept-changes", "--resume RUN beside it, or --resume-or-start", "neither", do)
     is_apart = requested.transport != "inproc" or requested.cluster is not None
     with _metering(metrics, quiet=quiet) as meter:
         if resume is not None or resume_or_start or is_apart or detach:
             from isthmus.programs.command import start as apart
 
-            starting = apart.Starting(detach, quiet, grace, begins_from, meter, verbose)
+            starting = apart.Starting(detach, quiet, grace, begins_from, meter, verbose, accept_changes)
             if resume_or_start:
                 apart.resume_or_start(requested, resume, starting)
             elif resume is not None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,8 @@ _OF_RUN: Final = ("isthmus.programs.command.metered", "isthmus.programs.engine.r
 @dataclass(frozen=True, slots=True)
 class Starting:
     """How a run is started: whether it `is_detached`, what is printed, the `grace` at SIGTERM in seconds, where its
-    weights are, if it does not begin at random, what serves its figures, and whether the phases of its start are
-    printed, too."""
+    weights are, if it does not begin at random, what serves its figures, whether the phases of its start are printed,
+    too, and whether one that goes on may do so with other sources."""
 
     is_detached: bool
     quiet: bool
@@ -43,6 +44,7 @@ class Starting:
     begins_from: Path | None = None
     meter: Meter | None = None
     is_verbose: bool = False
+    accepts_changes: bool = False
 
 
 def train(options: Options, starting: Starting) -> None:
@@ -101,7 +103,8 @@ def resume_or_start(options: Options, where: str | None, starting: Starting) -> 
             return
         try:
             with preparing(quiet=starting.quiet):
-                submitted = resumed(str(folder), None, lambda *asked: _again(options, *asked), ALIKE)
+                again = partial(_again, options)
+                submitted = resumed(str(folder), None, again, ALIKE, accepts=starting.accepts_changes)
         except DoneError as error:
             say(f"{folder} is done: {error.total:,} tokens were to be trained")
             return
@@ -141,7 +144,7 @@ def resume(where: str, options: Options, starting: Starting) -> None:
         return wanted.request()
 
     with preparing(quiet=starting.quiet):
-        submitted = resumed(where, options.run_dir, request_of)
+        submitted = resumed(where, options.run_dir, request_of, accepts=starting.accepts_changes)
     _go_on(submitted, starting)
 
 
@@ -159,7 +162,7 @@ def _go_on(submitted: Submitted, starting: Starting) -> None:
     from isthmus.programs.study.terminal.live import announce_resumption
 
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, submitted.warnings, quiet=starting.quiet)
+        announce_resumption(submitted, quiet=starting.quiet)
     _run(submitted, starting)
 
 

@@ -31,6 +31,7 @@ from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member, Party, Replica, keeps_run
 from isthmus.runtime.supervision.fleet import Fleet
+from isthmus.runtime.supervision.flows import renumbered
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
@@ -450,6 +451,23 @@ def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
     with closing(Ledger(folder, was_there=True)) as ledger:
         retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
         _go_on(ledger, folder, is_stopping=False, retired=retired)
+
+
+def renumber(folder: Path, edges: Mapping[int, int], nodes: Mapping[int, int]) -> None:
+    """Have the ledger of a run count what its lives have moved by the edges and nodes of the graph that it goes on
+    with: index of then -> index of now.
+
+    No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
+    """
+    with closing(Ledger(folder, was_there=True)) as ledger:
+        noted = ledger.noted(JOURNAL)
+        if noted is None:
+            return
+        journal = msgspec.msgpack.decode(noted, type=Journal)
+        used = renumbered(journal.used, edges, nodes)
+        ledger.note(JOURNAL, msgspec.msgpack.encode(msgspec.structs.replace(journal, used=used)))
+        if not ledger.settle():
+            raise OSError(f"the ledger in {folder} cannot be written")
 
 
 def await_scripts_again(folder: Path) -> None:

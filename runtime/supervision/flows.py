@@ -114,6 +114,23 @@ class RunFlows:
             self.nodes[of] = NodeTotal(before.firings + node.firings, before.waited + node.waited)
 
 
+def renumbered(used: Mapping[str, float], edges: Mapping[int, int], nodes: Mapping[int, int]) -> dict[str, float]:
+    """What ended lives have used, by the indices of another graph: those of now by those of then; what is of an edge or
+    a node that is no more is left out."""
+    found: dict[str, float] = {}
+    for key, value in used.items():
+        name, *place = key.split(":")
+        if name == _EDGE:
+            index = edges.get(int(place[0]))
+            key = "" if index is None else f"{_EDGE}:{index}:{place[1]}"
+        elif place:
+            index = (edges if len(place) == 3 else nodes).get(int(place[0]))
+            key = "" if index is None else ":".join([name, str(index), *place[1:]])
+        if key:
+            found[key] = found.get(key, 0.0) + value
+    return found
+
+
 def _sum(total: EdgeTotal | None, edge: EdgeFlow) -> EdgeTotal:
     items, size_bytes, waited = total or EdgeTotal()
     return EdgeTotal(items + edge.items, size_bytes + edge.size_bytes, waited + edge.waited)

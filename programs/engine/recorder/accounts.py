@@ -12,9 +12,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
-from isthmus.ops.data.positions import of_slot
 from isthmus.ops.exchange.away import seems_away
 from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
+from isthmus.ops.syncer.step_tokens import tokens_of_life
 from isthmus.runtime.host.contract import AWAY, Span
 
 Life: TypeAlias = tuple[int, int]
@@ -231,10 +231,10 @@ def _life(knowledge: Known, life: Life, step_tokens: StepTokens) -> dict[str, An
         knowledge.reported_tokens(life),
     )
     by_steps: int | None = None
-    if isinstance(step_tokens, AtMost):  # What was counted, and no more than the steps can have.
-        by_steps = None if steps is None else min(reported, steps * step_tokens.tokens)
-    elif step_tokens:
-        by_steps = None if steps is None else steps * of_slot(step_tokens, life[0])
+    if step_tokens and steps is not None:
+        of_step = tokens_of_life(step_tokens, *life)
+        # Where they are counted: what was counted, and no more than the steps can have.
+        by_steps = min(reported, steps * of_step.tokens) if isinstance(of_step, AtMost) else steps * of_step
     return {
         "learner": life[0],
         "incarnation": life[1],

@@ -26,6 +26,8 @@ from isthmus.programs.engine.recorder.accounts import (
     merged_share,
 )
 from isthmus.programs.engine.recorder.lines import mean_of, recorded
+from isthmus.programs.engine.results import alterations
+from isthmus.programs.engine.results.alterations import Alteration
 from isthmus.programs.engine.results.lines import (
     KINDS,
     ChangeRecord,
@@ -270,6 +272,8 @@ class BooksMemory(msgspec.Struct):
     """[slot, incarnation, tokens] of what was trained after the snapshots from which the run was resumed."""
     final_digests: dict[int, list[int]] = {}
     """[epoch, count, digest] of the last version of each fragment that is written."""
+    alterations: list[Alteration] = []
+    """What was not as before at the resumes of the run, the oldest first."""
 
     def undo(self, undone: Iterable[Sequence[int]]) -> None:
         """Note what of some lives is undone; of one that was undone before, the larger part is."""
@@ -536,6 +540,7 @@ class Books(BooksMemory, kw_only=True):
             "figures_fault": None if last is None else last.figures_fault,
             "epochs": self._epochs(),
             "changes": self.changes.figures(),
+            "alterations": alterations.as_data(self.alterations),
         }
 
     def accounts(self, status: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -661,6 +666,26 @@ def undo(folder: Path, disk: Disk, undone: Iterable[Sequence[int]]) -> None:
     if memory is not None:
         memory.undo(undone)
         write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
+
+
+def note_alteration(folder: Path, disk: Disk, alteration: Alteration, at: int) -> None:
+    """Have the memory of a run that is resumed at an instant of its clock say what is not as before; once, however
+    often the resume is begun. OSError of the disk."""
+    memory, known = load(folder, disk), Books(sizes=())
+    read_into(known, folder, disk, 0, is_whole=memory is None)
+    if memory is None:  # What a recorder would have said that had opened the folder now.
+        memory = known.memory(0, [])
+    time = None if known.zero is None else known.since_zero(at)
+    others = [each for each in memory.alterations if not _is_again(each, alteration)]
+    memory.alterations = [*others, msgspec.structs.replace(alteration, time=time)]
+    write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
+
+
+def _is_again(noted: Alteration, alteration: Alteration) -> bool:
+    """Whether a resume that did not come about has noted the same."""
+    # As they are written: a list that was read is none that equals a tuple.
+    one, other = (msgspec.msgpack.encode(msgspec.structs.replace(each, time=None)) for each in (noted, alteration))
+    return one == other
 
 
 def check(folder: Path, disk: Disk, doing: str) -> None:

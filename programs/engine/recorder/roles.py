@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from isthmus.ops.island.evaluate import EvaluateMean
+from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in, paths_in
@@ -52,6 +53,7 @@ RECORD: Final = "record"
 EVALUATE: Final = "evaluate"
 KEEP: Final = "keep"
 LEND: Final = "lend"
+SEND_COPY: Final = "copy-sender"
 
 
 def faults(graph: Template) -> Iterator[Fault]:
@@ -82,7 +84,7 @@ def _names(graph: Template) -> Iterator[Fault]:
     nodes = {RECORD} | ({EVALUATE} if EVALUATOR in own else set())
     nodes |= {f"hold-{name}" for name in HOLDERS} if held_model_of(graph) is not None else set()
     nodes |= {KEEP} if kept_state_of(graph) is not None else set()
-    nodes |= {LEND} if training_of(graph).loans is not None else set()
+    nodes |= {LEND, SEND_COPY} if training_of(graph).loans is not None else set()
     for role in graph.roles:
         if role.name in own:
             do = "Choose another name."
@@ -143,7 +145,7 @@ def with_recorder(program: Template, job: Job) -> Template:
     held, kept = held_model_of(program), kept_state_of(program)
     if held is not None:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
-            _add_hold(graph, holder, held, record)
+            _add_hold(graph, holder, held, record, job.moments_every)
     if kept is not None:
         _add_keep(graph, role, kept, record)
     if training.loans is not None:
@@ -174,8 +176,9 @@ def least_replicas(graph: Template) -> dict[str, int]:
     return least
 
 
-def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -> None:
-    """Add a node that holds what an outer step publishes, in the recorder also on disk.
+def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, moments_every: float) -> None:
+    """Add a node that holds what an outer step publishes, in the recorder also on disk, with the moments of learners
+    every so many seconds.
 
     It gives copies to learners when no other host has them.
     """
@@ -185,7 +188,9 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
     if is_home:
         coded = fragments_in(template) if holding.coded_state is not None else ()
         sizes = tuple(fragment_sizes(template))
-        body = partial(KeptHold, *OF_RUN, **of_shards, sizes=sizes, coded=coded, in_lock_step=in_lock_step)
+        moments_seconds = 0.0 if in_lock_step or training_of(template).loans is None else moments_every
+        keeping = partial(KeptHold, *OF_RUN, **of_shards, sizes=sizes, coded=coded, in_lock_step=in_lock_step)
+        body = partial(keeping, moments_seconds=moments_seconds)
     hold = role.node(f"hold-{role.name}", body, fires=Every(Duration(2 * PERIOD)))
     published = holding.state if is_home else holding.published
     if is_home and holding.coded_state is not None:
@@ -196,6 +201,8 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
         graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
     if is_home and in_lock_step:
         _connect_cuts(graph, hold, holding)
+    elif is_home and moments_seconds:
+        _add_copy_sender(graph, hold, template)
     for port in holding.copies:  # To whom the updates go.
         routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
         some = next((route for route in routes if route.kind == "some"), None)
@@ -204,6 +211,16 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))
     connect(graph, hold["held"], record["held"], Latest("holder"))
+
+
+def _add_copy_sender(graph: Graph, hold: Node, template: Template) -> None:
+    """Have learners send the copies of their local leaves to a hold node."""
+    loans = training_of(template).loans
+    assert loans is not None
+    role = next(each for each in graph.roles if each.name == loans[0].node.role)
+    sender = role.node(SEND_COPY, CopySender, fires=AnyOf("wanted"))
+    connect(graph, hold["wanted_part"], sender["wanted"], Latest())
+    connect(graph, sender["part"], hold["part"], Latest())
 
 
 def _connect_cuts(graph: Graph, hold: Node, holding: HeldModelPorts) -> None:

@@ -192,6 +192,7 @@ class Summary(TypedDict):
     snapshot_store: Any
     kept_bytes: int | None
     changes: int
+    alterations: list[dict[str, Any]]
     fragment_accounts: list[dict[str, int]]
     books: dict[str, Any]
     per_learner: list[LearnerSummary]
@@ -313,6 +314,7 @@ def summarise(
         "snapshot_store": status.get("snapshots", {}).get("store"),
         "kept_bytes": None,
         "changes": status.get("changes", {}).get("count", 0),
+        "alterations": status.get("alterations", []),
         "fragment_accounts": accounts,
         "books": books(status, life_tokens, merges_recorded, checked_tokens),
         "per_learner": rows,

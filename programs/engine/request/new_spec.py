@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from isthmus.ops.exchange.token_accounts import AtMost, PresentStepTokens
 from isthmus.programs.engine.recorder.graph_parts import roster_counts
 from isthmus.programs.engine.recorder.roles import least_replicas
 from isthmus.programs.engine.recorder.run_references import OF_RUN
@@ -75,8 +76,13 @@ def of(
             "modules": list(job.modules),
             "routed_by": job.routed_by,
             "evaluations": job.evaluations,
+            "step_tokens_before": [[each.lives, _tokens_as_data(each.tokens)] for each in job.step_tokens_before],
         },
     }
+
+
+def _tokens_as_data(tokens: PresentStepTokens) -> Any:
+    return {"at_most": tokens.tokens} if isinstance(tokens, AtMost) else tokens
 
 
 def _program_file(program: str) -> str:

@@ -129,6 +129,12 @@ class Request:
         tasks = SlotTasks.read(self.task_reference.text)
         return self.task if tasks is None else self.tasks[tasks.of_slot(slot, machine)]
 
+    def with_job(self, job: Job) -> Request:
+        """This request with another job of the same program, task and layout, and its graph."""
+        graph = with_recorder(self.program.build(job).freeze(), job)
+        own = fingerprint(graph, job, self.program.builder())
+        return replace(self, job=job, graph=graph, proof=verify(graph), plans=lower(graph), fingerprint=own)
+
     def to_train(self) -> Request:
         """This request, if a run of it can end; ConfigError if its graph declares no reports."""
         if training_of(self.graph).reports is None:

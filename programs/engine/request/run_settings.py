@@ -102,6 +102,18 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     snapshot_every_seconds: Annotated[
         float, Setting("Seconds between two snapshots.", ge=0.1, le=_DAY, remedy="The default is 15.")
     ] = SNAPSHOT_SECONDS_DEFAULT
+    moments_every: Annotated[
+        float,
+        Setting(
+            "Seconds between two copies of each learner's moments in snapshots, for a resume where its machine is not; "
+            "0: none. Programs in lock-step always have them.",
+            ge=0,
+            le=30 * _DAY,
+            expected="0, or a number of seconds from 1 to 30 days'",
+            remedy="The default is 0; 600 brings each learner's moments every ten minutes.",
+            resumes=True,
+        ),
+    ] = 0.0
     snapshots: Annotated[
         str,
         Setting(
@@ -288,6 +300,9 @@ def _rules(run: RunSettings) -> Iterator[Fault]:
     if 0 < run.rank_seconds < 5:
         remedy = "Say 5 or more, or 0 for ranks that may wait for each other for as long as they like."
         yield Fault("Reading run.rank_seconds", "0, or at least 5", str(run.rank_seconds), remedy)
+    if 0 < run.moments_every < 1:
+        remedy = "Say 1 or more, or 0 for none."
+        yield Fault("Reading run.moments_every", "0, or at least 1", str(run.moments_every), remedy)
     most = max(run.slots_max, 1)
     if not 0 <= run.learners <= most:
         remedy = "Change run.learners; run.slots_max is the most there can be."

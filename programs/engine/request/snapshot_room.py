@@ -8,7 +8,8 @@ What learners keep of their own moments is on the same disk, each copy beside th
 final model.
 
 A version has the values in float32 and, of its shard, the momentum, where there is one, and the exact values, where
-updates are coded. In lock-step each learner adds its state, and without a syncer a state is the snapshot.
+updates are coded. In lock-step each learner adds its state, elsewhere, where `run.moments_every` says so, its moments;
+and without a syncer a state is the snapshot.
 
 A run where not even one snapshot and the final model fit cannot keep anything, and is refused. Where there is less room
 than the most, with a tenth to spare, that is a warning: a snapshot that does not fit waits.
@@ -59,9 +60,12 @@ class SnapshotNeeds:
             momentum = held.state.node.keywords.get("momentum")  # None: a body of the user's own.
             exact = values if held.coded_state is not None else 0
             state = learner_bytes(request)
-            own = learners * state if held.restored is not None else 0
+            local = max(0, state - 2 * values)
+            own = (
+                learners * state if held.restored is not None else learners * local if request.job.moments_every else 0
+            )
             least, most = values * (1 + bool(momentum)), values * (1 + (momentum != 0))
-            return cls(least, most + exact + own, values, max(0, state - 2 * values))
+            return cls(least, most + exact + own, values, local)
         if kept_state_of(graph) is not None:
             return cls(values, learner_bytes(request), values)
         return None

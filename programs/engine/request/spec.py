@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from isthmus.ops.exchange.token_accounts import AtMost, FormerStepTokens, PresentStepTokens
 from isthmus.programs.engine.request.reference import is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 SPEC: Final = "spec.json"
 CLUSTER: Final = "cluster.json"
 """Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
+SOURCES: Final = "sources.json"
+"""Beside it: the files of which the run is made, which no host reads (`sources`)."""
 INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 
@@ -209,32 +212,32 @@ class Spec:
         """Whether the island of a learner goes on without some of its processes."""
         return slot < len(self.elastic) and bool(self.elastic[slot])
 
-    def plans(self) -> dict[str, Plan]:
+    def plans(self, *, is_checked: bool = True) -> dict[str, Plan]:
         """The plan of each kind of host; ConfigError as for `graph`."""
         from isthmus.programs.engine.request.followers import follower_plan
         from isthmus.runtime.graph.plans import lower
 
-        plans, job = lower(self.graph()), self.job
+        plans, job = lower(self.graph(is_checked=is_checked)), self.job
         for number in range(1, max(self.settings.processes, default=1)):
             role = follower(Replica(LEARNER, 0), number).role
             plans[role] = follower_plan(plans[LEARNER], role, job.learners, job.slots_max)
         return plans
 
-    def graph(self) -> Template:
+    def graph(self, *, is_checked: bool = True) -> Template:
         """The graph, built here; ConfigError if it is not the one that was submitted: before a file of the user's that
-        is another one now is imported."""
+        is another one now is imported. Where it is not checked, that which present sources make of the job."""
         from isthmus.programs.engine.recorder.roles import with_recorder
         from isthmus.programs.engine.request.fingerprint import fingerprint
         from isthmus.programs.engine.request.program import Program
 
         file = file_in(self.job.program)
-        if self.program_file and file is not None and (found := file_digest(file)) != self.program_file:
+        if is_checked and self.program_file and file is not None and (found := file_digest(file)) != self.program_file:
             do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
             expected = f"{file} as it was, {self.program_file[:_SHOWN]}"
             raise ConfigError(f"Building the graph of {self.job.program!r}", expected, found[:_SHOWN], do)
         program = Program(self.job.program, **self.job.settings)
         graph = with_recorder(program.build(self.job).freeze(), self.job)
-        own_fingerprint = fingerprint(graph, self.job, program.builder())
+        own_fingerprint = fingerprint(graph, self.job, program.builder()) if is_checked else self.fingerprint
         if own_fingerprint != self.fingerprint:
             do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
             raise ConfigError(f"Building the graph of {self.job.program!r}", self.fingerprint, own_fingerprint, do)
@@ -304,19 +307,33 @@ def archive(folder: Path) -> int:
     """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
     tapes = sorted({name_parts[0] for path in (folder / FOLDER).glob("*.tape") if (name_parts := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
-    write_json(folder / f"spec-{number}.json", {"spec": json.loads(read_text(folder / SPEC)), "tapes": tapes})
+    sources = folder / SOURCES
+    record = {
+        "spec": json.loads(read_text(folder / SPEC)),
+        "tapes": tapes,
+        "sources": json.loads(read_text(sources)) if sources.exists() else None,
+    }
+    write_json(folder / f"spec-{number}.json", record)
     return number
 
 
-def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
-    """The specs under which a run has gone on before, oldest first, with the names of the tapes that there were when
-    each was put aside."""
+class FormerSpec(NamedTuple):
+    """A spec under which a run has gone on before: with the names of the tapes that there were when it was put aside,
+    and its sources as data, if they were noted."""
+
+    spec: Spec
+    tapes: frozenset[str]
+    sources: Mapping[str, Any] | None
+
+
+def formers(folder: Path) -> Iterator[FormerSpec]:
+    """The specs under which a run has gone on before, oldest first."""
     for number in count(1):
         try:
             record = json.loads(read_text(folder / f"spec-{number}.json"))
         except FileNotFoundError:
             return
-        yield read(record["spec"]), frozenset(record["tapes"])
+        yield FormerSpec(read(record["spec"]), frozenset(record["tapes"]), record.get("sources"))
 
 
 def load(folder: Path) -> Spec:
@@ -341,6 +358,10 @@ def read(data: Mapping[str, Any]) -> Spec:
     task = Reference(work.pop("task"))
     frozen = tuple((name, digest) for name, digest in work.pop("frozen", ()))
     modules = tuple(work.pop("modules", ()))
+    before = tuple(
+        FormerStepTokens(tuple((int(slot), int(life)) for slot, life in lives), _tokens_of_data(tokens))
+        for lives, tokens in work.pop("step_tokens_before", ())
+    )
     job = Job(
         layout=layout,
         task=task,
@@ -348,10 +369,15 @@ def read(data: Mapping[str, Any]) -> Spec:
         tokens_by_slot=by_slot,
         frozen=frozen,
         modules=modules,
+        step_tokens_before=before,
         **run.of_job(),
         **work,
     )
     return Spec(job=job, computing=computing, here=here, settings=run, **fields)
+
+
+def _tokens_of_data(data: Any) -> PresentStepTokens:
+    return AtMost(data["at_most"]) if isinstance(data, Mapping) else tuple(data) if isinstance(data, list) else data
 
 
 def _run_settings(data: Mapping[str, Any]) -> RunSettings:

@@ -38,6 +38,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.WholeState,
         messages.Moments,
         messages.Loan,
+        messages.CopyPart,
         Place,
     ),
     REPORTS: (
@@ -54,6 +55,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.Control,
         messages.Need,
         messages.WantedCut,
+        messages.WantedPart,
         messages.LockStepGreeting,
     ),
 }

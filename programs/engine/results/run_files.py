@@ -80,6 +80,12 @@ class _SpecForm(msgspec.Struct):
     here: dict[str, Any]
 
 
+class _SourcesForm(msgspec.Struct):
+    isthmus: str
+    files: dict[str, dict[str, str]]
+    fragments: str
+
+
 class _ClusterForm(msgspec.Struct):
     home: str
     sites: list[dict[str, Any]]
@@ -99,6 +105,7 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "config.toml": _ConfigForm,
     "graph.json": _GraphForm,
     "spec.json": _SpecForm,
+    "sources.json": _SourcesForm,
     OVER: EndNote,
     "cluster.json": _ClusterForm,
 }

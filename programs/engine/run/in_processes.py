@@ -86,6 +86,8 @@ class Submitted:
     resumption: Resumption | None = None
     begins: str = ""
     ahead: DaemonAhead | None = None
+    altered: tuple[str, ...] = ()
+    """What is not as before in a run that goes on, a line each."""
     data: tuple[str, ...] = ()
 
     def locked(self) -> RunLock:
@@ -104,7 +106,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
     """
     from isthmus.programs.engine.islands.sizes import sizes_here
     from isthmus.programs.engine.recorder.graph_parts import fragments_in, roster_counts
-    from isthmus.programs.engine.request import new_spec, spec
+    from isthmus.programs.engine.request import new_spec, sources, spec
     from isthmus.programs.engine.request.graph_view import as_json
     from isthmus.programs.engine.request.kept_model import keep
     from isthmus.programs.engine.request.weights import weights_of
@@ -124,6 +126,7 @@ def submit(request: Request, begins_from: Path | None = None, *, counts: bool = 
         write_json(request.run_dir / "graph.json", shape)
         keep(request.run_dir, request.job.task.text)
         request.write_data(request.run_dir)
+        sources.write(request.run_dir, sources.of_now(request.job.program, request.job.task.text, fragments))
         if weights is not None:
             weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True) if counts else 0.0

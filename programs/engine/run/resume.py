@@ -19,24 +19,30 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from itertools import count, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.token_accounts import FormerStepTokens
 from isthmus.programs import SHIPPED_TASKS
 from isthmus.programs.engine.islands.memory_room import with_memory
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
-from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
-from isthmus.programs.engine.request import new_folder, new_spec, reference, run_settings, spec
+from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in
+from isthmus.programs.engine.request import new_folder, new_spec, reference, run_settings, sources, spec
 from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.request import Request, task_module
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
+from isthmus.programs.engine.request.sources import Sources
 from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.results import alterations
+from isthmus.programs.engine.results.alterations import Alteration, FileChange, SettingChange
 from isthmus.programs.engine.results.run_files import DATA, check_files, over_of, summary_of
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, submitted
 from isthmus.programs.engine.run.preparing import in_child
@@ -44,24 +50,29 @@ from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.engine.run.room_for_hosts import check_compiler, check_loopback, check_room_for
 from isthmus.programs.engine.run.standstill import stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
+from isthmus.programs.engine.snapshots.moments import MomentsEntry, lay_out
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, has_snapshot
 from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
-from isthmus.runtime.daemon.home_daemon import reopen
+from isthmus.runtime.daemon.home_daemon import renumber, reopen
 from isthmus.runtime.daemon.ledger import Ledger
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, RequestError
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK, opened_at_end
-from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.files import read_text, write_bytes, write_json
 from isthmus.runtime.system.locks import FileLock
 from isthmus.runtime.system.refusals import is_own, reason, remedy
 
 KEPT: Final = (FOLDER, "local")
 """The folders of a run that have what it goes on from."""
 _DO: Final = "Leave it as it was, or start a new run."
+_ACCEPT: Final = "--accept-changes (accept_changes=True in Python)"
+_DO_ACCEPT: Final = f"Leave it as it was; or add {_ACCEPT}, and the run goes on with it from here, or start a new run."
+TOKENS: Final = "the tokens of a step, such as by data of another kind"
 
 
 def check_program(run_spec: Spec, wanted: str, doing: str) -> None:
@@ -70,27 +81,35 @@ def check_program(run_spec: Spec, wanted: str, doing: str) -> None:
         raise ConfigError.of([_fault("run.program", (run_spec.job.program, wanted), doing)])
 
 
-def changes(run_spec: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
+def changes(run_spec: Spec, wanted: Job, doing: str, *, accepts: bool = False) -> dict[str, tuple[Any, Any]]:
     """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change.
 
-    A snapshot stays valid as long as fragments, slots and the tokens of a step are what they were: then every version
-    describes the same tokens. The basis of a default (the outer settings follow from the number of sweeps) does not
+    A snapshot stays valid as long as fragments and slots are what they were: then every version describes the same
+    tokens. Those of a step may change if the user `accepts` that, because the accounts then know of which lives they
+    are (`ChangedStepTokens`). The basis of a default (the outer settings follow from the number of sweeps) does not
     change by itself.
     """
-    changed = dict(_differences(run_spec.job, wanted))
-    faults = [_fault(key, pair, doing) for key, pair in changed.items() if not _may_change(key, wanted)]
+    changed = dict(_differences(run_spec.job, wanted, accepts=accepts))
+    faults = [
+        _fault(key, pair, doing, is_acceptable=_may_change(key, wanted, accepts=True))
+        for key, pair in changed.items()
+        if not _may_change(key, wanted, accepts=accepts)
+    ]
     if faults:
         raise ConfigError.of(faults)
     return changed
 
 
-def _fault(key: str, pair: tuple[Any, Any], doing: str) -> Fault:
+def _fault(key: str, pair: tuple[Any, Any], doing: str, *, is_acceptable: bool = False) -> Fault:
     was, now = pair
-    return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
+    do = _DO_ACCEPT if is_acceptable else _DO
+    return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", do)
 
 
-def _may_change(key: str, wanted: Job) -> bool:
+def _may_change(key: str, wanted: Job, *, accepts: bool) -> bool:
     """Whether a resumed run may have another value of a setting: as its declaration says."""
+    if key == TOKENS:
+        return accepts
     section, _, name = key.partition(".")
     schemas: dict[str, Callable[[], Schema]] = {
         "run": lambda: run_settings.SCHEMA,
@@ -98,7 +117,7 @@ def _may_change(key: str, wanted: Job) -> bool:
         "task": lambda: Schema.of("task", _shipped(wanted.task.text).task),
     }
     declared = schemas[section]().keys.get(name) if section in schemas else None
-    return declared is not None and declared.declared.resumes
+    return declared is not None and (declared.declared.resumes or (accepts and declared.declared.alters))
 
 
 def _shipped(task: str) -> ModuleType:
@@ -106,7 +125,7 @@ def _shipped(task: str) -> ModuleType:
     return task_module(reference.without_keywords(references_of(task)[0]))
 
 
-def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _differences(job: Job, wanted: Job, *, accepts: bool) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
     pairs: list[tuple[str, Any, Any]] = [
         (f"run.{field.name}", getattr(job, field.name), getattr(wanted, field.name))
@@ -120,11 +139,19 @@ def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]
     yield from differing
     if job.routed_by != wanted.routed_by and "task.router" not in dict(differing):
         yield "the documents that each path has", (job.routed_by or None, wanted.routed_by or None)
-    if all(_may_change(key, wanted) for key, _ in differing):
+    if all(_may_change(key, wanted, accepts=accepts) for key, _ in differing):
         if _tensors(job) != _tensors(wanted):
             yield "the model", _first_difference(_tensors(job), _tensors(wanted))
+        if job.frozen != wanted.frozen:
+            yield "the leaves that are not trained", _first_difference(_names(job.frozen), _names(wanted.frozen))
+        if job.modules != wanted.modules:
+            yield "the modules of each level", (list(job.modules), list(wanted.modules))
         if _tokens(job) != _tokens(wanted):
-            yield "the tokens of a step, such as by data of another kind", (_tokens(job), _tokens(wanted))
+            yield TOKENS, (_tokens(job), _tokens(wanted))
+
+
+def _names(frozen: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{name}: {digest}" for name, digest in frozen]
 
 
 def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
@@ -176,20 +203,29 @@ class DoneError(ConfigError):
 
 
 def resumed(
-    where: str, run_dir: Path | None, request_of: RequestOf, may_differ: Collection[str] | None = None
+    where: str,
+    run_dir: Path | None,
+    request_of: RequestOf,
+    may_differ: Collection[str] | None = None,
+    *,
+    accepts: bool = False,
 ) -> Submitted:
     """A run that is to go on, ready for it: in its folder, or from a store of snapshots in a new one, `run_dir` if
-    given; ConfigError, with nothing changed, if it cannot. Only settings in `may_differ`, if given, may change."""
+    given; ConfigError, with nothing changed, if it cannot. Only settings in `may_differ`, if given, may change.
+
+    It `accepts` other sources of isthmus, program and task where the layout of the parameters is the same, and another
+    batch.
+    """
     if is_store(where):
-        return _resumed_from_store(where, run_dir, request_of)
+        return _resumed_from_store(where, run_dir, request_of, accepts=accepts)
     if run_dir is not None:
         do = "Leave it out: a run goes on in its folder."
         expected = "run_dir= only for a run that goes on from a store"
         raise ConfigError(f"Resuming {where}", expected, repr(str(run_dir)), do)
-    return _resumed_in(Path(where), request_of, may_differ)
+    return _resumed_in(Path(where), request_of, may_differ, accepts=accepts)
 
 
-def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str] | None) -> Submitted:
+def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str] | None, *, accepts: bool) -> Submitted:
     """A run that continues in its folder: one that was cut off, set aside, stopped, that failed, or that is done.
 
     This process has the lock on the folder from then on, so that of two commands that resume a run one is refused.
@@ -203,7 +239,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     check_loopback(doing)
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     check_room_for(doing, sum(run_spec.roles.values()))
-    read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ))
+    read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ, accepts=accepts))
     files, resumption = read["files"], Resumption(**read["resumption"])
     counted = _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
@@ -220,14 +256,56 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             books.undo(folder, DISK, read["undone"])
             # Before the spec has the new budget, with which a run that was done would look done if this is killed.
             _end_no_more(folder, read["total"], counted)
+            altered = _note_altered(folder, read)
+            lay_out(folder, _moments_in(read), DISK)
             if files:
                 spec.archive(folder)
+            _note_sources(folder, read)
+            if files:
+                _renumber(folder, files["graph.json"])
                 _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
             _reopen(folder)
     except BaseException:
         lock.close()
         raise
-    return replace(submitted(folder, folder.name, lock, resumption), warnings=_warnings(read))
+    run = submitted(folder, folder.name, lock, resumption)
+    return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
+
+
+def _renumber(folder: Path, graph: Mapping[str, Any]) -> None:
+    """Have the ledger count by the nodes and edges of another graph, if they are others."""
+    was = json.loads(read_text(folder / "graph.json"))
+    edges, nodes = (
+        _moves([name(each) for each in was[kind]], [name(each) for each in graph[kind]])
+        for kind, name in (("edges", lambda each: (each["source"], each["target"])), ("nodes", itemgetter("name")))
+    )
+    if any(then != now for moves in (edges, nodes) for then, now in moves.items()):
+        renumber(folder, edges, nodes)
+
+
+def _moves(was: Sequence[Any], now: Sequence[Any]) -> dict[int, int]:
+    """Index of then -> index of now of what is in both."""
+    places = {name: index for index, name in enumerate(now)}
+    return {index: places[name] for index, name in enumerate(was) if name in places}
+
+
+def _moments_in(read: Mapping[str, Any]) -> list[MomentsEntry]:
+    """The moments in the snapshot that a run goes on from."""
+    return msgspec.convert(read["moments"], list[MomentsEntry])
+
+
+def _note_sources(folder: Path, read: Mapping[str, Any]) -> None:
+    if read["sources"] is not None:
+        write_json(folder / sources.FILE, read["sources"])
+
+
+def _note_altered(folder: Path, read: Mapping[str, Any]) -> tuple[str, ...]:
+    """Have the books say what is not as before, if anything is; the lines that say it."""
+    if read["alteration"] is None:
+        return ()
+    alteration = msgspec.convert(read["alteration"], Alteration)
+    books.note_alteration(folder, DISK, alteration, time.monotonic_ns() - spec.load(folder).zero_ns)
+    return tuple(alterations.lines(alteration))
 
 
 @contextmanager
@@ -352,7 +430,7 @@ def is_store(text: str) -> bool:
     return "://" in text or (not (folder / spec.SPEC).exists() and folder.is_dir() and bool(heads(os.listdir(folder))))
 
 
-def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) -> Submitted:
+def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf, *, accepts: bool) -> Submitted:
     """A run whose snapshots are in the store `text`; ConfigError, with nothing left, if it cannot continue."""
     place = place_of(text)
     doing = f"Resuming {place.text}"
@@ -361,7 +439,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
         snapshot = fetch(place, fresh, DISK, doing)
         run_spec = spec_of(fresh, snapshot, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It continues here alone.
-        read = in_child(lambda: _read(fresh, run_spec, request_of, doing, place.text))
+        read = in_child(lambda: _read(fresh, run_spec, request_of, doing, place.text, accepts=accepts))
         files = read["files"]
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         begin_term(place, snapshot, fresh, chosen, DISK, doing)
@@ -369,14 +447,18 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
         with locked(folder, doing), new_folder.prepared(folder):
             for path in sorted(fresh.iterdir()):
                 path.replace(folder / path.name)
+            _note_sources(folder, read)
             _change(folder, files)
             _settle(folder, snapshot)
+            altered = _note_altered(folder, read)
+            lay_out(folder, _moments_in(read), DISK)
             _end_no_more(folder, read["total"], _counted(folder))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
     resumption = replace(Resumption(**read["resumption"]), age_seconds=age if age is None or age >= 0 else None)
-    return replace(submitted(folder, folder.name, resumption=resumption), warnings=_warnings(read))
+    run = submitted(folder, folder.name, resumption=resumption)
+    return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
 
 
 def _warnings(read: Mapping[str, Any]) -> tuple[Fault, ...]:
@@ -458,42 +540,128 @@ def _read(
     doing: str,
     store: str | None = None,
     may_differ: Collection[str] | None = None,
+    accepts: bool = False,
 ) -> dict[str, Any]:
     """The `files` to replace, the `total` of tokens, what is `undone` by life, the `resumption`, without age and what
-    is undone if the snapshot is from a `store`, and `warnings`.
+    is undone if the snapshot is from a `store`, `warnings`, and the `alteration`, None if all is as it was.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
-    try:
-        graph = run_spec.graph()
-    except ConfigError as error:
-        expected = f"the graph that it was begun with, {run_spec.fingerprint}"
-        do = "The program or isthmus itself was changed since. Undo that, or start a new run."
-        raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
-    sizes = fragment_sizes(graph)
-    examined = check_whole(folder, doing, sizes)
-    assert examined.manifest is not None
+    noted = sources.load(folder)
+    files_changed = [] if noted is None else sources.differences(noted, _sources_now(run_spec.job))
+    graph = _graph_as_begun(run_spec, files_changed, doing, accepts=accepts)
+    sizes = None if graph is None else fragment_sizes(graph)
+    examined, manifest = check_whole(folder, doing, sizes)
     recorded = books.Books(sizes=()) if store else _recorded(folder)
-    resumption = resumption_of(examined.manifest, sizes, _lives(recorded.counted_rows()))
-    if store is None:
-        age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
-        resumption = replace(resumption, age_seconds=age if age >= 0 else None)
     more = {} if store is None else {"snapshots": store}
     today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
     kept = sum(path.stat().st_size for name in KEPT for path in (folder / name).rglob("*") if path.is_file())
     with_room(with_memory(replace(today, run_dir=folder)), has=kept)
-    changed = changes(run_spec, today.job, doing)
-    if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
+    changed = changes(run_spec, today.job, doing, accepts=accepts)
+    acceptable = {key for key in changed if accepts and not _may_change(key, today.job, accepts=False)}
+    if wrong := [key for key in changed if may_differ is not None and key not in {*may_differ, *acceptable}]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
-    files = _files(run_spec, today, store)
-    undone = undone_by(examined.manifest, _lives(recorded.totals.rows()))
+    now = _sources_now(today.job, fragments_in(today.graph))
+    if sizes is None:
+        _check_alike(run_spec, noted, today, now, doing)
+        sizes = fragment_sizes(today.graph)
+        examined, manifest = check_whole(folder, doing, sizes)
+    resumption = resumption_of(manifest, sizes, _lives(recorded.counted_rows()))
+    if store is None:
+        age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
+        resumption = replace(resumption, age_seconds=age if age >= 0 else None)
+    today = _with_former_steps(run_spec, today, manifest, folder)
+    alteration = Alteration(
+        tokens=resumption.tokens,
+        outer_steps=resumption.outer_steps,
+        versions=[(entry.fragment, *entry.version) for entry in manifest.fragments],
+        isthmus=("" if noted is None else noted.isthmus, now.isthmus),
+        files=files_changed,
+        are_files_known=graph is not None or bool(files_changed),
+        settings=[
+            SettingChange(key.partition(",")[0], _plain(was), _plain(now)) for key, (was, now) in changed.items()
+        ],
+    )
+    files = _files(run_spec, today, store, is_altered=alteration.is_of_sources)
+    undone = undone_by(manifest, _lives(recorded.totals.rows()))
     return {
         "files": files,
         "total": today.job.tokens,
         "undone": undone,
         "resumption": asdict(resumption),
+        "moments": msgspec.to_builtins(manifest.moments),
         "warnings": [*_other_data(run_spec, today, doing)],
+        "sources": msgspec.to_builtins(now) if noted is None or alteration.is_of_sources else None,
+        "alteration": msgspec.to_builtins(alteration) if alteration.is_of_sources or changed else None,
     }
+
+
+def _sources_now(job: Job, fragments: Sequence[Fragment] = ()) -> Sources:
+    return sources.of_now(job.program, job.task.text, fragments)
+
+
+def _graph_as_begun(
+    run_spec: spec.Spec, changed: Sequence[FileChange], doing: str, *, accepts: bool
+) -> Template | None:
+    """The graph that a run was begun with; None where present sources make another one of it, and that is accepted.
+    ConfigError where other sources are not accepted."""
+    users = [change for change in changed if change.part != "isthmus"]
+    try:
+        graph = run_spec.graph()
+    except (RequestError, TypeError) as error:  # The latter where its builder does not take its settings any more.
+        if accepts:
+            return None
+        reasons = error.faults if isinstance(error, RequestError) else []
+        expected = f"the graph that it was begun with, {run_spec.fingerprint}"
+        do = f"The program or isthmus itself was changed since. Undo that, or add {_ACCEPT}, or start a new run."
+        found = f"another one now, {reasons[0].found if reasons else error}{_named(changed)}"
+        raise ConfigError(doing, expected, found, do) from None
+    if users and not accepts:
+        do = f"Undo that; or add {_ACCEPT}: the run goes on with them from here, and its books say so."
+        expected, found = "the files that it was begun with", f"others now{_named(users)}"
+        raise ConfigError(doing, expected, found, do)
+    return graph
+
+
+def _named(changed: Sequence[FileChange]) -> str:
+    """Files that have changed, in words."""
+    lines = list(alterations.lines(Alteration(files=changed)))
+    return f" ({'; '.join(lines)})" if lines else ""
+
+
+def _check_alike(run_spec: spec.Spec, noted: Sources | None, today: Request, now: Sources, doing: str) -> None:
+    """ConfigError unless what other sources make of a run can go on from its snapshots: with what travels together as
+    it was, and with the same roles."""
+    faults = []
+    if noted is not None and noted.fragments != now.fragments:
+        pair = noted.fragments or "none", now.fragments or "none"
+        faults.append(_fault("which parts of the model are in which fragment", pair, doing))
+    was, roles = sorted(run_spec.roles), sorted(role.name for role in today.graph.roles)
+    if was != roles:
+        faults.append(_fault("the roles of its graph", (", ".join(was), ", ".join(roles)), doing))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _with_former_steps(run_spec: spec.Spec, today: Request, manifest: Manifest, folder: Path) -> Request:
+    """A request that knows the tokens of a step of all lives that the run has had."""
+    before = run_spec.job.step_tokens_before
+    if today.job.step_tokens != run_spec.job.step_tokens:
+        lives: dict[int, int] = {}
+        for slot, life, _ in _rows_ever(manifest, folder):
+            lives[slot] = max(life, lives.get(slot, 0))
+        before = (*before, FormerStepTokens(tuple(sorted(lives.items())), run_spec.job.step_tokens))
+    return today.with_job(replace(today.job, step_tokens_before=before)) if before else today
+
+
+def _rows_ever(manifest: Manifest, folder: Path) -> Iterator[Sequence[int]]:
+    """[slot, life, tokens] of all lives of learners that anything knows."""
+    memory = books.load(folder, DISK)
+    yield from () if memory is None else memory.trained
+    yield from _recorded(folder).totals.rows()
+    yield from (row for entry in manifest.fragments for row in entry.totals)
+    yield from (row for entry in manifest.states for row in entry.totals)
+    yield from (row for entry in manifest.fragments for row in entry.clock)
 
 
 def _other_data(run_spec: spec.Spec, today: Request, doing: str) -> Iterator[Fault]:
@@ -591,8 +759,9 @@ def _reached(
     return former | {(slot, life): tokens for slot, (life, tokens) in clock.items()}
 
 
-def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, Any]:
-    """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`."""
+def _files(run_spec: spec.Spec, today: Request, store: str | None, *, is_altered: bool = False) -> dict[str, Any]:
+    """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`, or where what
+    follows is made by other sources: the spec before is kept for what was made by those."""
     from isthmus.programs.engine.request.graph_view import as_json
 
     spec_fields = new_spec.of(
@@ -603,7 +772,7 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, 
         here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}
     run = {**spec_fields["settings"], "argv": list(run_spec.settings.argv)}
     wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here, "paused_ns": run_spec.paused_ns}
-    if spec.read(json.loads(json.dumps(wanted))) == run_spec and store is None:
+    if spec.read(json.loads(json.dumps(wanted))) == run_spec and store is None and not is_altered:
         return {}
     placement = {node.name: platform.node() for node in today.graph.nodes}
     shape = as_json(today.graph, today.proof, today.fingerprint, placement)
@@ -685,8 +854,9 @@ def _check_startable(folder: Path, doing: str) -> None:
     Snapshots(folder / FOLDER, None, DISK).numbers()
 
 
-def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Found:
-    """The newest whole snapshot in a folder; ConfigError if none is, of a model with fragments of these sizes."""
+def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> tuple[Found, Manifest]:
+    """The newest whole snapshot in a folder, and its manifest; ConfigError if none is, of a model with fragments of
+    these sizes."""
     try:
         examined = Snapshots(folder / FOLDER, sizes, DISK).examine()
     except OSError as error:
@@ -695,7 +865,7 @@ def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) ->
         do = "Look for a copy of it, or for what run.snapshots had stored; or start the run again."
         found = "; ".join(examined.faults)
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER} that is whole, of this model", found, do)
-    return examined
+    return examined, examined.manifest
 
 
 def _check_spec(folder: Path, doing: str) -> None:

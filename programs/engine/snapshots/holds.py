@@ -21,6 +21,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     BEGINNING,
     CodedState,
+    CopyPart,
     Kept,
     Own,
     Restored,
@@ -39,6 +40,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold, packed, unpacked
 from isthmus.programs.engine.snapshots.keeping import Keeper
+from isthmus.programs.engine.snapshots.moments import MomentsFetch
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.ids import LEARNER
 
@@ -180,10 +182,11 @@ class KeptHold:
         sizes: of the fragments, in values.
         coded: the fragments, where updates are.
         in_lock_step: learners step so.
+        moments_seconds: how often the copy of each learner's local leaves is fetched, 0 for never.
     """
 
-    outputs = (*Hold.outputs, "kept", "wanted", "restored")
-    collects = ("update", "coded_state", "cut", "own")
+    outputs = (*Hold.outputs, "kept", "wanted", "restored", "wanted_part")
+    collects = ("update", "coded_state", "cut", "own", "part")
 
     def __init__(
         self,
@@ -196,11 +199,14 @@ class KeptHold:
         sizes: Sequence[int],
         coded: Sequence[Fragment] = (),
         in_lock_step: bool = False,
+        moments_seconds: float = 0.0,
     ) -> None:
         self.hold = Hold(role=role, shards=shards)
         self._where, self._sizes = (folder, seconds, place), sizes
         self._coded = CodedStates(coded) if coded else None
         self._cuts = Cuts() if in_lock_step else None
+        self._moments_every = round(moments_seconds * 1e9)
+        self._moments: MomentsFetch | None = None
         self._has_wished = False
         self._own: Mapping[int, Own] = {}
         self._restored: dict[int, int] = {}
@@ -213,7 +219,8 @@ class KeptHold:
         """The forms of what comes; coded updates have been decoded by the receive node of this host."""
         own = Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}]
         update = Update if coded else ShardState
-        return {"update": update, "coded_state": schemas.coded_state(coded), "cut": ShardState, "own": own}
+        coded_state = schemas.coded_state(coded)
+        return {"update": update, "coded_state": coded_state, "cut": ShardState, "own": own, "part": CopyPart}
 
     def open(self, context: Any) -> None:
         """Load the last snapshot, and the kernel that decodes."""
@@ -222,6 +229,9 @@ class KeptHold:
         if self._coded is not None:
             self._coded.open()
         self._keeper = Keeper(*self._where, self._sizes, context)
+        if self._moments_every:
+            life = context.member.incarnation
+            self._moments = MomentsFetch(self._where[0], context.disk, self._moments_every, life)
         self._recall()
 
     def __call__(
@@ -230,6 +240,7 @@ class KeptHold:
         coded_state: Mapping[Any, CodedState] | None = None,
         cut: Mapping[Any, ShardState] | None = None,
         own: Mapping[Any, Own] | None = None,
+        part: Mapping[Any, CopyPart] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Act as a `Hold`, and take a snapshot when it is due; in lock-step also request the next cut, and send
         learners that begin their kept parts."""
@@ -247,6 +258,7 @@ class KeptHold:
         elif self._keeper.is_due(now):
             self._take_snapshot(now)
         self._keeper.store(now)
+        emitted += self._fetch((part or {}).values(), now)
         if self._cuts is not None:
             emitted += [*self._wishes(self._cuts), *self._gifts_to_learners()]
         return emitted or None
@@ -265,11 +277,20 @@ class KeptHold:
             for state in recalled.held.values():
                 self._recalled.raise_to(state["totals"])
             self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
+            if self._moments is not None:
+                self._moments.recall([] if recalled.manifest is None else recalled.manifest.moments)
 
     def _take_snapshot(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
         if len(self.hold.held) == len(self._sizes):
-            self._keeper.write(self._held, {}, now)
+            self._keeper.write(self._held, {}, now, [] if self._moments is None else self._moments.entries)
+
+    def _fetch(self, parts: Collection[CopyPart], now: int) -> list[tuple[str, Any]]:
+        """What is to be asked of learners for their moments, once what was kept is known."""
+        if self._moments is None or not self._keeper.has_recalled:
+            return []
+        wanted = self._moments.step(parts, sorted(self._living()), now)
+        return [] if wanted is None else [("wanted_part", wanted)]
 
     @property
     def _held(self) -> dict[int, ShardState]:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, final
 import msgspec
 
 from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
+from isthmus.programs.engine.snapshots.moments import SUFFIX, MomentsEntry
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
 from isthmus.programs.engine.snapshots.snapshots import Entry, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
@@ -143,7 +144,7 @@ class Offers:
 
 
 BOOKS: Final = "recorder.state"
-FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
+FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", "sources.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
@@ -264,7 +265,7 @@ def _write(head: SnapshotHead, folder: Path, disk: Disk) -> None:
             write_bytes(folder / name, head.files[name], disk)
     named = {entry.file for entry in head.manifest.entries}
     for name in disk.sizes(folder / FOLDER):
-        if name.endswith(".safetensors") and name not in named:  # Of a snapshot that proved incomplete.
+        if name.endswith((".safetensors", SUFFIX)) and name not in named:  # Of a snapshot that proved incomplete.
             disk.remove(folder / FOLDER / name)
     write_bytes(folder / FOLDER / MANIFEST, msgspec.json.encode(head.manifest), disk)
 
@@ -322,13 +323,19 @@ class Keeper:
         """Whether a snapshot is due."""
         return self.has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
-    def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
+    def write(
+        self,
+        held: Mapping[int, ShardState],
+        states: Mapping[int, WholeState],
+        now: int,
+        moments: Sequence[MomentsEntry] = (),
+    ) -> None:
         """Take a snapshot of these items, if the last one has been read."""
         if not self.has_recalled:
             return
         self._taken_at = now
         try:
-            self._tell(number=self._snapshots.write(held, states).number, error=None, taken_at=now)
+            self._tell(number=self._snapshots.write(held, states, moments).number, error=None, taken_at=now)
         except OSError as error:
             self._tell(error=words(error))
 

@@ -21,6 +21,7 @@ from safetensors.numpy import load
 
 from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState, passed_on
 from isthmus.ops.recovery.hold import flat, form_of, formed
+from isthmus.programs.engine.snapshots.moments import MomentsEntry
 from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
@@ -54,7 +55,9 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.index, self.tokens, self.steps
 
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+READABLE: Final = (2, FORMAT)
+"""This, and the one before, which had no `moments`: kept for a release (docs/contributing.md)."""
 VALUES: Final = "values"
 _NONE: Final[Mapping[int, WholeState]] = {}
 
@@ -80,7 +83,7 @@ class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.fragment, *self.version
 
 
-Entry: TypeAlias = FragmentEntry | StateEntry
+Entry: TypeAlias = FragmentEntry | StateEntry | MomentsEntry
 _Entry = TypeVar("_Entry", FragmentEntry, StateEntry)
 
 
@@ -110,11 +113,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragments: list[FragmentEntry]
     writer: int = 0
     states: list[StateEntry] = []
+    moments: list[MomentsEntry] = []
+    """Of learners whose states are not in it."""
 
     @property
     def entries(self) -> list[Entry]:
         """All entries, each of which has a file."""
-        return [*self.fragments, *self.states]
+        return [*self.fragments, *self.states, *self.moments]
 
 
 class Found(NamedTuple):
@@ -174,6 +179,8 @@ class Snapshots:
         def contents(manifest: Manifest) -> tuple[dict[int, ShardState], dict[int, WholeState]]:
             for _ in chain(self._items(manifest), self._states(manifest)):
                 pass
+            for entry in manifest.moments:
+                self._data(entry)
             return {}, {}
 
         return self._found(contents)
@@ -222,8 +229,14 @@ class Snapshots:
         kept = [manifest for manifest in (self.newest, self._before, self._pinned) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
-    def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState] = _NONE) -> Manifest:
-        """Take a snapshot of these items, one of each fragment, and of whole states; returns the newest if none is new.
+    def write(
+        self,
+        held: Mapping[int, ShardState],
+        states: Mapping[int, WholeState] = _NONE,
+        moments: Sequence[MomentsEntry] = (),
+    ) -> Manifest:
+        """Take a snapshot of these items, one of each fragment, of whole states, and of moments, whose files are there;
+        returns the newest if none is new.
 
         OSError also for a life that was replaced without knowing it: its items are older.
         """
@@ -239,9 +252,11 @@ class Snapshots:
             wholes.get((index, state["tokens"], state["steps"])) or self._write_state(index, state)
             for index, state in sorted(states.items())
         ]
-        if before is not None and (entries, whole) == (before.fragments, before.states):
+        copies = list(moments)
+        if before is not None and (entries, whole, copies) == (before.fragments, before.states, before.moments):
             return before
-        manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries, self._life, whole)
+        number = before.number + 1 if before is not None else 1
+        manifest = Manifest(FORMAT, number, entries, self._life, whole, copies)
         if self._is_in_place:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
@@ -268,7 +283,7 @@ class Snapshots:
     def _is_replaced(self) -> bool:
         try:
             data = self._disk.read(self._folder / MANIFEST)
-            if msgspec.json.decode(data, type=Versioned).format != FORMAT:
+            if msgspec.json.decode(data, type=Versioned).format not in READABLE:
                 return True
             return msgspec.json.decode(data, type=Manifest).writer > self._life
         except (FileNotFoundError, ValueError):
@@ -315,7 +330,7 @@ class Snapshots:
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)
         header = msgspec.json.decode(data, type=Versioned)
-        if header.format != FORMAT:
+        if header.format not in READABLE:
             raise OtherFormatError.at(self._folder / name, FORMAT, header.format)
         manifest = msgspec.json.decode(data, type=Manifest)
         count = len(manifest.fragments if self._sizes is None else self._sizes)
@@ -332,13 +347,18 @@ class Snapshots:
         for entry in manifest.states:
             yield entry.index, _state(entry, self._tensors(entry))
 
-    def _tensors(self, entry: Entry) -> dict[str, Any]:
-        """The tensors in an entry's file; ValueError if it differs from the one written."""
+    def _data(self, entry: Entry) -> bytes:
+        """What an entry's file has; ValueError if it differs from what was written."""
         try:
             data = self._disk.read(self._folder / entry.file)
         except FileNotFoundError:
             raise ValueError(f"{entry.file} is missing") from None
         check_data(entry, data, entry.file)
+        return data
+
+    def _tensors(self, entry: Entry) -> dict[str, Any]:
+        """The tensors in an entry's file; ValueError if it differs from the one written."""
+        data = self._data(entry)
         try:
             return dict(sorted(load(data).items()))  # safetensors gives them in any order.
         except SafetensorError as error:

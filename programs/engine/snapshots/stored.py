@@ -77,14 +77,16 @@ def words(error: OSError) -> str:
 HEAD: Final = "snapshot-"
 VALUES: Final = "values-"
 CLAIM: Final = "claim-"
-FORMAT: Final = 2
+FORMAT: Final = 3
+READABLE: Final = (2, FORMAT)
+"""As of the manifests in the heads."""
 HEAD_BYTES_MAX: Final = 64 << 20
 """The files of a run beside its model have some hundreds of kilobytes; the books of very many lives some megabytes."""
 PATH_MAX: Final = 16 << 10
 """Bytes of MACHINE:PATH."""
 VALUES_BYTES_MAX: Final = 64 << 30
 KEPT: Final = 2
-_FILE: Final = re.compile(r"[a-z]+-\d+(-\d+)*\.safetensors")
+_FILE: Final = re.compile(r"[a-z]+-\d+(-\d+)*\.(safetensors|local)")
 _MAGIC: Final = b"isthmus snapshot\n"
 _DIGEST: Final = 16
 
@@ -162,7 +164,7 @@ def read_head(store: Store, name: str) -> SnapshotHead:
     digest, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
     if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != digest:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
-    if (version := msgspec.msgpack.decode(body, type=Versioned).format) != FORMAT:
+    if (version := msgspec.msgpack.decode(body, type=Versioned).format) not in READABLE:
         raise OtherFormatError.at(name, FORMAT, version)
     head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.engine.results import words
+from isthmus.programs.engine.results import alterations, words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.programs.study.terminal.sheet import Column, Sheet
 from isthmus.runtime.cores.membership_messages import SILENT
@@ -452,6 +452,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
         ("time", words.times(summary)),
         ("paused", text_of(_PAUSED, summary.get("paused_seconds"))),
+        *(("changed", alterations.headline(each)) for each in alterations.read_all(summary)),
         ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),
         ("batches", words.not_finite(summary)),

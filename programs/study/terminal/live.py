@@ -27,6 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs.engine.results import alterations
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
@@ -75,7 +76,7 @@ from isthmus.runtime.system.disk import FullNotes, open_regular
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
-    from isthmus.programs.engine.run.in_processes import Resumption, Submitted
+    from isthmus.programs.engine.run.in_processes import Submitted
 
 
 _READ_BYTES_MAX: Final = 1 << 20
@@ -97,7 +98,7 @@ class Notice(NamedTuple):
 
 _BEGUN: Final = {
     "memory": "with all that life {former} had after step {step}, from its machine's memory",
-    "copy": "with its moments after step {step} of life {former}, from its machine",
+    "copy": "with its moments after step {step} of life {former}, from the copy that this left",
     "snapshot": "as life {former} was at version {step}, from the snapshot",
     "peer": "with the moments of learner {former} after step {step}",
     "anew": "with moments that begin anew, and counters after {step} steps: its machine has no copy",
@@ -142,6 +143,7 @@ class NoticeFeed:
         facts = [*self._decided(), *self._works(status)]
         past = list[Notice]()
         new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
+        new += [] if self._news_from is not None else self._altered(status)  # The command that resumes has said it.
         if not self._has_looked:
             new = [notice._replace(at=None, is_earlier=True) for notice in new]
         self._has_looked = True
@@ -215,6 +217,12 @@ class NoticeFeed:
             if self._is_untold("changed", row["shard"], row["epoch"], row["number"]):
                 change = ChangeRecord(**{**row, "time": row["time"] or 0.0})
                 yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
+
+    def _altered(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """What was not as before at the resumes of the run, each once."""
+        for each in alterations.read_all(status):
+            if self._is_untold("altered", each.time, each.tokens, each.outer_steps):
+                yield Notice(each.time, f"goes on with changes {alterations.headline(each)}", "odd")
 
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The snapshots that a recorder could not read, each once."""
@@ -447,10 +455,14 @@ def _warn(warnings: Iterable[Fault]) -> None:
     sys.stderr.flush()
 
 
-def announce_resumption(resumption: Resumption, warnings: Iterable[Fault] = (), *, quiet: bool) -> None:
-    """Print from which snapshot a run goes on, and what is undone, unless `quiet`, and on standard error warnings."""
-    _print(resumption_words(resumption), quiet=quiet)
-    _warn(warnings)
+def announce_resumption(submitted: Submitted, *, quiet: bool) -> None:
+    """Print from which snapshot a run goes on, what is undone, and what is not as before, unless `quiet`, and on
+    standard error warnings."""
+    if submitted.resumption is not None:
+        _print(resumption_words(submitted.resumption), quiet=quiet)
+    for line in submitted.altered:
+        _print(f"changed: {line}", quiet=quiet)
+    _warn(submitted.warnings)
 
 
 def _print(text: str, *, quiet: bool) -> None:

@@ -22,6 +22,7 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.run.resume import check_cut_off, check_whole, spec_of, tell_faults
 from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
+from isthmus.programs.engine.snapshots.moments import MomentsEntry, lay_out
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.errors import ConfigError, Fault, shortened
@@ -44,6 +45,8 @@ class TakeoverState:
     sites: Sites
     term: int
     machines: tuple[str, ...]
+    moments: tuple[MomentsEntry, ...] = ()
+    """Those of learners in its snapshot."""
 
 
 def read(folder: Path, doing: str) -> TakeoverState:
@@ -54,7 +57,7 @@ def read(folder: Path, doing: str) -> TakeoverState:
     is newer, with the live hosts.
     """
     check_cut_off(folder, doing)
-    check_whole(folder, doing)
+    moments = tuple(check_whole(folder, doing)[1].moments)
     if not (folder / spec.CLUSTER).exists():
         do = f"Go on with it on its own machine: isthmus train --resume {folder}"
         raise ConfigError(doing, "a run of a cluster", f"no {spec.CLUSTER} in {folder}", do)
@@ -65,12 +68,12 @@ def read(folder: Path, doing: str) -> TakeoverState:
         raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", remedy(error, do)) from None
     journal = home_daemon.journal_of(folder)
     if journal is None:
-        return TakeoverState(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
+        return TakeoverState(folder, spec.load(folder), sites, sites.term, tuple(sites.sites), moments)
     if isinstance(journal.failure, SupersededHome):
         actual = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
         raise ConfigError(doing, "a run whose home was lost", actual, _DO_SUPERSEDED)
     joined = dict.fromkeys((*sites.sites, *(machine for _, machine in journal.machines)))
-    return TakeoverState(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
+    return TakeoverState(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined), moments)
 
 
 def write(
@@ -84,6 +87,7 @@ def write(
     """
     folder = takeover.folder
     stand_still(folder, elsewhere_ns=elsewhere_ns if former is None else FOR_EVER)
+    lay_out(folder, takeover.moments, DISK)
     fields: Mapping[str, Any] = json.loads(read_text(folder / spec.SPEC))
     Sites.archive(folder, spec.archive(folder))
     home_daemon.move(folder, former)

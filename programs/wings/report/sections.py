@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from isthmus.programs.engine.results.absences import Absence, Topic, again, cause, cost, named, others_meanwhile
+from isthmus.programs.engine.results.alterations import headline, read_all
 from isthmus.programs.engine.results.changes import read as read_changes
 from isthmus.programs.engine.results.changes import step, why
 from isthmus.programs.engine.results.data_words import rows
@@ -83,6 +84,8 @@ class Header:
     lead: str
     error: str
     problems: Sequence[str]
+    altered: Sequence[str]
+    """With what it went on that was not as before."""
 
 
 class SummaryFigure(NamedTuple):
@@ -117,6 +120,7 @@ def header(record: RunRecord) -> Header:
         " · ".join(_what_it_was(record)),
         record.text("error"),
         problems,
+        [headline(each, with_folders=False) for each in read_all({**record.summary})],
     )
 
 

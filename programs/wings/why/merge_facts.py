@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens
+from isthmus.ops.syncer.step_tokens import tokens_of_life
 from isthmus.ops.syncer.terms import EDGE_WAIT, OBSERVATIONS
 from isthmus.programs.engine.results.changes import in_use
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord
@@ -309,7 +311,7 @@ def merge_facts(
     *,
     lines: Sequence[MergeRecord] = (),
     gamma: float | None = None,
-    tokens_of_step: Sequence[int] = (),
+    tokens_of_step: StepTokens = (),
     sizes: Mapping[int, Sequence[float]] | None = None,
     changes: Sequence[ChangeRecord] = (),
     by: str = LEARNER,
@@ -321,7 +323,7 @@ def merge_facts(
         taped: its round on the tape of the shard; empty without one.
         lines: those that have the origins of later epochs.
         gamma: the run's safety margin of the grace; None if it has none.
-        tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty if unknown.
+        tokens_of_step: the tokens of a learner's batch; empty if unknown.
         sizes: the bytes of all answers of each learner to this shard, in their order; None if unknown.
         changes: those of settings that followed the links.
         by: the role that answers.
@@ -415,7 +417,7 @@ def _answers(
     line: MergeRecord,
     taped: TapedRound,
     terms: RoundTerms | None,
-    tokens_of_step: Sequence[int],
+    tokens_of_step: StepTokens,
     sizes: Mapping[int, Sequence[float]],
 ) -> list[RoundAnswer]:
     """All learners that answered, or were asked, by slot."""
@@ -441,7 +443,7 @@ def _answers(
                 arrived_ms=(came.at - closing.opened_at) / _MS if came and closing else None,
                 late_ms=(came.at - closing.closed_at) / _MS if came and closing and is_late else None,
                 tokens=tokens,
-                steps=_steps(slot, tokens, tokens_of_step),
+                steps=_steps(slot, came.incarnation if came else members.get(slot), tokens, tokens_of_step),
                 size_bytes=_size(came, taped, sizes),
                 refusal=refused.get(slot),
                 shortened_to=dict(line.shortened).get(slot),
@@ -475,10 +477,11 @@ def _fate(
     return "left out" if slot in left_out else "gone"
 
 
-def _steps(slot: int, tokens: int | None, tokens_of_step: Sequence[int]) -> float | None:
-    if tokens is None or not tokens_of_step:
+def _steps(slot: int, life: int | None, tokens: int | None, tokens_of_step: StepTokens) -> float | None:
+    if tokens is None or not tokens_of_step or (life is None and isinstance(tokens_of_step, ChangedStepTokens)):
         return None
-    return tokens / tokens_of_step[min(slot, len(tokens_of_step) - 1)]
+    of_step = tokens_of_life(tokens_of_step, slot, life or 1)
+    return None if isinstance(of_step, AtMost) else tokens / of_step
 
 
 def _size(came: Came | None, taped: TapedRound, sizes: Mapping[int, Sequence[float]]) -> int | None:

@@ -7,17 +7,21 @@ difference is described. Plans come from the run's spec, which names the program
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from isthmus.programs.engine.cluster.handover import Sites
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.recorder import books
+from isthmus.programs.engine.request import sources, spec
 from isthmus.programs.engine.request.new_folder import user_of
-from isthmus.programs.engine.results import tapes, words
+from isthmus.programs.engine.results import alterations, tapes, words
+from isthmus.programs.engine.results.alterations import Alteration
 from isthmus.programs.engine.results.tapes import HOME, TapeFile
 from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
 from isthmus.runtime.clock import Instant
@@ -42,6 +46,8 @@ from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBegan
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import read_text
 from isthmus.runtime.tape.reading import FOLDER, Reading, Segment
 
 
@@ -86,25 +92,37 @@ class Replayed:
     begins_ns: int | None = None
     """When it then begins, after the submission; None: at its start."""
     difference: Difference | None = None
+    stretch: int = 0
+    """How many resumes had changed anything before it was written."""
+    is_of_others: bool = False
+    """It was made by other sources of isthmus or the program than those that replay it."""
 
     @property
     def is_identical(self) -> bool:
-        """Whether its core decided the same."""
-        return self.difference is None
+        """Whether its core decided the same, as far as it is the same core."""
+        return self.difference is None or self.is_of_others
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether all of it was decided once more, and the same."""
+        return self.difference is None and not (self.is_of_others and not self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The replay of a run folder; `absent` are initial hosts without a tape."""
+    """The replay of a run folder; `absent` are initial hosts without a tape. From each of the `alterations` on that are
+    of sources the run was made by others than before."""
 
     run: str
     tapes: Sequence[Replayed]
     absent: Sequence[str]
+    alterations: Sequence[Alteration] = ()
 
     @property
     def is_identical(self) -> bool:
-        """Whether no core decided otherwise."""
-        return all(each.is_identical for each in self.tapes)
+        """Whether no core decided otherwise, apart from those of other sources; and some are of these."""
+        is_any = any(each.is_repeated for each in self.tapes) or not any(each.is_of_others for each in self.tapes)
+        return is_any and all(each.is_identical for each in self.tapes)
 
     @property
     def commands(self) -> int:
@@ -285,8 +303,13 @@ class _TapeSetting:
     tapes."""
 
     run_spec: spec.Spec
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, Plan] | None
+    """None where present sources make no graph of its job."""
     places: Places
+    stretch: int = 0
+    """Its number, from 0: the resumes before it that have changed anything."""
+    is_of_others: bool = False
+    """Other sources of isthmus or the program made it than those of now."""
     formers: tuple[tuple[_TapeSetting, frozenset[str]], ...] = ()
 
     def of(self, file: TapeFile) -> _TapeSetting:
@@ -320,10 +343,22 @@ def replay(folder: Path) -> Replay:
         try:
             done.append(_replayed(file, tape, setting.of(file)))
         except ValueError as error:
+            if setting.of(file).is_of_others:  # Its states are of another form.
+                done.append(_unreadable(file, setting.of(file)))
+                continue
             faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
     if faults:
         raise ConfigError.of(faults)
-    return Replay(str(folder), done, _absent(setting, files))
+    altered = [each for each in _alterations(folder) if each.is_of_sources]
+    return Replay(str(folder), done, _absent(setting, files), altered)
+
+
+def _alterations(folder: Path) -> Sequence[Alteration]:
+    """What was not as before at the resumes of a run, by its books."""
+    with suppress(OSError):
+        memory = books.load(folder, DISK)
+        return [] if memory is None else memory.alterations
+    return []
 
 
 def _setting(folder: Path, doing: str) -> _TapeSetting:
@@ -340,15 +375,42 @@ def _setting(folder: Path, doing: str) -> _TapeSetting:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
     try:
-        before = tuple(
-            (_TapeSetting(each, each.plans(), there), names)
-            for (each, names), there in zip(formers, of_formers, strict=True)
-        )
-        return _TapeSetting(run_spec, run_spec.plans(), places, before)
+        if not formers:
+            return _TapeSetting(run_spec, run_spec.plans(), places)
+        own = [*(each.sources for each in formers), _sources_of(folder)]
+        *before, last = [
+            _stretch(number, each, there, noted)
+            for number, (each, there, noted) in enumerate(
+                zip([*(each.spec for each in formers), run_spec], [*of_formers, places], own, strict=True)
+            )
+        ]
+        names = [each.tapes for each in formers]
+        return replace(last, formers=tuple(zip(before, names, strict=True)))
     except RequestError as error:
         do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
         fault = error.faults[0]
         raise ConfigError(doing, f"the graph that was trained, {fault.expected}", fault.found, do) from None
+
+
+def _sources_of(folder: Path) -> Mapping[str, Any] | None:
+    """The sources with which a run went on last, as data."""
+    try:
+        noted: Mapping[str, Any] = json.loads(read_text(folder / spec.SOURCES))
+    except FileNotFoundError:
+        return None
+    return noted
+
+
+def _stretch(number: int, run_spec: spec.Spec, places: Places, noted: Mapping[str, Any] | None) -> _TapeSetting:
+    """What one stretch of a run, from one resume to the next, was made with; `noted` are its sources."""
+    then = sources.of_former(noted)
+    now = sources.of_now(run_spec.job.program)
+    if then is None or then.without_task() == now.without_task():
+        with suppress(RequestError):
+            return _TapeSetting(run_spec, run_spec.plans(), places, number)
+    with suppress(Exception):  # Whatever present sources say of a job that others have made.
+        return _TapeSetting(run_spec, run_spec.plans(is_checked=False), places, number, is_of_others=True)
+    return _TapeSetting(run_spec, None, places, number, is_of_others=True)
 
 
 def _faults(folder: Path, setting: _TapeSetting, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
@@ -358,7 +420,7 @@ def _faults(folder: Path, setting: _TapeSetting, read: Sequence[tuple[TapeFile, 
     newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
     for file, tape in read:
         doing = f"Reading {file.name}"
-        if wrong := _wrong(file, tape, setting.of(file)):
+        if (wrong := _wrong(file, tape, setting.of(file))) and not setting.of(file).is_of_others:
             faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
         elif tape.rest and not tape.is_unfinished:
             faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
@@ -371,7 +433,7 @@ def _wrong(file: TapeFile, tape: Reading, setting: _TapeSetting) -> str:
     """Why a tape contradicts its name, in words; empty if it does not."""
     if file.member is not None:
         role = file.member.replica.role
-        if role not in setting.plans:
+        if setting.plans is None or role not in setting.plans:
             return f"one of a role {role!r}, which the graph does not have"
         return strange(tape, setting.plans[role], file.member, is_alone=setting.run_spec.transport != spec.INPROC)
     if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
@@ -391,11 +453,21 @@ def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str,
     return not tape.records or tape.records[0].at < newest - _DAEMON_NS
 
 
+def _unreadable(file: TapeFile, setting: _TapeSetting) -> Replayed:
+    """A tape of other sources, with which these can do nothing."""
+    member = file.member
+    host = file.kind if member is None else str(member.replica)
+    number = file.pid if member is None else member.incarnation
+    return Replayed(file.name, host, number, 0, 0, 0, stretch=setting.stretch, is_of_others=True)
+
+
 def _replayed(file: TapeFile, tape: Reading, setting: _TapeSetting) -> Replayed:
+    if setting.is_of_others and _wrong(file, tape, setting):
+        return _unreadable(file, setting)
     member, zero_ns = file.member, 0 if file.member is not None else setting.run_spec.zero_ns
     host = file.kind if member is None else str(member.replica)
     number = file.pid if member is None else member.incarnation
-    plan = None if member is None else setting.plans[member.replica.role]
+    plan = None if member is None or setting.plans is None else setting.plans[member.replica.role]
     done = again(lambda: _core(file, plan, setting), tape.segments, plan, zero_ns)
     begins = tape.records[0].at - zero_ns if tape.begins and tape.records else None
     return Replayed(
@@ -410,6 +482,8 @@ def _replayed(file: TapeFile, tape: Reading, setting: _TapeSetting) -> Replayed:
         missing=tape.missing - tape.begins,
         begins_ns=begins,
         difference=done.difference,
+        stretch=setting.stretch,
+        is_of_others=setting.is_of_others,
     )
 
 
@@ -447,7 +521,7 @@ def sheet(replay: Replay, took_seconds: float) -> Sheet:
     differences = [
         PageSection(name(tape), [table(("", ""), list(story(tape, tape.difference)))])
         for tape in replay.tapes
-        if tape.difference is not None
+        if tape.difference is not None and not tape.is_of_others
     ]
     data = {
         "run": replay.run,
@@ -458,6 +532,7 @@ def sheet(replay: Replay, took_seconds: float) -> Sheet:
         "seconds": round(took_seconds, 3),
         "hosts": replay.tapes,
         "absent": replay.absent,
+        "alterations": alterations.as_data(replay.alterations),
     }
     first = PageSection("Tapes", [tapes_table], list(remarks(replay)))
     return Sheet("Replay", replay.run, [first, *differences], data)
@@ -465,8 +540,8 @@ def sheet(replay: Replay, took_seconds: float) -> Sheet:
 
 def result(tape: Replayed) -> str:
     """The result of one tape, in a word."""
-    if not tape.is_identical:
-        return "different"
+    if not tape.is_repeated:
+        return "other sources" if tape.is_of_others else "different"
     return "identical" if tape.records else "empty"
 
 
@@ -482,6 +557,11 @@ def remarks(replay: Replay) -> Iterator[str]:
         if tape.torn_bytes:
             torn = words.size(tape.torn_bytes)
             yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
+    for each in replay.alterations:
+        yield f"Made by other sources {alterations.headline(each)}."
+    if others := [tape for tape in replay.tapes if not tape.is_repeated and tape.is_of_others]:
+        whose = "isthmus or its program as they are now decide otherwise, which says nothing of the run"
+        yield f"By other sources are {', '.join(map(name, others))}: {whose}."
     if replay.absent:
         absent = ", ".join(replay.absent)
         yield f"No tape here of {absent}: it was not fetched from its machine, or was lost with it."
@@ -514,8 +594,22 @@ def ending(replay: Replay, took_seconds: float) -> str:
     """The last line: how much was replayed, and whether it was the same."""
     merges = f", {words.whole(replay.merges)} merge rounds" if replay.merges else ""
     counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
-    verdict = "identical" if replay.is_identical else "different"
-    return f"{verdict}: {counts}, in {words.seconds(took_seconds)}"
+    return f"{_verdict(replay)}: {counts}, in {words.seconds(took_seconds)}"
+
+
+def _verdict(replay: Replay) -> str:
+    if not all(tape.is_identical for tape in replay.tapes):
+        return "different"
+    if not replay.is_identical:
+        return "all by other sources"
+    if not replay.alterations:
+        return "identical"
+    up_to = f"identical up to {alterations.since(replay.alterations[0]).removesuffix(' on')}"
+    if all(tape.is_repeated for tape in replay.tapes):
+        return f"{up_to}, and so is what other sources made behind it"
+    if all(tape.is_repeated for tape in replay.tapes if not tape.stretch):
+        return f"{up_to}; what follows was made by other sources"
+    return "identical where the sources are those of now; the rest was made by others"
 
 
 def _listed(commands: Sequence[Any]) -> str:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.engine.results import changes, tapes
+from isthmus.ops.exchange.token_accounts import StepTokens
+from isthmus.programs.engine.recorder import books
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import alterations, changes, tapes
 from isthmus.programs.engine.results.absences import away, waiting_of
 from isthmus.programs.engine.results.changes import sentence, settings
 from isthmus.programs.engine.results.lines import MergeRecord, ReportLine, read
@@ -20,6 +24,7 @@ from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, seconds, since, size, whole
 from isthmus.programs.program_graph import REGION
+from isthmus.programs.update_settings import step_tokens_of
 from isthmus.programs.wings.why.merge_facts import (
     NOT_RECORDED,
     AbsentHost,
@@ -35,6 +40,7 @@ from isthmus.programs.wings.why.merge_facts import (
 )
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import read_bytes, read_text
 from isthmus.runtime.tape.reading import Reading
 
@@ -81,7 +87,8 @@ def why(folder: Path, wanted: MergeQuery) -> Why:
     merge = run.facts(first)
     recoveries = [run.facts(line) for line in later]
     away_then = _away(folder, [merge, *recoveries])
-    return Why(str(folder), merge, recoveries, away_then, run.problems, _host_waits(folder))
+    problems = [*run.problems, *_altered(folder, first.time)]
+    return Why(str(folder), merge, recoveries, away_then, problems, _host_waits(folder))
 
 
 def facts_of_many(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
@@ -138,7 +145,7 @@ class _Run:
         self._changes = changes.read(folder)
         self._by = _answering(folder)
         # An answer of a region has tokens of several slots.
-        self._tokens_of_step = _tokens_of_step(folder) if self._by == LEARNER else []
+        self._tokens_of_step: StepTokens = _tokens_of_step(folder) if self._by == LEARNER else ()
         self._sizes: dict[str, dict[int, list[float]]] | None = None
 
     def facts(self, line: MergeRecord) -> MergeFacts:
@@ -230,13 +237,22 @@ def _answering(folder: Path) -> str:
         return LEARNER
 
 
-def _tokens_of_step(folder: Path) -> Sequence[int]:
-    """The tokens of a batch, by slot; empty if not recorded, or not the same of every batch."""
+def _tokens_of_step(folder: Path) -> StepTokens:
+    """The tokens of a batch; empty if not recorded, or not the same of every batch."""
     try:
-        spec = json.loads(read_text(folder / "spec.json"))
-        return [] if spec["job"]["tokens_at_most"] else [int(tokens) for tokens in spec["tokens_of_step"]]
+        return step_tokens_of(spec.load(folder).job)
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return ()
+
+
+def _altered(folder: Path, time: float) -> list[str]:
+    """What the run had gone on with by a time that was not as at its beginning."""
+    with suppress(OSError):
+        memory = books.load(folder, DISK)
+        noted = [] if memory is None else memory.alterations
+        in_time = [each for each in noted if each.time is None or each.time <= time]
+        return [f"The run had gone on with changes {alterations.headline(each)}." for each in in_time]
+    return []
 
 
 def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[AbsentHost]:

@@ -90,6 +90,31 @@ def test_another_one_goes_on_from_a_state(taken: int) -> None:
         assert numbers(other, 11) == expected
 
 
+class Sized:
+    """A loader of 24 samples, as torch's says how many a batch has."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{"x": np.arange(at, at + self.batch_size)} for at in range(0, 24, self.batch_size)])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "taken", "then"),
+    [(2, 4, 4, 8), (2, 4, 5, 8), (4, 2, 3, 12), (2, 4, 14, 4), (4, 4, 3, 12)],  # Of half a batch nothing is left out.
+)
+def test_batches_of_another_size_go_on_at_the_same_sample(was: int, now: int, taken: int, then: int) -> None:
+    stream, other = LoaderStream(Sized(was)), LoaderStream(Sized(now))
+    numbers(stream, taken)
+    other.set_state(stream.get_state())
+    assert numbers(other, 2) == [then, then + now]
+    without = {name: value for name, value in stream.get_state().items() if name != "size"}
+    earlier = LoaderStream(Sized(was))
+    earlier.set_state(without)
+    assert numbers(earlier, 1) == numbers(stream, 1)
+
+
 def test_a_function_of_the_epoch_gives_batches_that_are_read_once() -> None:
     def epoch(number: int) -> Iterator[Any]:
         return iter([{"x": np.array([10 * number + each])} for each in range(4)])

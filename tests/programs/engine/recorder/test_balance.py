@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.exchange.token_accounts import FATES, ChangedStepTokens, FormerStepTokens
 from isthmus.programs.engine.recorder.accounts import books, entries, fragment_accounts, merged_share
 
 SECOND = 1_000_000_000
@@ -38,7 +38,7 @@ def account(told: dict[str, Any], fragments: int = 1) -> dict[str, int]:
     return {name: value for name, value in found[0].items() if value and name not in ("fragment", "trained")}
 
 
-def differences(told: dict[str, Any], recorded: int | None = None, batch: int | None = None) -> list[dict[str, Any]]:
+def differences(told: dict[str, Any], recorded: int | None = None, batch: Any = None) -> list[dict[str, Any]]:
     """What is said of them."""
     found = entries(told, len(told["merged_tokens"]))
     listed: list[dict[str, Any]] = books(told, found, recorded, () if batch is None else batch)["differences"]
@@ -202,3 +202,14 @@ def test_whatever_is_said_the_parts_and_the_difference_add_up(told: dict[str, An
     account(told)
     fates = [each for each in differences(told) if each["kind"] == "fates"]
     assert len(fates) == sum(bool(each.difference or each.gap) for each in entries(told, 1))
+
+
+def test_a_life_from_before_another_batch_has_the_tokens_of_then() -> None:
+    """Ten tokens a step in the first life of slot 0, twenty in the second; slot 1 came later."""
+    second = {**life(0, 2, [[70, 30, 0, 0, 0]]), "step": 5}
+    told = status(FORMER, second, {**OTHER, "step": 5}, merged=[MERGED], totals=[])
+    batch = ChangedStepTokens(20, (FormerStepTokens(((0, 1),), 10),))
+    kinds = [each["kind"] for each in differences(told, batch=batch)]
+    assert "steps" not in kinds
+    assert kinds == [each["kind"] for each in differences(told)]
+    assert [each["kind"] for each in differences(told, batch=20)] != kinds

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
@@ -67,3 +68,16 @@ def test_each_fragment_is_held_for_its_own_shard() -> None:
 def test_without_a_model_that_is_published_nobody_holds_one() -> None:
     graph = recorded(data_parallel)
     assert not [node for node in graph.nodes if node.body is Hold]
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "is_there"),
+    [(decoupled, 0.0, False), (decoupled, 60.0, True), (streaming_diloco, 60.0, False), (data_parallel, 60.0, False)],
+)
+def test_learners_send_their_copies_where_no_cut_has_them(program: Any, seconds: float, *, is_there: bool) -> None:
+    job = replace(JOB, moments_every=seconds)
+    graph = with_recorder(program.build(job).freeze(), job)
+    verify(graph)
+    sent = {(edge.source.name, edge.target.node.role) for edge in graph.edges if edge.source.node.body is CopySender}
+    asked = {edge.target.node.role for edge in graph.edges if edge.source.name == "wanted_part"}
+    assert (sent, asked) == (({("part", "recorder")}, {"learner"}) if is_there else (set(), set()))

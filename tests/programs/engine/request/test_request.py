@@ -130,6 +130,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "evaluate": "all",
         "evaluate_share": 0.1,
         "snapshot_every_seconds": 15.0,
+        "moments_every": 0.0,
         "keep_to_go_on": True,
         "spare": True,
         "tape_bytes": 64 << 20,

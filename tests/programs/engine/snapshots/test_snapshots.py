@@ -15,7 +15,7 @@ import pytest
 from isthmus.ops.exchange.messages import ShardState, WholeState
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
-from isthmus.programs.engine.snapshots.snapshots import Found, OtherFormatError, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import FORMAT, READABLE, Found, OtherFormatError, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
@@ -144,7 +144,7 @@ def test_whether_one_is_whole_is_found_without_keeping_it(sizes: tuple[int, ...]
     assert (name, manifest is not None and manifest.number, len(faults)) == (BEFORE, 1, 1)
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [READABLE[0] - 1, FORMAT + 1])
 @pytest.mark.parametrize("is_newest_damaged", [False, True])
 def test_one_of_another_format_is_not_damaged_and_nothing_is_written_beside_it(
     number: int, is_newest_damaged: bool
@@ -154,7 +154,8 @@ def test_one_of_another_format_is_not_damaged_and_nothing_is_written_beside_it(
     for count in (1, 2):
         kept.write(model(count, 1))
     name = BEFORE if is_newest_damaged else MANIFEST
-    told = Mount(disk).read(RUN / FOLDER / name).replace(b'"format": 2', f'"format": {number}, "other": 1'.encode())
+    was, other = (f'"format": {each}'.encode() for each in (FORMAT, f'{number}, "other": 1'))
+    told = Mount(disk).read(RUN / FOLDER / name).replace(was, other)
     damaged(disk, name, told)
     if is_newest_damaged:
         damaged(disk, MANIFEST, b"{}")

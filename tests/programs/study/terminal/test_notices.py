@@ -168,7 +168,8 @@ def test_what_a_learner_goes_on_with_is_told_once_a_life(watched: Watched) -> No
     assert watched.told(6, learners={"0": first, "1": first}) == []
     later = {"0": {"incarnation": 2, "began": ["copy", 1, 40]}, "1": {"incarnation": 2, "began": ["anew", 0, 0]}}
     told = watched.told(7, learners=later)
-    assert told[0].endswith("learner 0 goes on as life 2 with its moments after step 40 of life 1, from its machine")
+    source = "from the copy that this left"
+    assert told[0].endswith(f"learner 0 goes on as life 2 with its moments after step 40 of life 1, {source}")
     assert "learner 1 goes on as life 2 with moments that begin anew" in told[1]
     assert watched.told(8, learners=later) == []
     lent = {**later, "1": {"incarnation": 2, "began": ["peer", 0, 70]}}

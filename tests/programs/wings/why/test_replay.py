@@ -6,17 +6,20 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.recorder import books
+from isthmus.programs.engine.request import sources, spec
 from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.results.alterations import Alteration
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.programs.wings.why.replay import again
 from isthmus.runtime.clock import Instant
@@ -26,6 +29,7 @@ from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import HomeBeat, HomeBegan, Places
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBeat, StationBegan
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.tape.reading import Reading, Segment, read
 from isthmus.runtime.tape.writing import MARK, Opening, framed, frames, joined
 from tests.command_line import app
@@ -367,3 +371,64 @@ def test_neither_command_imports_jax(finished: Path) -> None:
         "assert 'jax' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# -- runs that went on with other sources ------------------------------------------------------------------------------
+
+
+def went_on(run: Path, *, others: bool = False, of_job: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Have a run look as if it had gone on with a mended task once its learners had ended: from their tapes on."""
+    was = json.loads((run / spec.SPEC).read_text())
+    now = sources.of_now(was["job"]["program"], was["job"]["task"])
+    before = {**now.files, "task": {"/home/me/mine.py": "1"}}
+    if others:
+        before["isthmus"] = {**now.files["isthmus"], "ops/syncer/merge.py": "1"}
+        was = {**was, "fingerprint": "0" * 32, "job": {**was["job"], **of_job}}
+    tapes = sorted(path.name.partition(".")[0] for path in (run / "tape").glob("learner-*"))
+    then = sources.Sources("0.0.9", before)
+    record = {"spec": was, "tapes": tapes, "sources": msgspec.to_builtins(then)}
+    (run / "spec-1.json").write_text(json.dumps(record))
+    sources.write(run, now)
+    files = sources.differences(then, now)
+    books.note_alteration(run, DISK, Alteration(outer_steps=14, files=files), 20_000_000_000)
+
+
+def test_a_run_that_went_on_with_another_task_is_replayed_whole(run: Path) -> None:
+    went_on(run)
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    assert not [each for each in told["hosts"] if each["is_of_others"]]
+    assert {each["stretch"] for each in told["hosts"] if each["host"].startswith("learner")} == {0}
+    assert {each["stretch"] for each in told["hosts"] if each["host"].startswith("syncer")} == {1}
+    assert [(each["outer_steps"], each["files"][0]["file"]) for each in told["alterations"]] == [
+        (14, "/home/me/mine.py")
+    ]
+
+
+def test_what_other_sources_made_is_replayed_and_need_not_be_the_same(run: Path) -> None:
+    went_on(run, others=True)
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    assert {each["is_of_others"] for each in told["hosts"] if not each["stretch"]} == {True}
+    edited(tape_of(run, "learner-0-1"), without_a_command)
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)  # It says nothing of the run.
+    assert hosts(told)["learner-0-1"]["difference"] is not None
+    edited(tape_of(run, "syncer-0-1"), without_a_command)
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (1, False)  # That is of sources of now.
+
+
+def test_where_other_sources_made_another_graph_their_tapes_are_named(run: Path) -> None:
+    went_on(run, others=True, of_job={"settings": {"unknown": 1}})
+    status, told = replayed(run)
+    assert (status, told["identical"]) == (0, True)
+    assert {each["records"] for each in told["hosts"] if each["is_of_others"]} == {0}
+    assert all(each["records"] for each in told["hosts"] if not each["is_of_others"])
+
+
+def without_a_command(records: list[HostRecord]) -> list[HostRecord]:
+    """The records, the first of which with any command lacks one."""
+    at = next(at for at, record in enumerate(records) if record.commands)
+    less = msgspec.structs.replace(records[at], commands=records[at].commands[1:])
+    return [*records[:at], less, *records[at + 1 :]]
