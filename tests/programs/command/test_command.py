@@ -326,6 +326,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "devices_min": 0,
         "keep_to_go_on": True,
         "spare": True,
+        "moments_every": 0.0,
         "loop_idle_seconds": 1800.0,
         "first_beat_seconds": 60.0,
         "silent_seconds": 20.0,
