@@ -29,6 +29,7 @@ from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.slow_learners import SpeedTerms
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
@@ -124,22 +125,26 @@ def free_running(
         Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
     ] = "count",
     steps_by_speed: Annotated[
-        bool,
+        bool | Literal["auto"],
         Setting(
-            "A learner with long steps is asked ahead, by its step, and so answers after fewer steps instead of late.",
+            "A learner with long steps is asked ahead, by its step, and so answers after fewer steps instead of late; "
+            "'auto': one that is slow, with steps of twice the median.",
+            expected="true, false or 'auto'",
             resumes=True,
         ),
-    ] = False,
+    ] = "auto",
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
     carry: Annotated[
-        bool,
+        bool | Literal["auto"],
         Setting(
-            "A learner keeps what it trained between its answer and the update, and sends it with its next answer.",
+            "A learner keeps what it trained between its answer and the update, and sends it with its next answer; "
+            "'auto': one that is slow, with steps of twice the median.",
+            expected="true, false or 'auto'",
             resumes=True,
         ),
-    ] = False,
+    ] = "auto",
     bounded: Bounded = True,
     weight_share_max: Annotated[
         float,
@@ -190,7 +195,7 @@ def free_running(
             evaluations=job.evaluations,
             exchange=FragmentExchange(
                 push=push,
-                carries=carry,
+                carries=carry is True,
                 tells_links=AUTO in (push, update, interval, overlap),
                 frozen=job.frozen,
                 paths=paths,
@@ -218,7 +223,7 @@ def free_running(
             update=update,
             sizes=[part.size for part in parts],
             paths=paths,
-            by_speed=steps_by_speed,
+            speeds=SpeedTerms(ahead=steps_by_speed, carry=carry),
         ),
         fires=AnyOf("progress", "merged", "control"),
     )

@@ -369,7 +369,9 @@ class InnerStep:
         adopt = self._learner.replace if held is None or self._sick or is_last else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
-            self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
+            self._held[p] = HeldFragment(
+                ledger, update["values"], update["clock"], update["positions"], carries=self._exchange.carries
+            )
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
@@ -377,7 +379,7 @@ class InnerStep:
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
             # After the last version no answer would have it, and the values of a sick learner are worth nothing.
-            carries = self._exchange.carries and not self._sick and update["kind"] != "final"
+            carries = held.may_carry and not self._sick and update["kind"] != "final"
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
             held.ledger.adopted(version, clock_of(update["clock"], self._slot), carries=carries)
             if carries and held.ledger.steps:

@@ -71,9 +71,7 @@ def measure(kept: KeptCells, seeds: int, until: float) -> None:
         if time.monotonic() > until:
             return
         settings = {"interval": cell.interval, "push": cell.push, "carry": carries}
-        kept.keep(
-            cell.named(side), measured(Table({}, delay_ms=TRIPS[cell.trip]), settings, task, STEPS, cell.seed)
-        )
+        kept.keep(cell.named(side), measured(Table({}, delay_ms=TRIPS[cell.trip]), settings, task, STEPS, cell.seed))
         print(cell.named(side), kept[cell.named(side)], file=sys.stderr, flush=True)
 
 
