@@ -1,11 +1,11 @@
-"""Which learners are slow: those whose steps take at least twice the median of all.
+"""Which learners are slow: those whose steps take twice the median of all, or longer.
 
 A slow learner is asked ahead of its rounds, by its step (`pacer`), and keeps what it trains between its answer and the
 adoption (`Round.carry`). A run has no setting for who is slow: it follows from the step times that learners report. The
 median is the lower one of an even number, so that of two learners the slow one is slow. Where one learner is faster
 than all others, the median is one of theirs, and nobody is slow.
 
-Nobody is slow at once, or at the limit again and again: a verdict needs PATIENCE turns in a row, one for each ordinary
+Nobody is slow for one long step, or at the limit again and again: a verdict needs TURNS in a row, one for each ordinary
 round that opens, and a slow learner stays slow until its steps take less than USUAL medians. Reads no clock, and opens
 no rounds.
 """
@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
-from isthmus.ops.syncer.schedule import PATIENCE, LearnerReport
+from isthmus.ops.syncer.schedule import LearnerReport
 
-SLOW: Final = 2.0
+SLOW: Final = 1.9
+"""Medians: twice, less what the averages of steps are off whose times differ by a twentieth."""
 USUAL: Final = 1.5
+TURNS: Final = 4
+"""Half a sweep of 8 fragments. A long step counts for a tenth in a learner's average, and less with each step after it;
+and a learner ten times slower than others makes a step or two in this time, which few runs miss."""
 
 Extent: TypeAlias = bool | Literal["auto"]
 """For all learners, for none, or, 'auto', for slow ones."""
@@ -83,7 +87,7 @@ class SlowLearners:
             is_slow = slot in self.slots
             is_against = time < USUAL * middle if is_slow else time >= SLOW * middle
             self._turns[slot] = self._turns.get(slot, 0) + 1 if is_against else 0
-            if self._turns[slot] >= PATIENCE:
+            if self._turns[slot] >= TURNS:
                 self._turns[slot] = 0
                 verdicts.append(Verdict(slot, not is_slow, time, middle))
         self.slots ^= {verdict.slot for verdict in verdicts}
