@@ -633,9 +633,11 @@ class Pacer:
         early = [each for each in stepping if ahead is True or each.slot in self._slow.slots]
         leads = {each.slot: each.step_time // min(times) - 1 for each in early if each.step_time > 0}
         asked = []
+        # In the order in which they are due, as rounds open: a number that is out of turn would be void. A fragment whose
+        # round is open holds up those that are due after it once more, where a lead is longer than the interval.
         for fragment in self._schedule.due(self._clock.count + max(leads.values(), default=0)):
             if fragment in self._rounds:
-                continue
+                break
             steps = -self._schedule.late_steps(fragment, self._clock.count)
             early = [each for each in self._having(fragment, stepping) if leads.get(each.slot, 0) >= max(1.0, steps)]
             slots, before = frozenset(each.slot for each in early), self._ahead.get(fragment)
