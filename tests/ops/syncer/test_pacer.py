@@ -137,6 +137,22 @@ def test_a_round_that_opens_first_makes_the_number_of_one_that_was_asked_for_voi
     assert (item["fragment"], item["round"]) == (1, asked["round"] + 2)
 
 
+def test_no_number_is_void_where_a_lead_is_longer_than_the_interval_and_rounds_end_out_of_turn():
+    shard = Shard(speeds=AHEAD, interval=4, overlap=4)
+    opened = shard.started(stepping(0), stepping(1, step_time=10 * MS))
+    asked, due, numbers_opened = [], {}, []
+    for step in range(1, 100):
+        due |= {item["round"]: (step + (0 if item["fragment"] % 2 else 2), item) for item in opened}
+        over = [number for number, (at, _) in due.items() if at == step]
+        reports = stepping(0, step), stepping(1, step // 10, step_time=10 * MS)
+        opened = shard.fire(*reports, merged=[told(due[number][1]) for number in over])
+        asked += [item["round"] for item in shard.ahead]
+        numbers_opened += [item["round"] for item in opened]
+    assert len(asked) > 50
+    assert set(asked) - set(numbers_opened[-1:]) >= set(numbers_opened[4:-1])
+    assert {number for number in asked if number < numbers_opened[-1]} <= set(numbers_opened)
+
+
 def test_a_final_round_is_asked_for_anew():
     shard = Shard(speeds=AHEAD)
     (item,) = shard.started(stepping(0), stepping(1, step_time=4 * MS))

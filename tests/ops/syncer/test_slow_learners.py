@@ -4,6 +4,7 @@ import pytest
 
 from isthmus.ops.syncer.schedule import LearnerReport
 from isthmus.ops.syncer.slow_learners import TURNS, SlowLearners, SpeedTerms, Verdict
+from isthmus.ops.syncer.terms import Terms
 from tests.ops.syncer.pacer_shard import MS, Shard, control, stepping, told
 
 AUTO = SpeedTerms(ahead="auto", carry="auto")
@@ -122,3 +123,26 @@ def test_last_rounds_tell_nobody_to_carry():
     last = shard.fire(merged=[told(opened[-1])], control=control(stop=True))
     assert {item["kind"] for item in last} == {"final"}
     assert not any("carry" in item for item in last)
+
+
+def waited(terms, delays, *, step, waits):
+    """One more round of one fragment: `waits` for all, or not; learners report these delays, in steps."""
+    times = (MS, MS, MS, 10 * MS)
+    learners = [LearnerReport(slot, 1, "stepping", times[slot], delay, step=step) for slot, delay in enumerate(delays)]
+    merging = {"fragment": 0, "opened_at": 0, "quorum_at": 0, "closed_at": 0, "published_at": 0, "left_out": []}
+    terms.observe(merging, [0, 1, 2, 3], [], learners, is_usual=not waits, is_late=False, sweep=8)
+    return terms.round_trip_steps(learners)
+
+
+def test_a_wait_for_a_slow_learner_is_no_round_trip():
+    """Delays are of the last answer: those of a round that waited for a slow learner are its step."""
+    terms = Terms(8, 2, 1, 0.8)
+    waited(terms, [10, 10, 10, 1], step=1, waits=True)
+    for step in (1, 2, 3):
+        assert waited(terms, [10, 10, 10, 1], step=step, waits=False) < 1
+    assert waited(terms, [1, 1, 1, 1], step=4, waits=False) == pytest.approx(0.5)
+    assert terms.adaptation.interval == 8
+    for step in range(5, 20):  # Those of usual rounds do count.
+        found = waited(terms, [10, 10, 10, 1], step=step, waits=False)
+    assert found == pytest.approx(9.5)
+    assert terms.adaptation.interval > 8
