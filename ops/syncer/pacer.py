@@ -633,8 +633,8 @@ class Pacer:
         early = [each for each in stepping if ahead is True or each.slot in self._slow.slots]
         leads = {each.slot: each.step_time // min(times) - 1 for each in early if each.step_time > 0}
         asked = []
-        # In the order in which they are due, as rounds open: a number that is out of turn would be void. A fragment whose
-        # round is open holds up those that are due after it once more, where a lead is longer than the interval.
+        # In the order in which they are due, as rounds open: a number that is out of turn would be void. So a fragment
+        # whose round is open holds up those that are due after its next one, where a lead is longer than the interval.
         for fragment in self._schedule.due(self._clock.count + max(leads.values(), default=0)):
             if fragment in self._rounds:
                 break

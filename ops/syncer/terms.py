@@ -31,8 +31,8 @@ ROUNDS_LEFT_OUT: Final = 4
 DEADLINES_MISSED_MAX: Final = 6
 """Missed deadlines after which the rounds between two of them (4 << 6 = 256 of a fragment) grow no more."""
 FRESH_STEPS: Final = 3
-"""A learner's delay is of a round that waited for nobody once it has made so many steps since one was published: it adopts
-within two, and reports of that."""
+"""A learner's delay is of a round that waited for nobody once it has made so many steps since one was published: it
+adopts within two, and reports of that."""
 DEADLINE_SLACKS: Final = 4
 """A deadline without observations: this many times tau steps of the slowest learner."""
 
@@ -286,8 +286,8 @@ class Terms:
         self._delays, self._fairness = Delays(), Fairness()
         self._has_step_times = False
         self._stale: dict[int, int | None] = {}
-        """Learners whose last delay is of a round that waited for an outlier -> their step at the first usual round since,
-        None before it."""
+        """Learners whose last delay is of a round that waited for an outlier -> their step at the first usual round
+        since, None before it."""
 
     def of(self, fragment: int, stepping: Sequence[LearnerReport]) -> Conditions:
         """The conditions of a round that opens now."""
