@@ -59,7 +59,7 @@ NO_SPEEDS: Final = SpeedTerms()
 """Learners are treated alike, however fast they are."""
 
 
-class Verdict(NamedTuple):
+class PaceVerdict(NamedTuple):
     """A learner is slow from now on, or no longer; its step, and the median one, take so many nanoseconds."""
 
     slot: int
@@ -77,7 +77,7 @@ class SlowLearners:
         self._turns: dict[int, int] = {}
         """Turns in a row that speak against the present verdict, by slot."""
 
-    def observe(self, stepping: Sequence[LearnerReport]) -> list[Verdict]:
+    def observe(self, stepping: Sequence[LearnerReport]) -> list[PaceVerdict]:
         """The verdicts that change with one more turn; `stepping` are all learners that step."""
         times = {learner.slot: learner.step_time for learner in stepping if learner.step_time > 0}
         if not times:
@@ -89,7 +89,7 @@ class SlowLearners:
             self._turns[slot] = self._turns.get(slot, 0) + 1 if is_against else 0
             if self._turns[slot] >= TURNS:
                 self._turns[slot] = 0
-                verdicts.append(Verdict(slot, not is_slow, time, middle))
+                verdicts.append(PaceVerdict(slot, not is_slow, time, middle))
         self.slots ^= {verdict.slot for verdict in verdicts}
         return verdicts
 

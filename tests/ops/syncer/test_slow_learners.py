@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.ops.syncer.schedule import LearnerReport
-from isthmus.ops.syncer.slow_learners import TURNS, SlowLearners, SpeedTerms, Verdict
+from isthmus.ops.syncer.slow_learners import TURNS, PaceVerdict, SlowLearners, SpeedTerms
 from isthmus.ops.syncer.terms import Terms
 from tests.ops.syncer.pacer_shard import MS, Shard, control, stepping, told
 
@@ -41,9 +41,9 @@ def test_a_verdict_takes_patience_and_ends_only_well_below_its_limit():
     slow = SlowLearners()
     assert observed(slow, 10, 10, 20, turns=TURNS - 1) == observed(slow, 10, 10, 10, turns=1) == []
     assert observed(slow, 10, 10, 20, turns=TURNS - 1) == []
-    assert observed(slow, 10, 10, 30, turns=1) == [Verdict(2, True, 30, 10)]
+    assert observed(slow, 10, 10, 30, turns=1) == [PaceVerdict(2, True, 30, 10)]
     assert observed(slow, 10, 10, 15, turns=3 * TURNS) == []
-    assert observed(slow, 10, 10, 14) == [Verdict(2, False, 14, 10)]
+    assert observed(slow, 10, 10, 14) == [PaceVerdict(2, False, 14, 10)]
     assert slow.slots == set()
 
 
