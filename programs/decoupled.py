@@ -29,10 +29,11 @@ from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.slow_learners import SpeedTerms
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
-from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
+from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default, interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
@@ -124,22 +125,27 @@ def free_running(
         Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
     ] = "count",
     steps_by_speed: Annotated[
-        bool,
+        bool | Literal["auto"],
         Setting(
-            "A learner with long steps is asked ahead, by its step, and so answers after fewer steps instead of late.",
+            "A learner with long steps is asked ahead, by its step, and so answers after fewer steps instead of late; "
+            "'auto': one that is slow, with steps of twice the median.",
+            expected="true, false or 'auto'",
             resumes=True,
         ),
-    ] = False,
+    ] = "auto",
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
     carry: Annotated[
-        bool,
+        bool | Literal["auto"] | None,
         Setting(
-            "A learner keeps what it trained between its answer and the update, and sends it with its next answer.",
+            "A learner keeps what it trained between its answer and the update, and sends it with its next answer; "
+            "'auto': one that is slow, with steps of twice the median. Default: true where the interval is shorter "
+            "than 24, else 'auto'.",
+            expected="true, false or 'auto'",
             resumes=True,
         ),
-    ] = False,
+    ] = None,
     bounded: Bounded = True,
     weight_share_max: Annotated[
         float,
@@ -173,6 +179,7 @@ def free_running(
         parts = paths.whole
     steps = first_interval(interval)
     lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, OUTER_DECOUPLED)
+    carried = carry_default(steps) if carry is None else carry
     graph = ProgramGraph(name)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))
@@ -190,7 +197,7 @@ def free_running(
             evaluations=job.evaluations,
             exchange=FragmentExchange(
                 push=push,
-                carries=carry,
+                carries=carried is True,
                 tells_links=AUTO in (push, update, interval, overlap),
                 frozen=job.frozen,
                 paths=paths,
@@ -218,7 +225,7 @@ def free_running(
             update=update,
             sizes=[part.size for part in parts],
             paths=paths,
-            by_speed=steps_by_speed,
+            speeds=SpeedTerms(ahead=steps_by_speed, carry=carried),
         ),
         fires=AnyOf("progress", "merged", "control"),
     )
@@ -271,6 +278,8 @@ def free_running(
     graph.hold(state=outer["state"], coded_state=coded_state, kept=kept, published=published, copies=copies, held=held)
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
+    if carried is True:
+        graph.chose(carry=True)
     return graph
 
 

@@ -11,7 +11,7 @@ The batch does not depend on the interval that was given: a sweep of `program.in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from isthmus.ops.exchange.wanted_settings import INTERVAL
 from isthmus.programs.job import Job
@@ -23,6 +23,9 @@ BATCHES: Final = (8, 4, 2, 1)
 """Sequences of a batch of the shipped task, the first that leaves enough sweeps."""
 INTERVAL_MIN: Final = 8
 """The shortest interval that is chosen: 8 fragments, of which one is merged at each step."""
+CARRIED_BELOW: Final = INTERVAL
+"""Learners keep what they trained over an adoption where the interval is shorter than this: there it gains
+(docs/decisions/0103-slow-learners-and-carry-by-default.md)."""
 OUTER_DECOUPLED: Final = ((SWEEPS_MIN, (0.4, 0.7)), (15, (0.7, 0.3)), (0, (0.7, 0.0)))
 """(least sweeps, (eta, mu)) of learners that never wait: of those tried on nano, (0.4, 0.7) was best at 83 sweeps and
 (0.7, 0.3) better than no momentum at 20; fewer were not tried."""
@@ -55,6 +58,11 @@ def interval_default(job: Job, *, least: int = 1) -> int:
     """
     most = int(job.tokens / (job.learners * job.tokens_per_batch * SWEEPS_MIN))
     return min(INTERVAL, max(most, INTERVAL_MIN, least))
+
+
+def carry_default(interval: int) -> bool | Literal["auto"]:
+    """Whether all learners keep what they trained over an adoption, or, 'auto', only slow ones."""
+    return True if interval < CARRIED_BELOW else "auto"
 
 
 def outer_default(sweeps: float, table: Sequence[tuple[float, tuple[float, float]]]) -> tuple[float, float]:

@@ -126,8 +126,8 @@ def _train(
     if transport != "inproc":
         from isthmus.programs.engine.machine.default_islands import with_islands
 
-        def again(run: dict[str, Any]) -> Request:
-            return prepare(program, task, run=run, run_dir=run_dir, computes=computes)
+        def again(run: dict[str, Any], more: dict[str, Any]) -> Request:
+            return prepare(program, task, run=run, task_settings=more, run_dir=run_dir, computes=computes)
 
         request = with_islands(request, run, again)
     request = with_room(with_memory(request.to_train()))

@@ -216,7 +216,8 @@ RELAPSES_MAX: Final = 6
 Key: TypeAlias = tuple[Setting, int]
 """A setting; for pushes with a slot, else with EVERYBODY."""
 EVERYBODY: Final = -1
-Reason: TypeAlias = Literal["carries less", "carries more", "slow rounds", "quick rounds"]
+USUAL_PACE: Final = "usual"
+Reason: TypeAlias = Literal["carries less", "carries more", "slow rounds", "quick rounds", "slow steps", "usual steps"]
 
 
 class Cause(NamedTuple):
@@ -231,12 +232,12 @@ class Cause(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A change of a setting, for pushes of a `slot`.
+    """A change of a setting, for pushes, and the pace, of a `slot`.
 
-    `before` and `after` are formats, or steps as text; `round_trip` is that of rounds, in steps.
+    `before` and `after` are formats, steps as text, or 'slow' and 'usual'; `round_trip` is that of rounds, in steps.
     """
 
-    setting: Setting
+    setting: Setting | Literal["pace"]
     slot: int | None
     before: str
     after: str
@@ -547,6 +548,19 @@ class FollowedSettings:
         own = self._member.replica
         rates = (LinkRate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
         return next(rates, LinkRate())
+
+    def pace_change(
+        self, slot: int, is_slow: bool, step_time: int, median: int, *, special: str, round_number: int, now: int
+    ) -> Change:
+        """The change of a learner that is slow from this round on, or no longer: its `special` pace, or the usual one.
+
+        `step_time` and `median` are nanoseconds of a step, its own and the median learner's.
+        """
+        before, after = (USUAL_PACE, special) if is_slow else (special, USUAL_PACE)
+        reason: Reason = "slow steps" if is_slow else "usual steps"
+        change = self._change(Move("pace", slot, before, after, reason, NO_LINK, 0.0), round_number, now)
+        change["step_time"], change["median"] = step_time, median
+        return change
 
     def _change(self, move: Move, round_number: int, now: int) -> Change:
         self._changes_sent += 1

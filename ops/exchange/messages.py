@@ -233,6 +233,8 @@ class Round(TypedDict):
     """Of kind 'recover', the versions of hosts that only hold the model, as [epoch, count, digest, lengths]."""
     asked: NotRequired[RequestedSettings]
     """Present where settings follow the links."""
+    carry: NotRequired[list[Count]]
+    """The slots of slow learners among the members: they keep what they train between this answer and the adoption."""
 
 
 class Capture(TypedDict):
@@ -383,7 +385,7 @@ class Merging(TypedDict):
 
 
 class Change(TypedDict):
-    """pacer -> recorder: a setting of a shard that follows its links changes."""
+    """pacer -> recorder: a setting of a shard that follows its links, or the speeds of its learners, changes."""
 
     shard: Count
     epoch: Ordinal
@@ -393,15 +395,16 @@ class Change(TypedDict):
     """Its mailbox."""
     round: Count
     """From which on it holds."""
-    setting: Literal["push", "update", "interval", "overlap"]
+    setting: Literal["push", "update", "interval", "overlap", "pace"]
     slot: Count | None
-    """Of 'push', that of the learner."""
+    """Of 'push' and 'pace', that of the learner."""
     before: str
-    """A format, or inner steps as text."""
+    """A format, or inner steps as text; of 'pace', 'usual', or what is done about a slow one."""
     after: str
     """Likewise."""
-    reason: Literal["carries less", "carries more", "slow rounds", "quick rounds"]
-    """'carries less' and 'carries more' are of a `link`, 'slow rounds' and 'quick rounds' of a `round_trip`."""
+    reason: Literal["carries less", "carries more", "slow rounds", "quick rounds", "slow steps", "usual steps"]
+    """'carries less' and 'carries more' are of a `link`, 'slow rounds' and 'quick rounds' of a `round_trip`, 'slow
+    steps' and 'usual steps' of a `step_time`."""
     link: Count | None
     """The slot of the learner whose link it is."""
     goodput: Count
@@ -412,6 +415,10 @@ class Change(TypedDict):
     """The duration of a round, in steps."""
     at: int
     """An instant of the shard's clock."""
+    step_time: NotRequired[Count]
+    """Of 'pace', the nanoseconds of the learner's step."""
+    median: NotRequired[Count]
+    """And those of the median of all."""
 
 
 class Gradient(TypedDict):

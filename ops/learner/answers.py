@@ -86,7 +86,8 @@ class HeldFragment:
     """A learner's state of one fragment: the version that it adopted last, with its clock, and the ledger since then.
 
     `answered` is the round of its last answer and the number of steps before it, until something else is adopted, and
-    `sent` its values at that answer, where a learner carries over what it trains from there.
+    `sent` its values at that answer, where a learner `carries` over what it trains from there: always, or as long as
+    the last pull said so.
     """
 
     ledger: FragmentLedger
@@ -95,6 +96,12 @@ class HeldFragment:
     positions: list[list[int]]
     answered: tuple[int, int] | None = None
     sent: Any = None
+    carries: bool = False
+
+    @property
+    def may_carry(self) -> bool:
+        """Whether an adoption may keep what was trained: the values at the last answer, if any, are there."""
+        return self.carries and (self.answered is None or self.sent is not None)
 
 
 @final
@@ -114,7 +121,7 @@ class Answers:
         own_of: which own fragment one of a message is, or is like, where it is not this learner's; as its own without
             it.
         numbers: those of its own in messages; as its own without them.
-        carries: the values at each answer are kept.
+        carries: the values at each answer are kept, whatever pulls say.
     """
 
     def __init__(
@@ -170,6 +177,7 @@ class Answers:
             return self._recovery(request, held) if held is not None else []
         if held is None or (held.answered is not None and held.answered[0] == request["round"]):
             return []
+        held.carries = self._carries or self._slot in request.get("carry", ())
         self._postponed.pop(p, None)
         if request["kind"] == "final":
             self.is_final = True
@@ -198,10 +206,10 @@ class Answers:
         if self._coding is not None and push in self._coding.codes:
             capture = self._capture(request, held, None)
             capture["coded"] = self._coding.code(p, held.anchor, push)
-            held.sent = self._learner.extract(p) if self._carries else None
+            held.sent = self._learner.extract(p) if held.carries else None
         else:
             capture = self._capture(request, held, self._learner.extract(p))
-            held.sent = capture["values"] if self._carries else None
+            held.sent = capture["values"] if held.carries else None
         self.given += 1
         self.payload_bytes += FORMATS[push].payload(self._sizes[p])
         held.ledger.answered(self._odometer.tokens)

@@ -386,7 +386,9 @@ class InnerStep:
         adopt = self._learner.replace if held is None or self._sick or is_last else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
-            self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
+            self._held[p] = HeldFragment(
+                ledger, update["values"], update["clock"], update["positions"], carries=self._exchange.carries
+            )
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
@@ -397,7 +399,7 @@ class InnerStep:
             # Work of a life before, of which it has some, is in its parameters.
             clock = clock_of(update["clock"], self._slot)
             is_carried = not (self._sick or is_last or held.ledger.is_former_in(clock))
-            carries = self._exchange.carries and is_carried
+            carries = held.may_carry and is_carried
             # Before the values are replaced: it raises for a version, or a clock, that cannot be.
             held.ledger.adopted(version, clock, carries=carries)
             if carries and held.ledger.work():

@@ -42,6 +42,7 @@ from isthmus.ops.syncer.schedule import (
     learners_live,
     rounds_in_flight_max,
 )
+from isthmus.ops.syncer.slow_learners import NO_SPEEDS, SlowLearners, SpeedTerms
 from isthmus.ops.syncer.terms import EDGE_WAIT, Conditions, Terms
 
 START_WAIT: Final = 60_000_000_000
@@ -196,10 +197,11 @@ class Pacer:
     the regions, regions take the place of learners: a step is a merge of a region, and final rounds open once regions
     have made their last merges.
 
-    With `by_speed` learners with long steps are asked ahead (DyLU, arXiv 2401.09135, has as many steps a learner as its
-    speed allows): the pull of a round leaves for them before it opens, by as many steps of the fastest learner as one
-    of theirs is longer. They answer after fewer steps, and in time. The quorum holds votes of rounds that are not open
-    yet. Where another round opens first, the number of an asked one is void, and that fragment is asked for again.
+    By `speeds`, learners with long steps are asked ahead, all or those that are slow (`slow_learners`; DyLU, arXiv
+    2401.09135, has as many steps a learner as its speed allows): the pull of a round leaves for them before it opens,
+    by as many steps of the fastest learner as one of theirs is longer. They answer after fewer steps, and in time. The
+    quorum holds votes of rounds that are not open yet. Where another round opens first, the number of an asked one is
+    void, and that fragment is asked for again. Slow ones are told with each pull that they carry work over.
 
     Of a model made of modules (`paths`), the learners of a round are those whose path has its fragment; a fragment that
     no live learner has rests, and its first version is that of a learner whose model is made of other modules. A shard
@@ -240,7 +242,7 @@ class Pacer:
         tier: Tier = "flat",
         regions: int = 1,
         paths: PathParts | None = None,
-        by_speed: bool = False,
+        speeds: SpeedTerms = NO_SPEEDS,
     ) -> None:
         """Set the parameters of the run.
 
@@ -248,6 +250,7 @@ class Pacer:
         are late for their round count in the next of the fragment; how many learners the start waits for; the tokens of
         the whole run; those of one step, as `schemas` needs them; the formats of answers and updates; and, where one of
         them, H or tau is "auto", the number of values of each fragment. On the tier of a region, the number of them.
+        What follows from the speeds of learners.
         """
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
@@ -284,7 +287,7 @@ class Pacer:
         """
         self._ended: set[int] = set()
         self._round_last = 0
-        self._by_speed = by_speed
+        self._speeds, self._slow = speeds, SlowLearners()
         self._ahead: dict[int, RoundAhead] = {}
         """By fragment."""
         self._recovers_at: int | None = None
@@ -375,6 +378,7 @@ class Pacer:
             "is_stopping": self._is_stopping,
             **self._terms.statistics(self._roster.stepping()),
             **self._following.statistics(),
+            **({"slow": sorted(self._slow.slots)} if self._slow.slots else {}),
         }
 
     # -- inputs --------------------------------------------------------------------------------------------------------
@@ -429,6 +433,7 @@ class Pacer:
             self._clock.forget(slot)
             self._terms.forget(slot)
             self._following.forget(slot)
+            self._slow.forget(slot)
         self._roster.record(report, self._context.now())
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
@@ -607,19 +612,32 @@ class Pacer:
         for fragment in due[: self._room()]:
             self._schedule.serve(fragment, self._clock.count)
             opened.append(self._open_round(fragment, "merge", _members(self._having(fragment, answering))))
+            self._judge_paces()
         return opened
+
+    def _judge_paces(self) -> None:
+        """Judge who is slow, once for each ordinary round, and tell what has changed."""
+        if self._speeds.by_speed:
+            number, now, special = self._round_last + 1, self._context.now(), self._speeds.special
+            for verdict in self._slow.observe(self._roster.stepping()):
+                change = self._following.pace_change(*verdict, special=special, round_number=number, now=now)
+                self._changes.append(change)
 
     def _asked_ahead(self) -> list[Round]:
         """The pulls for learners with long steps, ahead of their rounds."""
-        stepping = self._roster.stepping()
-        if not self._by_speed or self._is_stopping or len(self._born) < len(self._own):
+        stepping, ahead = self._roster.stepping(), self._speeds.ahead
+        is_off = not ahead or (ahead == "auto" and not self._slow.slots)
+        if is_off or self._is_stopping or len(self._born) < len(self._own):
             return []
         times = [learner.step_time for learner in stepping if learner.step_time > 0]
-        leads = {each.slot: each.step_time // min(times) - 1 for each in stepping if each.step_time > 0}
+        early = [each for each in stepping if ahead is True or each.slot in self._slow.slots]
+        leads = {each.slot: each.step_time // min(times) - 1 for each in early if each.step_time > 0}
         asked = []
+        # In the order in which they are due, as rounds open: a number that is out of turn would be void. So a fragment
+        # whose round is open holds up those that are due after its next one, where a lead is longer than the interval.
         for fragment in self._schedule.due(self._clock.count + max(leads.values(), default=0)):
             if fragment in self._rounds:
-                continue
+                break
             steps = -self._schedule.late_steps(fragment, self._clock.count)
             early = [each for each in self._having(fragment, stepping) if leads.get(each.slot, 0) >= max(1.0, steps)]
             slots, before = frozenset(each.slot for each in early), self._ahead.get(fragment)
@@ -795,6 +813,8 @@ class Pacer:
         )
         if self._following.is_needed and kind in ("merge", "final"):
             item["asked"] = self._following.requests(members)
+        if kind == "merge" and self._speeds.carry == "auto" and self._slow.slots:
+            item["carry"] = sorted(self._slow.slots)
         return item
 
 

@@ -30,6 +30,9 @@ ROUNDS_LEFT_OUT: Final = 4
 """A live learner left out of this many rounds in a row of a fragment is waited for in the next."""
 DEADLINES_MISSED_MAX: Final = 6
 """Missed deadlines after which the rounds between two of them (4 << 6 = 256 of a fragment) grow no more."""
+FRESH_STEPS: Final = 3
+"""A learner's delay is of a round that waited for nobody once it has made so many steps since one was published: it
+adopts within two, and reports of that."""
 DEADLINE_SLACKS: Final = 4
 """A deadline without observations: this many times tau steps of the slowest learner."""
 
@@ -82,6 +85,12 @@ def slowest_step(step_times: Iterable[int]) -> int:
     """xi_step: the largest of the known (> 0) step times that is within twice their median; 0 if none is known."""
     measured = [time for time in step_times if time > 0]
     return max((time for time in measured if time <= OUTLIER * median(measured)), default=0)
+
+
+def has_outlier(stepping: Iterable[LearnerReport]) -> bool:
+    """Whether one of these learners is too slow to set the pace for all."""
+    times = [learner.step_time for learner in stepping if learner.step_time > 0]
+    return max(times, default=0) > slowest_step(times)
 
 
 def slack(overlap: int, step: float, quorum: float, sync: float) -> float:
@@ -276,6 +285,9 @@ class Terms:
         self._quorum, self._gamma = quorum, gamma
         self._delays, self._fairness = Delays(), Fairness()
         self._has_step_times = False
+        self._stale: dict[int, int | None] = {}
+        """Learners whose last delay is of a round that waited for an outlier -> their step at the first usual round
+        since, None before it."""
 
     def of(self, fragment: int, stepping: Sequence[LearnerReport]) -> Conditions:
         """The conditions of a round that opens now."""
@@ -328,16 +340,33 @@ class Terms:
         instants = merging["opened_at"], merging["quorum_at"], merging["closed_at"], merging["published_at"]
         self._delays.observe(*instants, is_usual=is_usual)
         if not is_usual:
+            # All others' delays are then the outlier's step: taken for a round trip they would lengthen H.
+            if has_outlier(stepping):
+                self._stale = dict.fromkeys(learner.slot for learner in stepping)
             return
-        self._delays.observe_answered((learner.delay_steps, learner.step_time) for learner in stepping)
+        fresh = [learner for learner in stepping if self._has_fresh_delay(learner)]
+        self._delays.observe_answered((learner.delay_steps, learner.step_time) for learner in fresh)
         took = merging["closed_at"] - merging["opened_at"]
         self._fairness.observe(merging["fragment"], answered, merging["left_out"], required, took)
         is_tight = self._gamma is not None and self._slack(stepping) < _slowest(stepping)
         self.adaptation.observe(self.round_trip_steps(stepping), is_tight or is_late, sweep)
 
+    def _has_fresh_delay(self, learner: LearnerReport) -> bool:
+        """Whether a learner's delay is of a usual round; called once for each such round."""
+        if learner.slot not in self._stale:
+            return True
+        step = self._stale[learner.slot]
+        if step is None:
+            self._stale[learner.slot] = learner.step
+        elif learner.step >= step + FRESH_STEPS:
+            del self._stale[learner.slot]
+            return True
+        return False
+
     def forget(self, slot: int) -> None:
         """Drop the observations of a slot's earlier life."""
         self._fairness.forget(slot)
+        self._stale.pop(slot, None)
 
     def statistics(self, stepping: Sequence[LearnerReport]) -> dict[str, Any]:
         """The figures for the status: H and tau in inner steps, durations in nanoseconds."""

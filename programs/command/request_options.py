@@ -209,18 +209,22 @@ class Options:
                 has_cluster=machines is not None,
             )
 
-        request = prepared(sections.run, sections.task)
-        if machines is None and self.before is None and self.transport != "inproc":
+        run, task = sections.run, sections.task
+        request = prepared(run, task)
+        if machines is not None and self.before is None:
+            from isthmus.programs.engine.machine.default_batch import with_batch
+
+            request = with_batch(request, machines.topology.machines, lambda more: prepared(run, {**task, **more}))
+        elif self.before is None and self.transport != "inproc":
             from isthmus.programs.engine.machine.default_islands import with_islands
 
-            task = sections.task
-            request = with_islands(request, sections.run, lambda run: prepared(run, task))
+            request = with_islands(request, run, lambda run, more: prepared(run, {**task, **more}))
         if request.run.local_batch == "same":
             return request
         from isthmus.programs.engine.cluster.prediction import paced
 
         batch = paced(request, None if machines is None else machines.topology)
-        return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
+        return prepared({**run, "local_batch": "same"}, {**task, "batch": batch})
 
     def keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""

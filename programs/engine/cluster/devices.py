@@ -8,6 +8,7 @@ is within a slice or a server, per direction: where a data sheet gives both dire
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,7 +27,8 @@ class Device:
     """One kind of device. `names` are further names, those that JAX reports first; `flops` is dense bfloat16 FLOP/s.
 
     Memory is in bytes and bytes a second, the interconnect in bits a second, the price in any currency per device and
-    hour. `source` cites where the figures come from.
+    hour. `source` cites where the figures come from. `tokens_measured`: from how many tokens a step on was measured to
+    be bound by computation; None where it was not.
     """
 
     kind: str
@@ -38,6 +40,28 @@ class Device:
     price_per_hour: float | None = None
     source: str = ""
     is_cpu: bool = False
+    tokens_measured: int | None = None
+
+    @property
+    def tokens_filling(self) -> int | None:
+        """From how many tokens a step on is bound by computation, and not by memory: as measured, or else by the
+        published figures; None of a CPU, and where they are not known.
+
+        STEP_FLOPS n t / flops = STEP_BYTES n / bandwidth, for any number n of parameters. It is the least: the time
+        that a device takes to begin each of a step's operations is not published, and comes on top.
+        """
+        if self.tokens_measured is not None:
+            return self.tokens_measured
+        if self.is_cpu or not self.flops or not self.memory_bandwidth_bytes:
+            return None
+        return math.ceil(STEP_BYTES / STEP_FLOPS * self.flops / self.memory_bandwidth_bytes)
+
+
+STEP_FLOPS: Final = 6
+"""Of a step, for each parameter and token: two forwards, four backwards (arXiv 2001.08361, section 2.1)."""
+STEP_BYTES: Final = 40
+"""Of a step, for each parameter, whatever the batch: it is read forwards and backwards and its gradient written, 12; by
+AdamW parameter, gradient and two moments are read, 16, and three of them written, 12. All in float32."""
 
 
 _TPU_DOCS: Final = "https://docs.cloud.google.com/tpu/docs"

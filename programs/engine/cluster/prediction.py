@@ -43,6 +43,7 @@ from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.devices import STEP_FLOPS
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
 from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
@@ -101,8 +102,6 @@ def shares(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
 
 UTILISATION: Final = 0.4
 """Share of the published FLOP/s: between the 33 % of Gopher and the 46 % of PaLM (arXiv 2204.02311, table 3)."""
-FLOPS_PER_PARAMETER: Final = 6
-"""And token: two forwards, four backwards (arXiv 2001.08361, section 2.1)."""
 ADDED_SECONDS: Final = 0.8e-3
 """Overhead of the runtime per step, as measured on CPU cores (docs/explanation/processes.md)."""
 STEP: Final = "inner-step"
@@ -194,7 +193,7 @@ def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compi
         return max(compiled.products_seconds / UTILISATION, compiled.step_seconds) + ADDED_SECONDS
     if machine.island_flops is None:
         return None
-    return FLOPS_PER_PARAMETER * parameters * tokens / (UTILISATION * machine.island_flops) + ADDED_SECONDS
+    return STEP_FLOPS * parameters * tokens / (UTILISATION * machine.island_flops) + ADDED_SECONDS
 
 
 def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> list[float | None]:
@@ -286,7 +285,7 @@ def _assumptions(request: Request, *, is_compiled: bool) -> str:
     parameters, tokens = parameter_count(request), request.task.tokens_most
     batch = f"{tokens:,}" if isinstance(tokens, int) else f"{min(tokens):,} to {max(tokens):,}"
     text = (
-        f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "
+        f"a step is {STEP_FLOPS} x {parameters:,} parameters x {batch} tokens FLOPs at "
         f"{UTILISATION:.0%} of the published bfloat16 FLOP/s, and {ADDED_SECONDS * 1e3:.1f} ms; "
         f"memory is parameters, gradient and optimizer state; links carry {_format(request)}, on average"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,10 +19,12 @@ from isthmus.programs.engine.cluster.devices import Device
 from isthmus.programs.engine.cluster.placement import Machine
 from isthmus.programs.engine.cluster.placing import Find, needs_found
 from isthmus.programs.engine.islands import environment
-from isthmus.programs.engine.islands.environment import MEMORY_SHARE, Accelerators
+from isthmus.programs.engine.islands.environment import MEMORY_SHARE, Accelerators, islands_of
+from isthmus.programs.engine.machine.default_batch import with_batch
 from isthmus.programs.engine.request.model_sizes import learner_bytes
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.request.run_settings import LEARNERS
+from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
@@ -131,11 +134,14 @@ def _needed(device: Device, count: int, state_bytes: int, find: Find) -> tuple[i
 
 
 def with_islands(
-    request: Request, given: Mapping[str, Any], prepare_again: Callable[[dict[str, Any]], Request]
+    request: Request,
+    given: Mapping[str, Any],
+    prepare_again: Callable[[dict[str, Any], dict[str, Any]], Request],
 ) -> Request:
-    """The request with as many learners as there are islands here, where `given` does not say how many, and this
-    machine has accelerators; `prepare_again` prepares it with another number. ConfigError where no island holds a
-    learner, or those that were given do not fit.
+    """The request with as many learners as there are islands here, where `given` does not say how many, and a batch
+    that fills them, where it has the default one, if this machine has accelerators. ConfigError where no island holds a
+    learner, or those that were given do not fit. `prepare_again` prepares it with other settings of section run, and
+    more of the task.
 
     Scripts are started before it is known what they need, and say so themselves.
     """
@@ -148,10 +154,21 @@ def with_islands(
     needs, state_bytes = needs_found(request), learner_bytes(request)
     if LEARNERS in given:
         check_learners(accelerators, card, request.run.learners, state_bytes, needs)
-        return request
+        run, each = dict(given), islands_of(Here("127.0.0.1", request.run.learners), accelerators).devices or 1
+        return _filled(request, card, each, partial(prepare_again, run))
     most = 1 if isinstance(request.task, OwnTask) else _COUNTS[-1]
     found = divided(accelerators, card, state_bytes, needs, most=most)
+    run = {**given, LEARNERS: found.learners}
     if found.learners != request.run.learners:
-        request = prepare_again({**given, LEARNERS: found.learners})
+        request = prepare_again(run, {})
+    request = _filled(request, card, found.devices, partial(prepare_again, run))
     chosen = {**request.chosen, f"run.{LEARNERS}": f"{found.learners} ({found.told})"}
     return replace(request, chosen=chosen, warnings=(*request.warnings, *found.warnings))
+
+
+def _filled(request: Request, card: str, devices: int, prepare_again: Callable[[dict[str, Any]], Request]) -> Request:
+    """The request with a batch that fills islands of so many devices each, of this `card`."""
+    device = _device(card)
+    here = [] if device is None else [Machine("here", device=device, devices=devices)]
+    unknown = "" if device is not None else repr(card) if card else "a card whose name its driver does not say"
+    return with_batch(request, here, prepare_again, unknown)

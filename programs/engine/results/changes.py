@@ -1,4 +1,6 @@
-"""Settings that follow the links, from the lines of changes.jsonl: the one place that words them as sentences."""
+"""Settings that follow links, and learners whose pace changes, from the lines of changes.jsonl: the one place that
+words them as sentences.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 from isthmus.programs.engine.results import lines
 from isthmus.programs.engine.results.lines import ChangeRecord
-from isthmus.programs.engine.results.words import decimal, size
+from isthmus.programs.engine.results.words import decimal, seconds, size
 from isthmus.runtime.ids import LEARNER
 
 
@@ -25,6 +27,8 @@ def step(change: ChangeRecord, by: str = LEARNER) -> str:
 
 def why(change: ChangeRecord, by: str = LEARNER) -> str:
     """The reason: 'the link of learner 3 carries 12.5 kB/s, and float32 needs 38.1 kB/s'."""
+    if change.setting == "pace":
+        return f"a step takes {seconds(change.step_time / 1e9)}, the median {seconds(change.median / 1e9)}"
     if change.link is None:
         what = "steps of the fastest learner" if by == LEARNER else f"merges of the fastest {by}"
         return f"a round takes {decimal(change.round_trip, 2)} {what}"
@@ -60,5 +64,5 @@ def in_use(changes: Iterable[ChangeRecord], shard: int, epoch: int, round_number
 
 
 def is_better(change: ChangeRecord) -> bool:
-    """Whether the change is to a finer format, or a shorter interval."""
-    return change.reason in ("carries more", "quick rounds")
+    """Whether the change is to a finer format, a shorter interval, or the usual pace."""
+    return change.reason in ("carries more", "quick rounds", "usual steps")

@@ -151,7 +151,7 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="merges"):
 
 
 class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="changes"):
-    """A setting that a shard changed because of the goodput of its links: one line of changes.jsonl.
+    """A setting that a shard changed by its links, or a learner whose pace changed: one line of changes.jsonl.
 
     The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step, 0 before it.
     """
@@ -170,6 +170,8 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="changes"):
     goodput: int = 0
     needed: int = 0
     round_trip: float = 0.0
+    step_time: int = 0
+    median: int = 0
 
     @classmethod
     def made_of(cls, change: Change, time: float) -> ChangeRecord:

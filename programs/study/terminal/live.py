@@ -442,7 +442,8 @@ _ERASED: Final = "\r\x1b[2K"
 def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], data: Iterable[str], *, quiet: bool) -> None:
     """Print the settings that were chosen for a run that is about to start, and the lines on its data, unless `quiet`,
     and on standard error the warnings of its request."""
-    values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    said = {name: str(value).lower() if isinstance(value, bool) else value for name, value in chosen.items()}
+    values = ", ".join(f"{name} {value}" for name, value in said.items())
     _print(f"chosen for this run: {values}" if chosen else "", quiet=quiet)
     for line in data:
         _print(printable(line), quiet=quiet)

@@ -369,13 +369,15 @@ def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
 
 
 def changes(record: RunRecord) -> PagePart | None:
-    """The settings that followed the links; None if none did."""
+    """The settings that followed the links, and learners whose pace changed; None if there was neither."""
     records = read_changes(record.folder)
     rows = [
         {"time": change.time, "shard": change.shard, "told": step(change), "why": why(change)}
         for change in records[-CHANGES_SHOWN:]
     ]
-    return PagePart("changes", "What followed the links", {"rows": rows, "count": len(records)}) if rows else None
+    return (
+        PagePart("changes", "What followed links and speeds", {"rows": rows, "count": len(records)}) if rows else None
+    )
 
 
 def accounts(record: RunRecord) -> PagePart:

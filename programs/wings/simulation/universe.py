@@ -58,7 +58,7 @@ from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]
 OPTION_SHARE: Final = 0.25
-"""Share of runs with an option on."""
+"""Share of runs in which an option has its first value, and of those in which it has its second."""
 BRIEF_SECONDS: Final = 3.0
 """Limit of a fault where no host may be given up: a silent host is after 20 s, and faults follow one another."""
 
@@ -71,8 +71,8 @@ class Trial:
     """Draws the program's settings."""
     formats: tuple[str, ...] = ()
     """In one run of four each of these settings is coded."""
-    options: tuple[tuple[str, Any], ...] = ()
-    """In one run of four each of these settings has its second value."""
+    options: tuple[tuple[str, tuple[Any, Any, Any]], ...] = ()
+    """In one run of four each of these settings has its first value, in one of four its second, else its last."""
     spared: tuple[str, ...] = ()
     """Hosts of these roles (or one replica of them: 'learner/0') never end."""
     lasts_max: float = 25.0
@@ -90,8 +90,8 @@ class Trial:
         return {name: each for name, each in drawn.items() if each in CODED}
 
     def options_of(self, rng: random.Random) -> Settings:
-        """The options that are not at their defaults."""
-        return {name: other for name, other in self.options if rng.random() < OPTION_SHARE}
+        """A value of each option."""
+        return {name: values[min(int(rng.random() / OPTION_SHARE), 2)] for name, values in self.options}
 
     def spares(self, host: str) -> bool:
         """Whether a host may not end."""
@@ -121,7 +121,7 @@ def _streaming(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
 
 
-FREE_RUNNING: Final = (("carry", True), ("steps_by_speed", True))
+FREE_RUNNING: Final = (("carry", (True, "auto", False)), ("steps_by_speed", (True, "auto", False)))
 TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update"), options=FREE_RUNNING),
     "dipaco": Trial(_dipaco, formats=("push", "update"), options=FREE_RUNNING, task=toy_task.of_paths),

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -43,7 +44,7 @@ def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     """Print the run folder's record of one merge."""
     answer = why(folder, wanted)
     if as_json:
-        typer.echo(json.dumps(_object(answer), indent=2))
+        typer.echo(json.dumps(_object(answer), indent=2, default=msgspec.structs.asdict))
         return
     console = Screen()
     for merge in (answer.merge, *answer.recoveries):

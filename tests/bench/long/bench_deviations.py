@@ -48,6 +48,7 @@ class Table:
 
 
 CARRIED: Final[Mapping[str, Settings]] = {"overwrite": {}, "carry": {"carry": True}}
+"""All tables but the last ones are of learners that are treated alike (`AS_IT_WAS`), unless their sides say so."""
 DEVIATIONS: Final[Mapping[str, Settings]] = {
     "as it is": {},
     "late refused": {"late": "refuse"},
@@ -66,6 +67,15 @@ BY_SPEED: Final[Mapping[str, Settings]] = {
     "carry, by speed": {"carry": True, "steps_by_speed": True},
     "by speed, late refused": {"steps_by_speed": True, "late": "refuse"},
 }
+AS_IT_WAS: Final[Settings] = {"carry": False, "steps_by_speed": False}
+UNLIKE: Final[Mapping[str, Settings]] = {
+    "both off": {},
+    "by default": {"carry": None, "steps_by_speed": "auto"},
+    "both on": {"carry": True, "steps_by_speed": True},
+}
+"""At H = 24, where only slow learners carry by default."""
+SHORT: Final[Mapping[str, Settings]] = {side: {"interval": None, **settings} for side, settings in UNLIKE.items()}
+"""At the interval that such a run has by default, 8."""
 TABLES: Final[Mapping[str, Table]] = {
     "near": Table(CARRIED),
     "trip-1": Table(CARRIED, delay_ms=5.0),
@@ -76,6 +86,11 @@ TABLES: Final[Mapping[str, Table]] = {
     "no-grace": Table(NO_GRACE, speeds=(1.0, 1.0, 0.8, 0.6)),
     "memory": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25)),
     "by-speed": Table(BY_SPEED, speeds=(1.0, 1.0, 0.5, 0.25)),
+    "tenth": Table(UNLIKE, speeds=(1.0, 1.0, 1.0, 0.1)),
+    "quarter": Table(UNLIKE, speeds=(1.0, 1.0, 0.5, 0.25)),
+    "ten-times": Table(UNLIKE, speeds=(10.0, 1.0, 1.0, 1.0)),
+    "tenth-short": Table(SHORT, speeds=(1.0, 1.0, 1.0, 0.1)),
+    "quarter-short": Table(SHORT, speeds=(1.0, 1.0, 0.5, 0.25)),
     "memory-unlike": Table(MEMORY, speeds=(1.0, 1.0, 0.5, 0.25), by_part=True),
     "alpha": Table({"alpha .5": {"alpha": 0.5}, "alpha 0": {"alpha": 0.0}}, program="streaming-diloco"),
 }
@@ -108,7 +123,8 @@ def measured(table: Table, settings: Settings, task: Any, steps: int, seed: int)
     """The figures of one run."""
     with tempfile.TemporaryDirectory() as folder:
         worlds = Worlds(Path(folder))
-        program = Program(table.program, **{"interval": 24, **settings})
+        as_it_was = AS_IT_WAS if table.program == "decoupled-diloco" else {}
+        program = Program(table.program, **{"interval": 24, **as_it_was, **settings})
         world = {"learners": LEARNERS, "steps": steps, "speeds": table.speeds, "delay_ms": table.delay_ms}
         summary = worlds.run(program, task=task, seed=seed, **world).summary
         worlds.close()

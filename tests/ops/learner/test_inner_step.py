@@ -353,6 +353,33 @@ def test_what_was_trained_since_the_answer_is_carried_over_and_in_the_next(has_a
 
 
 @pytest.mark.usefixtures("carried_on")
+@pytest.mark.parametrize(
+    ("told", "is_kept"), [([[0]], True), ([None, [0]], True), ([[0], None], False), ([[1]], False), ([None], False)]
+)
+def test_a_learner_carries_over_as_long_as_its_last_pull_says_so(told: list[Any], is_kept: bool) -> None:
+    """Answers to one pull after another, with a step after each; what follows the last is kept, or overwritten."""
+    task = SmallTask()
+    body, parts, context = opened(task)
+    watch(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    drive(body, batch=batch(task, 0))
+    for number, slots in enumerate(told, start=1):
+        request = pull(0, 6 + number) | ({} if slots is None else {"carry": slots})
+        yielded, _ = drive(body, pull={KEY: request}, batch=batch(task, number))
+    before, trained = np.asarray(yielded[0][1]["values"]), 8 * (1 + len(told))
+    kept = np.asarray(body._learner.extract(0)) - before
+    clock = [(0, 1, trained - 8)]
+    yielded, _ = drive(body, update={KEY: update(parts[0], 1, 2.0, clock=clock)}, pull={KEY: pull(0, 9)})
+    values = np.asarray(body._learner.extract(0))
+    np.testing.assert_array_equal(values, 2.0 + kept if is_kept else np.full(parts[0].size, 2.0))
+    assert np.any(kept)
+    context.at += 10**9
+    _, emitted = drive(body, batch=batch(task, 1 + len(told)))
+    overlapped = 0 if is_kept else 8
+    assert reports(emitted)[-1]["accounts"][0] == [trained - 8, overlapped, 0, 0, 16 - overlapped]
+
+
+@pytest.mark.usefixtures("carried_on")
 def test_means_of_values_are_replaced_where_the_rest_is_carried_over() -> None:
     task = SmallTask()
     (part,) = fragments_of(task, 1)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import msgpack
 
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.slow_learners import NO_SPEEDS
 from isthmus.runtime.ids import Member, Replica
 
 MS = 1_000_000
@@ -30,8 +31,8 @@ class Shard:
 
     def __init__(self, slot=0, *, incarnation=1, live=(), **settings):
         self.now = 5 * SECOND
-        self.shown, self.ahead = [], []
-        self.live, self.is_ahead = set(live), settings.get("by_speed", False)
+        self.shown, self.ahead, self.changes = [], [], []
+        self.live, self.is_ahead = set(live), bool(settings.get("speeds", NO_SPEEDS).ahead)
         self.pacer = Pacer(**(SETTINGS | settings))
         member = Member(Replica("syncer", slot), incarnation)
         context = SimpleNamespace(member=member, now=lambda: self.now, publish=self.shown.append, members=self.members)
@@ -55,6 +56,7 @@ class Shard:
         assert emitted is None or emitted
         rounds = [item for port, item in emitted or [] if port == "round"]
         pulls = [item for port, item in emitted or [] if port == "pull"]
+        self.changes += [item for port, item in emitted or [] if port == "changed"]
         pulls, self.ahead = pulls[: len(rounds)], pulls[len(rounds) :]
         assert all(item is pull for item, pull in zip(rounds, pulls, strict=True))
         assert self.is_ahead or not self.ahead

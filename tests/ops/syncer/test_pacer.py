@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.syncer.slow_learners import SpeedTerms
 from isthmus.ops.syncer.terms import EDGE_WAIT
 from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, leaving, lost, numbers, ready, stepping, told
 
+AHEAD = SpeedTerms(ahead=True)
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +105,7 @@ def test_all_are_waited_for_until_each_has_a_step_time_and_never_again():
 
 
 def test_a_learner_with_long_steps_is_asked_ahead_of_the_round_by_its_step():
-    shard = Shard(by_speed=True, learners=3)
+    shard = Shard(speeds=AHEAD, learners=3)
     (item,) = shard.started(stepping(0), stepping(1, step_time=2 * MS), stepping(2, step_time=4 * MS))
     seen, early = [], []
     for step in range(1, 7):
@@ -117,7 +119,7 @@ def test_a_learner_with_long_steps_is_asked_ahead_of_the_round_by_its_step():
 
 
 def test_none_is_asked_ahead_whose_steps_are_less_than_twice_as_long_and_without_the_option():
-    for shard, step_time in ((Shard(by_speed=True), 2 * MS - 1), (Shard(), 4 * MS)):
+    for shard, step_time in ((Shard(speeds=AHEAD), 2 * MS - 1), (Shard(), 4 * MS)):
         shard.started(stepping(0), stepping(1, step_time=step_time))
         for step in range(1, 6):
             shard.fire(stepping(0, step))
@@ -125,7 +127,7 @@ def test_none_is_asked_ahead_whose_steps_are_less_than_twice_as_long_and_without
 
 
 def test_a_round_that_opens_first_makes_the_number_of_one_that_was_asked_for_void():
-    shard = Shard(by_speed=True, learners=3)
+    shard = Shard(speeds=AHEAD, learners=3)
     (item,) = shard.started(stepping(0), stepping(1, step_time=4 * MS), stepping(2))
     shard.fire(stepping(0, 3), merged=[told(item)])
     (asked,) = shard.ahead
@@ -135,8 +137,24 @@ def test_a_round_that_opens_first_makes_the_number_of_one_that_was_asked_for_voi
     assert (item["fragment"], item["round"]) == (1, asked["round"] + 2)
 
 
+def test_no_number_is_void_where_a_lead_is_longer_than_the_interval_and_rounds_end_out_of_turn():
+    shard = Shard(speeds=AHEAD, interval=4, overlap=4)
+    opened = shard.started(stepping(0), stepping(1, step_time=10 * MS))
+    asked, due, numbers_opened = [], {}, []
+    for step in range(1, 100):
+        due |= {item["round"]: (step + (0 if item["fragment"] % 2 else 2), item) for item in opened}
+        over = [number for number, (at, _) in due.items() if at == step]
+        reports = stepping(0, step), stepping(1, step // 10, step_time=10 * MS)
+        opened = shard.fire(*reports, merged=[told(due[number][1]) for number in over])
+        asked += [item["round"] for item in shard.ahead]
+        numbers_opened += [item["round"] for item in opened]
+    assert len(asked) > 50
+    assert set(asked) - set(numbers_opened[-1:]) >= set(numbers_opened[4:-1])
+    assert {number for number in asked if number < numbers_opened[-1]} <= set(numbers_opened)
+
+
 def test_a_final_round_is_asked_for_anew():
-    shard = Shard(by_speed=True)
+    shard = Shard(speeds=AHEAD)
     (item,) = shard.started(stepping(0), stepping(1, step_time=4 * MS))
     shard.fire(stepping(0, 3), merged=[told(item)])
     (asked,) = shard.ahead

@@ -59,6 +59,17 @@ def test_the_documented_figures_are_these() -> None:
             assert float(memory.removesuffix(" GB")) * 1e9 == pytest.approx(device.memory_bytes, rel=0.005)
 
 
+def test_the_documented_tokens_that_fill_a_device_are_these() -> None:
+    page = Path(__file__).parents[4] / "docs" / "reference" / "devices.md"
+    table = page.read_text().split("## ")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines() if line.startswith("| ")][2:]
+    filled = [device for device in CATALOGUE if device.tokens_filling is not None]
+    assert rows == [
+        [device.kind, f"{device.tokens_filling:,}", "measured" if device.tokens_measured else "computed"]
+        for device in filled
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [

@@ -109,10 +109,10 @@ SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4}
 def requested(text: str, **run: Any) -> Any:
     asked = {"tokens": 4000, **run}
 
-    def prepared(run: dict[str, Any]) -> Any:
-        return prepare(run=run, task_settings={**SMALL, "data": [text]}, computes=False)
+    def prepared(run: dict[str, Any], more: dict[str, Any]) -> Any:
+        return prepare(run=run, task_settings={**SMALL, "data": [text], **more}, computes=False)
 
-    return with_islands(prepared(asked), asked, prepared)
+    return with_islands(prepared(asked, {}), asked, prepared)
 
 
 @pytest.fixture(scope="module")

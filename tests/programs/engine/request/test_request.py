@@ -346,6 +346,8 @@ def test_smaller_batches_come_before_shorter_intervals_and_too_few_sweeps_are_to
 ) -> None:
     request = prepare(run={"tokens": tokens, "learners": 4})
     assert (request.config["task"]["batch"], request.config["program"]["interval"]) == (batch, interval)
+    # Where the interval is short, all learners keep what they train over an adoption, which is told.
+    assert request.config["program"].get("carry") == request.chosen.get("program.carry") == (interval < 24 or None)
     assert [fault.found.partition(",")[0] for fault in request.warnings] == ["48.8"] * is_warned
 
 

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from isthmus.programs.engine.recorder.books import LAST_COUNT, Changes
 from isthmus.programs.engine.results.changes import in_use, is_better, read, sentence, settings
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.study.terminal.live import NoticeFeed
 from isthmus.programs.wings.report import sections
+from isthmus.programs.wings.why.past import show_why
 from isthmus.programs.wings.why.why import MergeQuery, rows, why
 
 PUSH: dict[str, Any] = {
@@ -50,6 +53,18 @@ BACK = {
     "round": 30,
 }
 
+PACE = {
+    **OVERLAP,
+    "number": 6,
+    "setting": "pace",
+    "slot": 3,
+    "before": "usual",
+    "after": "asked ahead",
+    "reason": "slow steps",
+    "step_time": 100_000_000,
+    "median": 10_000_000,
+}
+
 
 def record(told: dict[str, Any], time: float = 1.0) -> ChangeRecord:
     return ChangeRecord(**told, time=time)
@@ -66,7 +81,11 @@ def test_sentences() -> None:
     assert sentence(record(INTERVAL)).endswith("and an interval of 24 steps needs 75.0 kB/s")
     assert sentence(record(OVERLAP)) == "overlap: 6 -> 3, because a round takes 2.50 steps of the fastest learner"
     assert sentence(record(BACK)).endswith("carries 1.00 MB/s, and float32 needs 75.0 kB/s")
-    assert [is_better(record(each)) for each in (PUSH, OVERLAP, BACK)] == [False, True, True]
+    assert sentence(record(PACE)) == (
+        "pace of learner 3: usual -> asked ahead, because a step takes 100 ms, the median 10.0 ms"
+    )
+    usual = {**PACE, "reason": "usual steps"}
+    assert [is_better(record(each)) for each in (PUSH, OVERLAP, BACK, PACE, usual)] == [False, True, True, False, True]
     asked = {"push": [[0, "float32"], [1, "float32"], [3, "int4"]], "update": "int4", "interval": 24, "overlap": 5}
     assert settings(asked) == "push float32, of learner 3 int4; update int4; interval 24, overlap 5"
 
@@ -102,7 +121,7 @@ def test_which_changes_count_for_a_round() -> None:
     assert in_use(changes, 0, 2, 30) == in_use(changes, 1, 1, 30) == []
 
 
-def test_why_report_and_live_view_tell_of_them(tmp_path: Path) -> None:
+def test_why_report_and_live_view_tell_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"time": at, **each} for at, each in enumerate((PUSH, UPDATE, INTERVAL))]
     told = [*map(json.dumps, lines), "{", json.dumps({"time": "x"})]
     (tmp_path / "changes.jsonl").write_text("\n".join(told))
@@ -118,6 +137,8 @@ def test_why_report_and_live_view_tell_of_them(tmp_path: Path) -> None:
         "push of learner 3: float32 -> int4",
         "update: float32 -> int4",
     ]
+    show_why(tmp_path, MergeQuery(2), as_json=True)
+    assert [change["after"] for change in json.loads(capsys.readouterr().out)["changes"]] == ["int4", "int4"]
     part = sections.changes(load(tmp_path))
     assert part is not None
     assert part.shown is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from isthmus.programs.wings.simulation.toy_task import WIDE
@@ -10,6 +12,7 @@ from tests.programs.wings.simulation.scenarios import Witness, assert_exact, sur
 
 WINDOW_BYTES = 64 << 10
 """Two fragments, as the window of a real run is to fragments of a real model."""
+RUN: dict[str, Any] = {"steps": 160, "step_ms": 200.0, "task": WIDE, "window_bytes": WINDOW_BYTES}
 
 
 @pytest.mark.long
@@ -19,7 +22,7 @@ def test_a_link_is_slower_than_one_fragment_an_interval() -> None:
     on and is merged, if less often, memory stays flat, and all is as before as soon as the link carries what is due."""
     witness, begin, end = Witness(), 2.0, 22.0
     slow = Throttle("learner-3", kbits=150.0, seconds=end - begin, at=begin)
-    outcome = survive(slow, steps=160, step_ms=200.0, task=WIDE, window_bytes=WINDOW_BYTES, witness=witness)
+    outcome = survive(slow, **RUN, witness=witness, carry=False)
     assert outcome.violation is None
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
     assert witness.intervals == {8}
@@ -39,6 +42,22 @@ def test_a_link_is_slower_than_one_fragment_an_interval() -> None:
         records = len(witness.merges_between(life, 2.0, end)) if life.startswith("syncer") else 0
         assert max(late) <= max(early) + records + 5
     assert_exact(outcome)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_behind_such_a_link_more_is_merged_where_work_is_carried_over() -> None:
+    """As by default at this interval: in fewer merges, each of which has more."""
+    slow = Throttle("learner-3", kbits=150.0, seconds=20.0, at=2.0)
+    shares = []
+    for settings in ({"carry": False}, {}):
+        outcome = survive(slow, **RUN, **settings)
+        assert_exact(outcome)
+        accounts = [outcome.status["learners"][slot]["accounts"] for slot in range(4)]
+        shares.append([sum(fates[0] for fates in each) / sum(map(sum, each)) for each in accounts])
+    overwriting, carrying = shares
+    assert carrying[3] > max(0.5, overwriting[3])
+    assert min(carrying[:3]) > 0.95 > max(overwriting[:3])
 
 
 @pytest.mark.long
