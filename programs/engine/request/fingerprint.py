@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +67,20 @@ def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
             for path in folder.rglob("*.py"):
                 parts = path.relative_to(folder).with_suffix("").parts
                 files[".".join((package, *parts))] = path
-    return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name, path in sorted(files.items())}
+    return {name: _digest(path, *_state(path)) for name, path in sorted(files.items())}
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes with a file."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@cache
+def _digest(path: Path, changed_ns: int, size: int) -> str:
+    """SHA-256 of a file in this state: what prepares a run hashes the same files for its request and its hosts."""
+    del changed_ns, size
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _source(function: Any) -> Path | None:
