@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -62,8 +63,9 @@ def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
             files[function.__module__] = path
     folders, wings = {Path(ops.__path__[0]): ops.__name__}, Path(wing_table.__file__).parent / "wings"
     folders |= {Path(wings, wing.name): f"{wing_table.ROOM}.{wing.name}" for wing in wing_table.WINGS}
+    names = [str(path) for path in files.values()]
     for folder, package in folders.items():
-        if any(path.is_relative_to(folder) for path in files.values()):
+        if any(name.startswith(f"{folder}{os.sep}") for name in names):
             for path in folder.rglob("*.py"):
                 parts = path.relative_to(folder).with_suffix("").parts
                 files[".".join((package, *parts))] = path
