@@ -33,7 +33,6 @@ from isthmus.programs.engine.request.environment import has_backend, prepare_env
 from isthmus.programs.engine.run import host_process
 from isthmus.programs.engine.run.logs import PLAIN_SERVER_LOG, log_of, opened_log
 from isthmus.programs.engine.run.plans_apart import PlanMaker, plans_of
-from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -152,8 +151,7 @@ def _fork(folder: Path, daemon: ProcessLine, request: dict[str, Any], plans: Map
 
 
 def _prepared(folder: Path, task: str, *, has_graph: bool) -> tuple[str, Mapping[str, Plan]]:
-    """Prepare every host of a task that may be requested, but the evaluator: that is one, and traces while learners
-    begin. Returns why hosts cannot be forked, or '', and the plans."""
+    """Prepare every host of a task that may be requested; returns why hosts cannot be forked, or '', and the plans."""
     plans: Mapping[str, Plan] = {}
     try:
         run_spec = spec.load(folder)
@@ -163,7 +161,7 @@ def _prepared(folder: Path, task: str, *, has_graph: bool) -> tuple[str, Mapping
         else:  # To import the task takes longer than to make them.
             plans = plans_of(run_spec, folder, meanwhile=lambda: reference.resolve(Reference(task)))
         for role in run_spec.computing:
-            if role == LEARNER or (role != EVALUATOR and run_spec.task_of(Replica(role, 0)) == task):
+            if role == LEARNER or run_spec.task_of(Replica(role, 0)) == task:
                 for node in plans[role].nodes:
                     _prepare(node, task, run_spec.job.task)
     except BaseException:
