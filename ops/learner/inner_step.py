@@ -462,6 +462,9 @@ class InnerStep:
     def _heal(self, adopted: int) -> None:
         self._unhealed.discard(adopted)
         if not self._unhealed:
+            for number, held in enumerate(self._held):
+                if held is not None and number != adopted:  # Steps since its adoption have spoilt it once more.
+                    self._learner.replace(number, held.anchor)
             self._learner.restart()
             self._metrics.forget()  # Those of the steps before do not describe its present parameters.
             self._sick = False

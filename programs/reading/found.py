@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, final
@@ -180,8 +181,15 @@ def _standard_library() -> Iterator[Path]:
     def keep(name: str) -> bool:
         return name not in _TEST_FOLDERS | _FOREIGN_FOLDERS and not name.startswith(("config-", "_sysconfigdata"))
 
+    real_folder = cache(os.path.realpath)
+
+    def real(file: Path) -> str:
+        """Its real path, with one look at each folder for all of its files: a run begins with this."""
+        folder, name = os.path.split(file)
+        return os.path.realpath(file) if os.path.islink(file) else os.path.join(real_folder(folder), name)
+
     files = (file for file in _walk(Path(sysconfig.get_path("stdlib")), keep) if file.suffix == ".py")
-    return iter({os.path.realpath(file): file for file in files if file.stat().st_size}.values())
+    return iter({real(file): file for file in files if file.stat().st_size}.values())
 
 
 def _walk(root: Path, keep: Callable[[str], bool]) -> Iterator[Path]:

@@ -27,7 +27,7 @@ from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.idleness import IdleWatch, used_in
 from isthmus.runtime.system.loop_clock import LoopClock
-from isthmus.runtime.system.pidfds import pidfd_open, pidfd_send_signal
+from isthmus.runtime.system.pidfds import exit_status, pidfd_open, pidfd_send_signal
 from isthmus.runtime.system.processes import RANKS_HUNG, is_stopped, kill_session, signal_name
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
@@ -325,11 +325,11 @@ class LocalProcesses:
 
     def _end(self, member: Member) -> None:
         process, stacks = self._watched.pop(member), self._stacks.pop(member, None)
-        self._close(process)
         how, used = Exited(), None
         try:
             how, used = self._reaped(process, stacks, self._script_log(member.replica))
         finally:  # Whatever that raises, a run waits for this.
+            self._close(process)
             process.ended(member, how, used)
 
     def _reaped(self, process: _Watched, stacks: StacksRead | None, log: Path | None) -> tuple[Exited, float | None]:
@@ -337,19 +337,22 @@ class LocalProcesses:
         # Before it is reaped. A pool of the task's own, for example, would outlive the run.
         with suppress(OSError):  # Too few descriptors for a look at /proc.
             kill_session(process.pid)
+        code, used = None, None
         try:
-            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         except ChildProcessError:  # A former daemon was its parent.
-            pid = 0
+            code = exit_status(process.watch, process.pid)
+        else:
+            if pid:  # Or it is traced: the tracer learns its status first.
+                code, used = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
         self._reap_group(process.pid)
-        if not pid:  # Not our child, or traced: the tracer learns its status first.
+        if code is None:
             return Exited(), None
-        code = os.waitstatus_to_exitcode(status)
         if code == RANKS_HUNG and stacks is None and log is not None:
             stacks = stacks_told(log)
         places = () if stacks is None else stacks.places()
         exited = Exited(signal=signal_name(-code), places=places) if code < 0 else Exited(code, places=places)
-        return exited, used.ru_utime + used.ru_stime
+        return exited, used
 
     def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:
         """Reap a process's children in its group, which are children of this one by now, or will be soon."""

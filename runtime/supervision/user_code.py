@@ -212,12 +212,18 @@ def script_ended(run: RunState, replica: Replica, life: TrackedLife | None, ende
         return False
     had_model = life is None or (life.seen.heartbeat.phase == "gone" and life.seen.error is None)
     is_away = run.fleet.name(replica) != run.fleet.home  # The last model is at home, and no life gets it there.
-    if isinstance(ended.end, incidents.Unseen) and not is_away:  # How it ended is not known.
+    if _is_unknown(ended) and not is_away:
         return True
     if had_model or is_away or isinstance(ended.verdict, incidents.Lingered):
         leave_unfinished(run, replica, ended)
         return False
     return True
+
+
+def _is_unknown(ended: incidents.Ended) -> bool:
+    """Whether nobody knows how a life that we did not end has ended: no daemon watched it, or one that was not its
+    parent, and to which the kernel does not tell it."""
+    return isinstance(ended.end, incidents.Unseen) or (ended.end == incidents.Exited() and ended.verdict is None)
 
 
 def leave_unfinished(run: RunState, replica: Replica, ended: incidents.Ended) -> None:

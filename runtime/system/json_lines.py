@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,14 @@ Row = TypeVar("Row")
 
 def append(path: Path, row: tuple[Any, ...]) -> None:
     """Append a row."""
-    line = (json.dumps(row) + "\n").encode()
+    append_all(path, [row])
+
+
+def append_all(path: Path, new: Sequence[tuple[Any, ...]]) -> None:
+    """Append rows, which stay together."""
+    lines = "".join(json.dumps(row) + "\n" for row in new).encode()
     with suppress(OSError), opened_at_end(path) as file:
-        os.write(file.fileno(), line)
+        os.write(file.fileno(), lines)
 
 
 def rows(path: Path, kind: Callable[..., Row]) -> Iterator[Row]:

@@ -2,12 +2,13 @@
 
     own_loop_steps.py FILE BATCH [bare]
 
-It writes the instant at which each step ended into FILE, of an island with its slot behind the name, and trains without
-an end. At SIGUSR2 the loop raises.
+It writes the instant at which each step ended into FILE, of an island with its slot behind the name, of a process of
+torchrun with its rank, and trains without an end. At SIGUSR2 the loop raises.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -74,4 +75,7 @@ def main(path: Path, batch: int, *, is_bare: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), is_bare="bare" in sys.argv[3:])
+    named = Path(sys.argv[1])
+    if (rank := os.environ.get("LOCAL_RANK")) is not None:
+        named = named.with_name(f"{named.name}.{rank}")
+    main(named, int(sys.argv[2]), is_bare="bare" in sys.argv[3:])

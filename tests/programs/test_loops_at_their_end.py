@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,3 +224,27 @@ def test_a_stop_ends_the_scripts_that_are_awaited(start: Callable[..., Run], tmp
     assert (status, again["outcome"], again["scripts_dismissed"]) == (0, "done", [])
     assert [len(lines(run, slot, "SAVED")) for slot in (0, 1)] == [1, 1]
     assert again["tokens_total"] == summary["tokens_total"]
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_the_next_daemon_knows_how_scripts_have_ended_that_it_has_not_started(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    for name in ("full", "busy"):
+        (tmp_path / name).touch()
+    run = start(FOREVER)
+    run.wait_for_merges(4)
+    former, lives = run.daemon()["pid"], [run.pids()[f"learner/{slot}"] for slot in (0, 1)]
+    os.kill(former, signal.SIGKILL)
+    run.wait_for(lambda: run.daemon()["pid"] != former and run.status()["outcome"] == "running")
+    run.wait_for_merges(4)
+    run.command.send_signal(signal.SIGINT)
+    run.wait_for(lambda: run.status().get("awaited") == ["learner/0", "learner/1"])
+    assert [run.pids()[f"learner/{slot}"] for slot in (0, 1)] == lives
+    (tmp_path / "busy").unlink()
+    status, summary, _ = ended(run)
+    assert (status, summary["outcome"], summary["scripts_unfinished"]) == (1, "stopped", ["learner/1"])
+    assert [len(lines(run, slot, "BEGAN")) for slot in (0, 1)] == [1, 1], "none was begun again"
+    (unfinished,) = told(run, ScriptUnfinished)
+    assert unfinished.last.end == Exited(1)

@@ -123,14 +123,24 @@ class CompiledOnce:
         notes: Path,
         here: Compiler,
         name: str,
-        record: Callable[[CompiledProgram], None],
+        record: Callable[[Sequence[CompiledProgram]], None],
         life: int = 0,
     ) -> None:
         self._programs, self._notes, self._here = programs, notes, here
         self._name, self._life, self._record = name, life, record
+        self._names: list[str] | None = None
+        """Of the files of jax, as they were when this was asked first."""
+        self._got: list[CompiledProgram] = []
+        """What is not recorded yet: programs that are read, each in a few milliseconds, are recorded together."""
 
     def compile(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
         """Compile what no other process does, then await, and read, what others have compiled."""
+        try:
+            self._compile_all(programs, tell)
+        finally:
+            self._record_all()
+
+    def _compile_all(self, programs: Iterable[LoweredProgram], tell: Tell) -> None:
         misses, others = self._here.misses, list[tuple[LoweredProgram, Path]]()
         for program in programs:
             path = self._notes / f"{self._key(program)}.json"
@@ -154,7 +164,8 @@ class CompiledOnce:
         """Whether this process has the program now; if not, another one compiles it. `begun`: awaited since then."""
         note = _read(path)
         if note is not None and self._needs_no_lock(note):
-            tell(program.name, "")
+            if begun is not None or note.cannot_keep:  # One that is read at once is not told.
+                tell(program.name, "")
             self._compile(program, note.by if begun is not None else "", begun)
             return True
         try:
@@ -204,7 +215,7 @@ class CompiledOnce:
         took = time.monotonic() - since
         awaited = since - begun if by and begun is not None else 0.0
         way: Way = "read" if self._here.hits > hits else "compiled"
-        self._record(
+        self._got.append(
             CompiledProgram(
                 self._name,
                 self._life,
@@ -217,7 +228,14 @@ class CompiledOnce:
                 self._here.device,
             )
         )
+        if way == "compiled":
+            self._record_all()
         return took
+
+    def _record_all(self) -> None:
+        got, self._got = self._got, []
+        if got:
+            self._record(got)
 
     def _key(self, program: LoweredProgram) -> str:
         """All that the file of jax depends on, and the folder that it is in."""
@@ -226,9 +244,15 @@ class CompiledOnce:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
     def _needs_no_lock(self, note: ProgramNote) -> bool:
-        """Whether to wait for nobody: jax has the program, or never will. Of one without a file, which was there before
-        its note, that is not known."""
-        return note.cannot_keep or (bool(note.file) and (self._programs / note.file).exists())
+        """Whether to wait for nobody: jax has the program, or never will. Of one that was there before its note, which
+        file it has is not known: it is taken to be there while any of that name is."""
+        if note.cannot_keep or note.seconds is None:
+            return note.cannot_keep
+        if note.file:
+            return (self._programs / note.file).exists()
+        if self._names is None:
+            self._names = os.listdir(self._programs) if self._programs.is_dir() else []
+        return any(_is_of(name, note) for name in self._names)
 
     def _newest(self, note: ProgramNote) -> str:
         """The file that jax has made of a program since it was begun; '' where that cannot be told."""
@@ -310,7 +334,7 @@ def compile_once(folder: Path, process: str, life: int) -> None:
         kept, notes = config.jax_compilation_cache_dir, cache_folder(NOTES)
         if not kept or notes is None or not config.jax_enable_compilation_cache:
             return ByItself()
-        return CompiledOnce(Path(kept), notes, _OfJax(), process, partial(json_lines.append, folder / RECORD), life)
+        return CompiledOnce(Path(kept), notes, _OfJax(), process, partial(json_lines.append_all, folder / RECORD), life)
 
     compile_by(made)
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,12 +63,26 @@ def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
             files[function.__module__] = path
     folders, wings = {Path(ops.__path__[0]): ops.__name__}, Path(wing_table.__file__).parent / "wings"
     folders |= {Path(wings, wing.name): f"{wing_table.ROOM}.{wing.name}" for wing in wing_table.WINGS}
+    names = [str(path) for path in files.values()]
     for folder, package in folders.items():
-        if any(path.is_relative_to(folder) for path in files.values()):
+        if any(name.startswith(f"{folder}{os.sep}") for name in names):
             for path in folder.rglob("*.py"):
                 parts = path.relative_to(folder).with_suffix("").parts
                 files[".".join((package, *parts))] = path
-    return {name: hashlib.sha256(read_bytes(path)).hexdigest() for name, path in sorted(files.items())}
+    return {name: _digest(path, *_state(path)) for name, path in sorted(files.items())}
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes with a file."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@cache
+def _digest(path: Path, changed_ns: int, size: int) -> str:
+    """SHA-256 of a file in this state: what prepares a run hashes the same files for its request and its hosts."""
+    del changed_ns, size
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _source(function: Any) -> Path | None:

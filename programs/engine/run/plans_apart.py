@@ -117,7 +117,7 @@ def _make(orders: int, answers: int, parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
         name_process(TITLE)
-        _load_ahead()
+        load_ahead()
         with os.fdopen(orders, "rb") as order:
             folder = os.fsdecode(order.read())
         if folder:
@@ -127,13 +127,15 @@ def _make(orders: int, answers: int, parent: int) -> NoReturn:
         os._exit(0)  # Without an answer it has failed.
 
 
-def _load_ahead() -> None:
-    """Load what makes graphs and plans, and the default program, while there is no run yet."""
+def load_ahead() -> None:
+    """Load what makes graphs and plans, and the default program, and read its sources, while there is no run yet."""
+    from isthmus.ops.exchange.fragments import Fragment
+    from isthmus.programs.engine.request.fingerprint import sources
     from isthmus.programs.engine.request.program import Program
 
-    for module in ("recorder.roles", "request.fingerprint", "request.followers"):
+    for module in ("recorder.roles", "request.followers"):
         import_module(f"isthmus.programs.engine.{module}")
-    Program().builder()
+    sources([Program().builder(), Fragment])  # With any operator those of all are read.
 
 
 def _made(folder: Path) -> dict[str, bytes] | str:

@@ -298,10 +298,10 @@ def life_of_waiting(ahead: LoopAhead) -> LoopLife | None:
 def _load_ahead() -> None:
     """Load what the host of a life needs whatever its run is: its modules, and the default program. Not the kernels of
     answers and updates, which takes longer than all of that: the first answer is some steps after the first step."""
-    from isthmus.programs.engine.request.program import Program
+    from isthmus.programs.engine.run.plans_apart import load_ahead
 
     import_module("isthmus.programs.engine.run.loop_host")
-    Program().builder()
+    load_ahead()
 
 
 def _go_on_in(log: Path, output: tuple[int, int]) -> None:

@@ -49,7 +49,6 @@ from isthmus.programs.engine.results.absences import (
     waiting_of,
 )
 from isthmus.programs.engine.results.changes import is_better, sentence
-from isthmus.programs.engine.results.data_words import progress_words
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record, submitted_ns
 from isthmus.programs.engine.results.words import not_finite, size, snapshot_lines, store_line, without_figures
@@ -77,6 +76,7 @@ from isthmus.runtime.system.disk import FullNotes, open_regular
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
     from isthmus.programs.engine.run.in_processes import Submitted
+    from isthmus.programs.reading.token_progress import MakingProgress
 
 
 _READ_BYTES_MAX: Final = 1 << 20
@@ -427,9 +427,14 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
         console.print(Text(f"preparing: {words}"), end="", no_wrap=True, overflow="ellipsis", crop=True)
         console.file.flush()
 
+    def show_progress(progress: MakingProgress) -> None:
+        from isthmus.programs.engine.results.data_words import progress_words  # NumPy: a status is read without it.
+
+        show(progress_words(progress))
+
     try:
         show("the request is read, the task is run on shapes")
-        with listening(lambda progress: show(progress_words(progress))):
+        with listening(show_progress):
             yield
     finally:
         console.file.write(_ERASED)

@@ -1,14 +1,15 @@
 """Two replicas of one loop in PyTorch under torchft's DiLoCo, and as islands of a run, on the same machine.
 
-    .venv-peers/bin/python -m tests.bench.long.bench_peers [--rounds 3] [--kills 3] [--seconds 20] [--batch 8] [--json]
+    .venv-peers/bin/python -m tests.bench.long.bench_peers [--rounds 3] [--kills 3] [--seconds 20] [--batch 8]
+        [--only KIND ...] [--json]
 
     python3 -m venv .venv-peers
     .venv-peers/bin/pip install torch                       # A build for the CPU
     .venv-peers/bin/pip install --editable . torchft-nightly
 
 The loop is that of `own_loop_steps.py` and `peers/torchft_loop.py`: the same model and batches, four fragments every 24
-steps. In turn: the loop bare, twice at once; torchft with the bounds of its waits at a second (its lighthouse takes a
-replica for dead after half a second), and with its defaults; and a run. For each round:
+steps. In turn: the loop bare, twice at once, and so by torchrun; torchft with the bounds of its waits at a second (its
+lighthouse takes a replica for dead after half a second), and with its defaults; and a run. For each round:
 
 start        seconds from the command until both replicas have ended a step
 inside/bare  steps a second of both replicas, over those of the two bare loops in this round
@@ -77,6 +78,19 @@ def bare(folder: Path, batch: int) -> Iterator[Replicas]:
     files = [folder / f"bare.{replica}" for replica in range(REPLICAS)]
     with started([[sys.executable, str(OWN), str(file), str(batch), "bare"] for file in files]):
         yield Replicas(files, lambda: None)
+
+
+@contextmanager
+def torchrun(folder: Path, batch: int) -> Iterator[Replicas]:
+    """The same, started by torchrun."""
+    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(REPLICAS)]
+    with started([[*launcher, str(OWN), str(folder / "torchrun"), str(batch), "bare"]]) as [process]:
+        try:
+            yield Replicas([folder / f"torchrun.{rank}" for rank in range(REPLICAS)], lambda: None)
+        finally:
+            process.send_signal(signal.SIGTERM)  # It ends its processes, which lead sessions of their own.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
 
 
 @contextmanager
@@ -177,10 +191,12 @@ def measured(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Kind -> figure -> values."""
     kinds: dict[str, Callable[[Path, int], Any]] = {
         "bare": bare,
+        "torchrun": torchrun,
         "torchft, tuned": lambda folder, batch: torchft(folder, batch, is_tuned=True),
         "torchft, defaults": lambda folder, batch: torchft(folder, batch, is_tuned=False),
         "isthmus": isthmus,
     }
+    kinds = {kind: make for kind, make in kinds.items() if asked.only is None or kind.partition(",")[0] in asked.only}
     found: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
     for make in kinds.values():  # Kernels and bytecode that a new environment compiles are not counted.
         with opened(make, asked.batch):
@@ -196,8 +212,9 @@ def measured(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
                 figures.setdefault("start, s", []).append(first - begin)
                 time.sleep(SETTLE_SECONDS)
                 rates[kind] = rate(replicas, asked.seconds)
-                figures.setdefault("inside / bare", []).append(rates[kind] / rates["bare"])
-                for _ in range(0 if kind == "bare" else asked.kills):
+                if "bare" in rates:
+                    figures.setdefault("inside / bare", []).append(rates[kind] / rates["bare"])
+                for _ in range(0 if kind in ("bare", "torchrun") else asked.kills):
                     stall, back = death(replicas)
                     figures.setdefault("stall, s", []).append(stall)
                     figures.setdefault("return, s", []).append(back)
@@ -211,6 +228,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="of each round")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--only", nargs="+", metavar="KIND", help="bare, torchrun, torchft, isthmus")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = measured(asked)

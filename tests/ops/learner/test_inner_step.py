@@ -497,6 +497,22 @@ def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
 
 
+def test_one_that_diverged_and_steps_between_the_adoptions_of_two_fragments_heals_for_good() -> None:
+    """A step whose loss is not finite spoils all fragments, also the one that was global again."""
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    watch(context)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    for _ in range(3):
+        drive(body, batch=bad)
+    assert context.published[-1]["sick"]
+    drive(body, update={KEY: update(parts[0], 1, 0.0)}, batch=batch(task, 1))
+    drive(body, update={KEY: update(parts[1], 1, 0.0)}, batch=batch(task, 2))
+    told = [reports(drive(body, batch=batch(task, position))[1]) for position in range(3, 9)]
+    assert [report["sick"] for each in told for report in each] == [False] * 3
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
+
+
 def rate_of(body: InnerStep) -> float:
     """How far a step moves a parameter."""
     before = np.array(body._learner._leaves[0])

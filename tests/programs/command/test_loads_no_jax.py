@@ -41,13 +41,24 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib"
     ids=["face", "help", "help of train", "status", "bodies", "programs"],
 )
 def test_this_loads_no_jax(code: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code + LOADED],
+    done = ended(code + LOADED, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_the_status_of_a_run_is_shown_without_numpy(tmp_path: Path) -> None:
+    code = "import sys, isthmus.programs.study.terminal.status; print('numpy' in sys.modules)"
+    done = ended(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def ended(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a process that runs this has done."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
-        cwd=tmp_path,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},  # Of no daemon that lives.
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": str(folder)},  # Of no daemon that lives.
     )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

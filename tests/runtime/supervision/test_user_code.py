@@ -329,9 +329,10 @@ def test_a_script_that_goes_on_stepping_is_told() -> None:
     assert story.core.reason(FIRST) == ScriptGoesOn()
 
 
-def test_one_that_ended_while_no_daemon_watched_is_begun_again() -> None:
+@pytest.mark.parametrize("end", [Unseen(), Exited()])
+def test_one_of_which_nobody_knows_how_it_ended_is_begun_again(end: Any) -> None:
     story = ending()
-    story.hears(20, "alpha", gone("learner/0", Unseen()))
+    story.hears(20, "alpha", gone("learner/0", end))
     assert story.noted[-1] == life("learner/0#2")
     story.hears(22, "alpha", gone("learner/0#2", Exited(0)))
     assert (story.core.is_finished, story.core.unfinished) == (True, {})

@@ -32,7 +32,8 @@ AHEAD_SECONDS: Final = 0.4
 the tokens, however long the other one takes to come back from its kill."""
 KILL_FROM: Final = 0.3
 KILL_BY: Final = 0.6
-"""The island in slot 1 is killed once it has made so much of its half; at the latter it waits for that."""
+"""The island in slot 1 is killed once it has made so much of its half; from the latter on it steps slowly until then.
+"""
 PACE_SECONDS: Final = 0.002
 KILLED: Final = "killed"
 """The file that the killer makes."""
@@ -142,7 +143,7 @@ class Ground:
         _say("BEGINS", self.island.slot, self.island.position)
 
     def pace(self) -> None:
-        """Step slowly, as long as the other island has made much fewer steps; slot 1 waits for its kill."""
+        """Step slowly, as long as the other island has made much fewer steps; slot 1 is slow before its kill."""
         if self.is_alone:
             return
         time.sleep(PACE_SECONDS)
@@ -153,8 +154,8 @@ class Ground:
         if other.exists() and island.position > int(other.read_text()) + AHEAD_MAX:
             time.sleep(AHEAD_SECONDS)  # It does not stop: the other's next life begins once open rounds are over.
         is_victim = island.slot == 1 and self._is_first_life
-        while is_victim and island.position > KILL_BY * self.steps / 2 and not island.is_over:
-            time.sleep(0.01)
+        if is_victim and island.position > KILL_BY * self.steps / 2 and not island.is_over:
+            time.sleep(AHEAD_SECONDS)  # It does not stop: it is killed once some of its work is merged.
 
     def end(self, losses: dict[str, float]) -> None:
         """Say the held-out losses at the end, by row."""

@@ -70,6 +70,7 @@ def islands(
         place = folder / "place-1"
         kill_from = KILL_FROM * steps / 2
         run.wait_for(lambda: place.exists() and int(place.read_text()) >= kill_from and copies.former(), patience)
+        run.wait_for(lambda: any(1 in each for each in run.voters()), patience)  # Its next life counts from there.
         (folder / KILLED).write_text("")
         run.kill("learner/1")
         run.command.wait(patience)
