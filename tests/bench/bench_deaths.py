@@ -1,10 +1,12 @@
 """What a death costs the others, and how often a healthy host is taken for a dead, slow or stuck one.
 
-    python -m tests.bench.bench_deaths [deaths] [syncer] [calm] [--kills 8] [--minutes 10] [--json]
+    python -m tests.bench.bench_deaths [deaths] [syncer] [calm] [--kills 8] [--apart 3] [--minutes 10] [--json]
 
 deaths  a run of 4 learners, whose learners are killed (SIGKILL) in turn, each once the one before is merged again: from
         the kill to the next fragment that is merged at all, to the next one of a round that was opened after the kill,
-        and to the first one that the victim's next life had a part in; beside the time between two merges before that.
+        to the next life's first step, and to the first one that it had a part in; beside the time between two merges
+        before that, and what was lost of a learner's work at each kill. A spare (`run.spare`) is there for kills that
+        are more than 10 s --apart.
 syncer  such a run, whose syncer is killed, again 6 s later, and so on: from the last merge before to the next one.
 calm    a run of 4 learners beside two processes that keep both cores busy: whom the daemon suspected, called slow or
         stuck, and removed, though nothing was wrong with anybody. All counts should be 0.
@@ -27,6 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from isthmus.runtime.system import phases
 from tests.bench.observed import Run, lines_of, print_spreads, status, training
 
 LEARNERS = 4
@@ -84,10 +87,13 @@ def kill_one(run: Run, slot: int, seconds_max: float = RETURN_SECONDS_MAX) -> di
             returned = next(
                 (line["time"] for line in merges if slot in line["voters"] and line["opened"] > restarts[0]), None
             )
+    reached = [each for each in phases.read(run.folder) if (each.process, each.phase) == (name, "step")]
     return {
         "next merged fragment, s": min(line["time"] for line in merges) - killed,
         "next round that was opened since, s": min(line["time"] for line in merges if line["opened"] > killed) - killed,
         "its next life is started, s": restarts[0] - killed,
+        "its next life's first step, s": min(each.at_ns for each in reached if each.at_ns > 1e9 * killed) / 1e9
+        - killed,
         "its next life is merged, s": returned - killed,
     }
 
@@ -100,10 +106,12 @@ def measure_deaths(folder: Path, asked: argparse.Namespace) -> dict[str, list[fl
         times = [line["time"] for line in merges_of(run)]
         found["between two merges, s"] = [after - before for before, after in pairwise(times)]
         for number in range(asked.kills):
-            time.sleep(CALM_SECONDS)
+            time.sleep(asked.apart)
             for name, value in kill_one(run, number % LEARNERS).items():
                 found.setdefault(name, []).append(value)
-        run.stop()
+        summary = run.stop()
+    a_second = summary["tokens_total"] / summary["train_seconds"] / LEARNERS
+    found["lost of its work at each, in the mean, s"] = [summary["tokens_lost"] / asked.kills / a_second]
     return found
 
 
@@ -164,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
     parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--apart", type=float, default=CALM_SECONDS, metavar="SECONDS")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
