@@ -87,13 +87,12 @@ def kill_one(run: Run, slot: int, seconds_max: float = RETURN_SECONDS_MAX) -> di
             returned = next(
                 (line["time"] for line in merges if slot in line["voters"] and line["opened"] > restarts[0]), None
             )
-    reached = [each for each in phases.read(run.folder) if (each.process, each.phase) == (name, "step")]
+    steps = [each.at_ns / 1e9 for each in phases.read(run.folder) if (each.process, each.phase) == (name, "step")]
     return {
         "next merged fragment, s": min(line["time"] for line in merges) - killed,
         "next round that was opened since, s": min(line["time"] for line in merges if line["opened"] > killed) - killed,
         "its next life is started, s": restarts[0] - killed,
-        "its next life's first step, s": min(each.at_ns for each in reached if each.at_ns > 1e9 * killed) / 1e9
-        - killed,
+        "its next life's first step, s": min(at for at in steps if at > killed) - killed,
         "its next life is merged, s": returned - killed,
     }
 
@@ -110,7 +109,7 @@ def measure_deaths(folder: Path, asked: argparse.Namespace) -> dict[str, list[fl
             for name, value in kill_one(run, number % LEARNERS).items():
                 found.setdefault(name, []).append(value)
         summary = run.stop()
-    a_second = summary["tokens_total"] / summary["train_seconds"] / LEARNERS
+    a_second = summary["tokens_total"] / summary["trained_seconds"] / LEARNERS
     found["lost of its work at each, in the mean, s"] = [summary["tokens_lost"] / asked.kills / a_second]
     return found
 
