@@ -128,9 +128,9 @@ def test_a_spare_is_the_next_learner_unless_it_is_dead(tmp_path: Path, what: str
             assert (tmp_path / "logs" / f"{'evaluator' if what == 'for another role' else 'learner'}-0.log").exists()
             daemon.close()
             assert server.wait(60) == 0
-            while True:  # What waits for a request ends with its server.
+            while True:  # What waits for a request, in the group of its server, ends with it.
                 try:
-                    os.waitpid(-1, 0)
+                    os.waitpid(-server.pid, 0)
                 except ChildProcessError:
                     break
     finally:
