@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from isthmus.ops.data.held_out import TIMES_DEFAULT
-from isthmus.ops.exchange.token_accounts import AtMost, FormerStepTokens, PresentStepTokens
+from isthmus.ops.step_tokens import AtMost, FormerStepTokens, PresentStepTokens
 from isthmus.runtime.graph.template import Reference
 
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.token_accounts import ChangedStepTokens, StepTokens
 from isthmus.ops.exchange.wanted_settings import first_interval
 from isthmus.ops.learner.receive import Receive
+from isthmus.ops.step_tokens import ChangedStepTokens, StepTokens
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import REGION, ProgramGraph, chosen_for

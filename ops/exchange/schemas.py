@@ -19,7 +19,7 @@ from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, CodedState, Progress, RegionAnswer, Update, Vector, Vote
 from isthmus.ops.exchange.requested import Count
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, tokens_now
+from isthmus.ops.step_tokens import AtMost, StepTokens, tokens_now
 
 
 def tokens_of(steps: str, step_tokens: StepTokens, *start: str) -> Any:

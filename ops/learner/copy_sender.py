@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 
 from isthmus.ops.exchange.messages import CopyPart, WantedPart
-from isthmus.ops.learner.local_copies import copy_path
+from isthmus.ops.recovery.local_files import copy_path
 
 PART_BYTES: Final = 16 << 20
 """Bytes of a part: half of what may wait of a copy that is written."""

@@ -26,8 +26,9 @@ from isthmus.ops.exchange.token_accounts import Odometer, clock_of
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.learner.fragment_send import outer_gradient
-from isthmus.ops.learner.local_copies import IN_MEMORY, STEP_BYTES, HostDisk, SealedFile, Writing, copy_path, opened
+from isthmus.ops.learner.local_copies import IN_MEMORY, STEP_BYTES, HostDisk, SealedFile, WorkBeside, opened
 from isthmus.ops.recovery.hold import flat
+from isthmus.ops.recovery.local_files import copy_path
 
 VERSIONS_MAX: Final = 4
 """Versions by which the model may have gone on, or back, meanwhile: work on another one is worth little there, as that
@@ -43,7 +44,7 @@ Row = tuple[int, int, int, int]
 """Work of a life: its incarnation, the tokens (begin, end], and the steps in them."""
 
 
-class _Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WorkFooter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is told of a fragment: `step`, `tokens` and the position `reached` are those of the life when it was read,
     `base` the version that it had adopted, `work` what it has trained since, by life."""
 
@@ -60,7 +61,7 @@ class _Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FoundWork(NamedTuple):
     """What was found of a fragment: what is told of it, and what `work` has changed, float32[n]."""
 
-    told: _Footer
+    told: _WorkFooter
     trained: Vector
 
 
@@ -101,7 +102,7 @@ class KeptWork:
         """The fragments that this pass has not read."""
         self._next_at, self._next_step = 0, 0
         self._begun = self._took = self._passes = 0
-        self._writing: Writing | None = None
+        self._writing: WorkBeside | None = None
         self._sealing = threading.Lock()
         self._adoptions = [0] * len(fragments)
         self.has_no_room = False
@@ -134,7 +135,7 @@ class KeptWork:
         """What was left of a fragment; None where it is not whole, not of this learner, or not finite."""
         try:
             values, last = opened(memoryview(self._disk.read(self._path(p))))
-            told = msgspec.msgpack.decode(last, type=_Footer)
+            told = msgspec.msgpack.decode(last, type=_WorkFooter)
             trained = np.frombuffer(values, np.float32)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
@@ -219,7 +220,7 @@ class KeptWork:
         work = held.ledger.work() if held.sent is None else held.ledger.unanswered()
         if not work:
             return None
-        told = _Footer(
+        told = _WorkFooter(
             self._slot,
             self._incarnation,
             p,
@@ -233,7 +234,7 @@ class KeptWork:
             self._write, p, self._adoptions[p], told, self._learner.extract(p), anchor=held.anchor, sent=held.sent
         )
 
-    def _write(self, p: int, adoptions: int, told: _Footer, values: Any, *, anchor: Vector, sent: Any) -> None:
+    def _write(self, p: int, adoptions: int, told: _WorkFooter, values: Any, *, anchor: Vector, sent: Any) -> None:
         """Write the file of a fragment, unless another version was adopted since."""
         now = np.asarray(values, np.float32)
         trained = -outer_gradient(anchor, now, self._fragments[p]) if sent is None else now - np.asarray(sent)

@@ -20,9 +20,10 @@ import xxhash
 
 from isthmus.ops.island.life import LeafPart
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, type_of
+from isthmus.ops.recovery.local_files import copy_path
 
 
-class Pace(NamedTuple):
+class CopyPace(NamedTuple):
     """How often copies are made: the first after `first_ns`, then after pauses that double up to `every_ns`, and never
     after fewer than `steps` steps, or sooner than `share` times what the learner spent on the copy before."""
 
@@ -33,12 +34,11 @@ class Pace(NamedTuple):
 
 
 SECOND_NS: Final = 1_000_000_000
-ON_DISK: Final = Pace(SECOND_NS, 15 * SECOND_NS, steps=0, share=400)
+ON_DISK: Final = CopyPace(SECOND_NS, 15 * SECOND_NS, steps=0, share=400)
 """As seldom as snapshots: a disk may be slow, and moments of seconds ago serve as well."""
-IN_MEMORY: Final = Pace(SECOND_NS, SECOND_NS, steps=4, share=200)
+IN_MEMORY: Final = CopyPace(SECOND_NS, SECOND_NS, steps=4, share=200)
 """What a killed process has trained since is lost: half a pause, in the mean. Steps of a quarter of a second and more
 have time for a copy between them; of shorter ones the second bounds what it costs."""
-FOLDER: Final = "local"
 _MAGIC: Final = b"isthmus local 2\n"
 _DIGEST: Final = 16
 _PART_BYTES: Final = 1 << 24
@@ -56,7 +56,7 @@ READ_BYTES_MAX: Final = 8 << 20
 _LENGTH: Final = 4
 
 
-class Writing(Protocol):
+class WorkBeside(Protocol):
     """Work on a disk beside the caller's."""
 
     def is_alive(self) -> bool:
@@ -83,7 +83,7 @@ class HostDisk(Protocol):
 
     def memory_of(self, folder: Path, size: int) -> Path | None: ...
 
-    def write_beside(self, work: Callable[[], None]) -> Writing: ...
+    def write_beside(self, work: Callable[[], None]) -> WorkBeside: ...
 
 
 Chunk: TypeAlias = tuple[list[LeafPart], bool]
@@ -98,7 +98,7 @@ class Copy(NamedTuple):
     leaves: list[Any]
 
 
-class _Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _LeavesFooter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot: int
     incarnation: int
     step: int
@@ -123,14 +123,14 @@ class LocalCopies:
         slot: int,
         incarnation: int,
         now: Callable[[], int],
-        pace: Pace = ON_DISK,
+        pace: CopyPace = ON_DISK,
         held_max: int = HELD_BYTES_MAX,
     ) -> None:
         self._path, self._disk, self._pace = path, disk, pace
         self._slot, self._incarnation, self._now = slot, incarnation, now
         self._held_max = held_max
         self._pause, self._next_at, self._next_step = pace.first_ns, 0, 0
-        self._writing: Writing | None = None
+        self._writing: WorkBeside | None = None
         self._begun = self._took = 0
         self._parts: Iterator[LeafPart] | None = None
         """Those of the copy in progress that were not read yet, if there is one; the others are sent to the file."""
@@ -239,11 +239,11 @@ class LocalCopies:
                     del values, leaf
                 if not is_whole:
                     parts, is_whole = yield
-            sealed.seal(msgspec.msgpack.encode(_Footer(self._slot, self._incarnation, step, forms)))
+            sealed.seal(msgspec.msgpack.encode(_LeavesFooter(self._slot, self._incarnation, step, forms)))
 
     def _read(self, data: memoryview) -> Copy | None:
         values, last = opened(data)
-        footer = msgspec.msgpack.decode(last, type=_Footer)
+        footer = msgspec.msgpack.decode(last, type=_LeavesFooter)
         if footer.slot != self._slot or footer.incarnation >= self._incarnation:
             return None
         leaves, at = [], 0
@@ -300,11 +300,6 @@ def own_bytes(folder: Path, disk: HostDisk, slot: int) -> int:
     except OSError:
         return 0
     return sum(size for name, size in sizes.items() if name.partition(".")[0] == copy_path(folder, slot).name)
-
-
-def copy_path(folder: Path, slot: int) -> Path:
-    """The file of the local leaves of a slot; the others of a slot begin with its name and a dot."""
-    return folder / FOLDER / f"learner-{slot}"
 
 
 def _send(file: Generator[None, Chunk, None], chunk: Chunk) -> None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol, final
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer
-from isthmus.ops.exchange.token_accounts import FragmentAccount, StepTokens
+from isthmus.ops.exchange.token_accounts import FragmentAccount
+from isthmus.ops.step_tokens import StepTokens
 
 
 class CheckedWork(NamedTuple):

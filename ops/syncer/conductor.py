@@ -22,8 +22,9 @@ from isthmus.ops.exchange.messages import (
     boundary,
     last_merged,
 )
-from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens, Totals
+from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
+from isthmus.ops.step_tokens import AtMost, ChangedStepTokens, StepTokens
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Pacer, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last

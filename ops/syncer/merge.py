@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.ops.data.life_tokens import tokens_of_life
 from isthmus.ops.data.positions import by_slot, position_of
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
@@ -38,13 +39,13 @@ from isthmus.ops.exchange.messages import (
     Vector,
     is_withdrawn,
 )
-from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
+from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
+from isthmus.ops.step_tokens import AtMost, StepTokens
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
 from isthmus.ops.syncer.answer_rules import SUM_SLACK, AnswerRule, JudgePlace, RoundTally, usual_rules
 from isthmus.ops.syncer.answer_work import ranges_of, rows_of, work_of
-from isthmus.ops.syncer.step_tokens import tokens_of_life
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -30,9 +30,9 @@ from isthmus.ops.exchange.messages import (
     Standing,
 )
 from isthmus.ops.exchange.paths import PathParts
-from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, tokens_now
 from isthmus.ops.exchange.wanted_settings import Steps, WantedSettings
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
+from isthmus.ops.step_tokens import AtMost, StepTokens, tokens_now
 from isthmus.ops.syncer.schedule import (
     LearnerReport,
     LearnerRoster,

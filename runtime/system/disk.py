@@ -164,11 +164,11 @@ class Disk(Protocol):
         """A folder in the machine's memory for hosts of the run in `folder`, with room for `size` bytes; None where
         there is none. What lies there outlives its writer, and neither the run nor a power failure."""
 
-    def write_beside(self, work: Callable[[], None]) -> Writing:
+    def write_beside(self, work: Callable[[], None]) -> DiskWork:
         """Begin work on files of this disk beside what the caller does next."""
 
 
-class Writing(Protocol):
+class DiskWork(Protocol):
     """Work on a disk beside its caller's."""
 
     def is_alive(self) -> bool:
@@ -341,7 +341,7 @@ class KernelDisk:
         memory = run_memory.folder_of(folder)
         return None if memory is None or run_memory.room_in(memory) < size else memory
 
-    def write_beside(self, work: Callable[[], None]) -> Writing:
+    def write_beside(self, work: Callable[[], None]) -> DiskWork:
         thread = threading.Thread(target=work, name="beside", daemon=True)
         thread.start()
         return thread

@@ -12,9 +12,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
+from isthmus.ops.data.life_tokens import tokens_of_life
 from isthmus.ops.exchange.away import seems_away
-from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
-from isthmus.ops.syncer.step_tokens import tokens_of_life
+from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.step_tokens import AtMost, StepTokens
 from isthmus.runtime.host.contract import AWAY, Span
 
 Life: TypeAlias = tuple[int, int]

@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from isthmus.ops.exchange.token_accounts import FATES, StepTokens
+from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.step_tokens import StepTokens
 from isthmus.programs.engine.recorder.accounts import (
     Known,
     LifeTokens,

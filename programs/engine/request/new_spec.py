@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from isthmus.ops.exchange.token_accounts import AtMost, PresentStepTokens
+from isthmus.ops.step_tokens import AtMost, PresentStepTokens
 from isthmus.programs.engine.recorder.graph_parts import roster_counts
 from isthmus.programs.engine.recorder.roles import least_replicas
 from isthmus.programs.engine.recorder.run_references import OF_RUN

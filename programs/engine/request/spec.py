@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from isthmus.ops.exchange.token_accounts import AtMost, FormerStepTokens, PresentStepTokens
+from isthmus.ops.step_tokens import AtMost, FormerStepTokens, PresentStepTokens
 from isthmus.programs.engine.request.reference import is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of

@@ -138,7 +138,7 @@ def _serve(
     return 0
 
 
-class _Waiting(NamedTuple):
+class _WaitingProcess(NamedTuple):
     """A forked process, a child of the daemon, that waits for its request; without one it ends with this process."""
 
     pid: int
@@ -165,7 +165,7 @@ class Forks:
     def __init__(self, folder: Path, daemon: ProcessLine, plans: Mapping[str, Plan], spare_body: Any = None) -> None:
         self._folder, self._daemon, self._plans = folder, daemon, plans
         self._body = spare_body
-        self._spare: _Waiting | None = None
+        self._spare: _WaitingProcess | None = None
         self._requests: deque[dict[str, Any]] = deque()
 
     def next_request(self) -> dict[str, Any] | None:
@@ -193,7 +193,7 @@ class Forks:
         finally:
             host.close()
 
-    def _taken(self, request: dict[str, Any]) -> _Waiting | None:
+    def _taken(self, request: dict[str, Any]) -> _WaitingProcess | None:
         """The spare, if it lives and is for such a host."""
         taken = self._spare
         if taken is None or Replica.parse(request["name"]).role != LEARNER:
@@ -214,7 +214,7 @@ class Forks:
         except OSError:  # No room for a process: the next life is forked then, or refused.
             self._body = None
 
-    def _forked(self, warm: Callable[[], None] | None) -> _Waiting:
+    def _forked(self, warm: Callable[[], None] | None) -> _WaitingProcess:
         """A process that waits for its request, once it is warm. OSError if there cannot be one."""
         cores = os.sched_getaffinity(0)
         reader, writer = os.pipe()
@@ -233,7 +233,7 @@ class Forks:
             os.waitpid(child, 0)
             if not host:
                 raise OSError("no room for another process")
-            return _Waiting(int(host), pidfd_open(int(host)), held, line)
+            return _WaitingProcess(int(host), pidfd_open(int(host)), held, line)
         except BaseException:
             os.close(held)
             os.close(line)

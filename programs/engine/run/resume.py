@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.token_accounts import FormerStepTokens
+from isthmus.ops.step_tokens import FormerStepTokens
 from isthmus.programs import SHIPPED_TASKS
 from isthmus.programs.engine.islands.memory_room import with_memory
 from isthmus.programs.engine.islands.sizes import sizes_here

@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from isthmus.ops.exchange.messages import CopyPart, WantedPart
-from isthmus.ops.learner.local_copies import copy_path
+from isthmus.ops.recovery.local_files import copy_path
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.runtime.system.disk import Disk, File
 from isthmus.runtime.system.files import write_bytes

@@ -13,7 +13,8 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.messages import Answer, Round
-from isthmus.ops.exchange.token_accounts import FragmentAccount, StepTokens
+from isthmus.ops.exchange.token_accounts import FragmentAccount
+from isthmus.ops.step_tokens import StepTokens
 from isthmus.ops.syncer.answer_kinds import CheckedWork
 from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, RoundTally
 from isthmus.ops.syncer.answer_work import rows_of, work_of

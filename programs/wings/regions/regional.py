@@ -23,12 +23,12 @@ from typing import Annotated, Any, Final, Literal
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
-from isthmus.ops.exchange.token_accounts import AtMost
 from isthmus.ops.exchange.wanted_settings import AUTO
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.step_tokens import AtMost
 from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens
-from isthmus.ops.syncer.step_tokens import tokens_of_life
+from isthmus.ops.data.life_tokens import tokens_of_life
+from isthmus.ops.step_tokens import AtMost, ChangedStepTokens, StepTokens
 from isthmus.ops.syncer.terms import EDGE_WAIT, OBSERVATIONS
 from isthmus.programs.engine.results.changes import in_use
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from isthmus.ops.exchange.token_accounts import StepTokens
+from isthmus.ops.step_tokens import StepTokens
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import alterations, changes, tapes

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.ops.learner import copy_sender
 from isthmus.ops.learner.copy_sender import CopySender
-from isthmus.ops.learner.local_copies import copy_path
+from isthmus.ops.recovery.local_files import copy_path
 from isthmus.runtime.system.disk import DISK
 from tests.ops.bodies import Context
 

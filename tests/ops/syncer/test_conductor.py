@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.exchange.token_accounts import AtMost
+from isthmus.ops.step_tokens import AtMost
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.pacer import OVERDUE, START_WAIT
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, last

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.token_accounts import FATES, ChangedStepTokens, FormerStepTokens
+from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.step_tokens import ChangedStepTokens, FormerStepTokens
 from isthmus.programs.engine.recorder.accounts import books, entries, fragment_accounts, merged_share
 
 SECOND = 1_000_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from isthmus.ops.exchange.token_accounts import FormerStepTokens
+from isthmus.ops.step_tokens import FormerStepTokens
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.request import sources, spec
 from isthmus.programs.engine.results.alterations import Alteration, FileChange, headline, lines

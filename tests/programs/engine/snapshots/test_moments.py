@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from isthmus.ops.exchange.messages import CopyPart, WantedPart
-from isthmus.ops.learner.local_copies import copy_path
+from isthmus.ops.recovery.local_files import copy_path
 from isthmus.programs.engine.snapshots.moments import PATIENCE_NS, MomentsEntry, MomentsFetch, lay_out
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.programs.engine.snapshots.snapshots import Snapshots

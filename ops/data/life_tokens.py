@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.ops.data.positions import of_slot
-from isthmus.ops.exchange.token_accounts import AtMost, ChangedStepTokens, StepTokens, tokens_now
+from isthmus.ops.step_tokens import AtMost, ChangedStepTokens, StepTokens, tokens_now
 
 
 def tokens_of_life(step_tokens: StepTokens, slot: int, incarnation: int) -> int | AtMost:

@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
+from isthmus.ops.data.life_tokens import tokens_of_life
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.token_accounts import (
-    AtMost,
-    ChangedStepTokens,
-    FormerStepTokens,
-    FragmentAccount,
-    tokens_now,
-)
+from isthmus.ops.exchange.token_accounts import FragmentAccount
+from isthmus.ops.step_tokens import AtMost, ChangedStepTokens, FormerStepTokens, tokens_now
 from isthmus.ops.syncer.merge import Merge
-from isthmus.ops.syncer.step_tokens import tokens_of_life
 
 TWICE = ChangedStepTokens(
     32,
