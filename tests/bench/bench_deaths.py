@@ -73,7 +73,8 @@ def kill_one(run: Run, slot: int, seconds_max: float = RETURN_SECONDS_MAX) -> di
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     returned: float | None = None
-    while returned is None:
+    steps: list[float] = []
+    while returned is None or not steps:
         if time.monotonic() - killed > seconds_max:
             raise SystemExit(f"{name} was not merged again within {seconds_max:.0f} s")
         time.sleep(0.2)
@@ -87,12 +88,13 @@ def kill_one(run: Run, slot: int, seconds_max: float = RETURN_SECONDS_MAX) -> di
             returned = next(
                 (line["time"] for line in merges if slot in line["voters"] and line["opened"] > restarts[0]), None
             )
-    steps = [each.at_ns / 1e9 for each in phases.read(run.folder) if (each.process, each.phase) == (name, "step")]
+        begun = [each.at_ns / 1e9 for each in phases.read(run.folder) if (each.process, each.phase) == (name, "step")]
+        steps = [at for at in begun if at > killed]
     return {
         "next merged fragment, s": min(line["time"] for line in merges) - killed,
         "next round that was opened since, s": min(line["time"] for line in merges if line["opened"] > killed) - killed,
         "its next life is started, s": restarts[0] - killed,
-        "its next life's first step, s": min(at for at in steps if at > killed) - killed,
+        "its next life's first step, s": min(steps) - killed,
         "its next life is merged, s": returned - killed,
     }
 
