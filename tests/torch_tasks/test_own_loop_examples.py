@@ -128,7 +128,8 @@ def test_a_loop_over_epochs_goes_on_after_a_kill_in_the_epoch_and_batch_where_it
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     of_next = [line for line in lines if (line["learner"], line["incarnation"]) == (1, 2) and line.get("began")]
     how, life, step = of_next[0]["began"]
-    assert (how, life) == ("memory", 1)
+    assert how in ("memory", "copy")  # As what it had trained is in no version, or all of it is.
+    assert life == 1
     # The first step of a run, which tells of the model, is the loop's, and does not count.
     assert next_life[0] * BATCHES + next_life[1] == step + 1
 

@@ -14,15 +14,17 @@ pytestmark = pytest.mark.process
 
 
 def test_a_killed_learner_goes_on_with_what_it_had_and_nothing_stays_behind_its_run(tmp_path: Path) -> None:
-    run = Run(tmp_path, tokens=FOREVER)
+    if not run_memory.room_in(run_memory.ROOT):
+        pytest.skip(f"{run_memory.ROOT} has no room here")
+    # Without a merge before the end no version has any of its work, whenever it is killed.
+    run = Run(tmp_path, "--set", "program.interval=100000", tokens=FOREVER)
     try:
         run.wait_for(run.folder.exists)
         memory = run_memory.path_of(run.folder)
-        run.wait_for((memory / "local" / "learner-1.fragment-0").exists)
+        run.wait_for(lambda: any((memory / "local").glob("learner-1.fragment-*")))
         assert memory.stat().st_mode & 0o077 == memory.parent.stat().st_mode & 0o077 == 0
         run.kill("learner/1")
         run.wait_for(lambda: [began for began in began_of(run.folder) if began[:2] == (1, 2)])
-        run.wait_for_merges(4)
         summary = run.stop()
     finally:
         run.close()
