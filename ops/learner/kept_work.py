@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 LIVES_MAX: Final = 8
 """Lives in a row whose work may be together in one answer."""
 
-Row = tuple[int, int, int, int]
+Row: TypeAlias = tuple[int, int, int, int]
 """Work of a life: its incarnation, the tokens (begin, end], and the steps in them."""
 
 
@@ -70,7 +70,8 @@ class KeptWork:
     """The files of one life in `folder`, one of memory, and those `found` of a life before, by fragment.
 
     All fragments are read in turn, some at each step, in a pass a second at most (`IN_MEMORY`). A fragment that is
-    adopted has no file until the next pass: what the dead life had dropped is not taken up again.
+    adopted has no file until the next pass: what the dead life had dropped is not taken up again, and of a life that
+    took work up and died before it left any, nothing is found, because that work may be what it died of.
 
     Arguments:
         slot: that of the learner, and `incarnation` that of the life.
@@ -101,14 +102,14 @@ class KeptWork:
         self._left: list[int] = []
         """The fragments that this pass has not read."""
         self._next_at, self._next_step = 0, 0
-        self._begun = self._took = self._passes = 0
+        self._begun = self._took = 0
         self._writing: WorkBeside | None = None
         self._sealing = threading.Lock()
         self._adoptions = [0] * len(fragments)
         self.has_no_room = False
         """Whether a file had no room."""
         self.found: dict[int, FoundWork] = {}
-        if incarnation > 1 and not self._has_tried():
+        if incarnation > 1:
             found = {p: each for p in range(len(fragments)) if (each := self._find(p)) is not None}
             newest = max((each.told.incarnation for each in found.values()), default=0)
             self.found = {p: each for p, each in found.items() if each.told.incarnation == newest}
@@ -116,20 +117,8 @@ class KeptWork:
     # -- of a life before ----------------------------------------------------------------------------------------------
 
     def _path(self, p: int) -> Path:
-        return self._file(f"fragment-{p}")
-
-    def _file(self, name: str) -> Path:
         path = copy_path(self._folder, self._slot)
-        return path.with_name(f"{path.name}.{name}")
-
-    def _has_tried(self) -> bool:
-        """Whether the life before this one had taken work up, and died before it left any of its own: then that work
-        may be what it died of."""
-        try:
-            by = int(self._disk.read(self._file("tried")))
-        except (OSError, ValueError):
-            return False
-        return by == self._incarnation - 1
+        return path.with_name(f"{path.name}.fragment-{p}")
 
     def _find(self, p: int) -> FoundWork | None:
         """What was left of a fragment; None where it is not whole, not of this learner, or not finite."""
@@ -157,7 +146,6 @@ class KeptWork:
         taken = {p: each for p, each in found.items() if (held := self._held[p]) is not None and _is_open(each, held)}
         if not taken:
             return None
-        self._leave_mark()
         for p, (told, trained) in taken.items():
             held = self._held[p]
             assert held is not None
@@ -166,15 +154,6 @@ class KeptWork:
             held.ledger.former = [list(row) for row in told.work]
         of_all = [each.told for each in taken.values()]
         return of_all[0].incarnation, max(each.step for each in of_all), max(each.tokens for each in of_all)
-
-    def _leave_mark(self) -> None:
-        """Say that this life has taken work up."""
-        path = self._file("tried")
-        beside = self._disk.beside(path)
-        with suppress(OSError):
-            with closing(self._disk.create(beside)) as file:
-                file.write(str(self._incarnation).encode())
-            self._disk.rename(beside, path)
 
     # -- for the next one ----------------------------------------------------------------------------------------------
 
@@ -204,11 +183,8 @@ class KeptWork:
                 size += 4 * self._fragments[p].size
         self._took += self._now() - now
         if not self._left:
-            self._passes += 1
             self._next_at = self._begun + max(IN_MEMORY.every_ns, IN_MEMORY.share * self._took)
             self._next_step = step + IN_MEMORY.steps
-            if self._passes == 1:
-                files.append(lambda: self._disk.remove(self._file("tried")))  # It has left work of its own by now.
         if files:
             self._writing = self._disk.write_beside(partial(self._write_all, files))
 

@@ -111,9 +111,9 @@ class LocalCopies:
     to be written.
 
     A copy is made beside the steps, one at a time, at its pace, and only some of a large state is in memory at a time;
-    moments of different steps serve as well as those of one step.
-    It is not synced: the death of a process does not touch it, and after a power failure its digest tells whether it
-    is whole. If anything is wrong with it, or with the disk, the learner begins with none.
+    moments of different steps serve as well as those of one step. It is not synced: the death of a process does not
+    touch it, and after a power failure its digest tells whether it is whole. If anything is wrong with it, or with the
+    disk, the learner begins with none.
     """
 
     def __init__(
@@ -286,11 +286,20 @@ def opened(data: memoryview) -> tuple[memoryview, memoryview]:
     return body[len(_MAGIC) : begin], body[begin:end]
 
 
+def newest_of(copies: Iterable[LocalCopies | None]) -> Copy | None:
+    """The newest copy of a former life among those that are found; where a place has none any more, older ones stay in
+    another."""
+    found = (each.former() for each in copies if each is not None)
+    return max(
+        (each for each in found if each is not None), key=lambda each: (each.incarnation, each.step), default=None
+    )
+
+
 def newest_copy(folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> Copy | None:
-    """What a life of a slot finds of the lives before it in the run's `folder`: in memory, else on disk."""
+    """The newest copy of a slot's former lives that is found for the run in `folder`, in memory or on disk."""
     life, memory = (disk, slot, incarnation, now), disk.memory_of(folder, 0)
-    kept = None if memory is None else LocalCopies.in_memory(memory, *life).former()
-    return LocalCopies.on_disk(folder, *life).former() if kept is None else kept
+    often = None if memory is None else LocalCopies.in_memory(memory, *life)
+    return newest_of((often, LocalCopies.on_disk(folder, *life)))
 
 
 def own_bytes(folder: Path, disk: HostDisk, slot: int) -> int:

@@ -20,7 +20,7 @@ from isthmus.ops.exchange.token_accounts import Odometer, Totals
 from isthmus.ops.island.contract import Keeping, LastingLearning, local_parts
 from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.learner.kept_work import MODELS_IN_MEMORY, KeptWork
-from isthmus.ops.learner.local_copies import READ_BYTES_MAX, LocalCopies, own_bytes
+from isthmus.ops.learner.local_copies import READ_BYTES_MAX, LocalCopies, newest_of, own_bytes
 from isthmus.ops.recovery.hold import packed, unpacked
 
 BORROW_STEPS: Final = 64
@@ -228,11 +228,10 @@ class Inheritance:
 
     def _take_copy(self, steps: int) -> int | None:
         """Take the newest copy of local leaves; after which step it was made, None where there is none."""
-        for copies in (self._often, self._copies):
-            copy = None if copies is None else copies.former()
-            if copy is not None and self._learner.take_local(copy.leaves):
-                self.began = ["copy", copy.incarnation, copy.step]
-                return copy.step
+        copy = newest_of((self._often, self._copies))
+        if copy is not None and self._learner.take_local(copy.leaves):
+            self.began = ["copy", copy.incarnation, copy.step]
+            return copy.step
         self._learner.count_from(steps)
         self.began = ["anew", 0, steps] if self._copies is not None else None
         return None

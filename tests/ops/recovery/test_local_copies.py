@@ -16,7 +16,7 @@ from isthmus.ops.island.contract import local_parts
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LeafPart, LearnerLife
 from isthmus.ops.learner import local_copies
-from isthmus.ops.learner.local_copies import ON_DISK, LocalCopies
+from isthmus.ops.learner.local_copies import ON_DISK, LocalCopies, newest_of
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import SmallTask, fragments_of
 
@@ -271,3 +271,17 @@ def test_what_a_killed_writer_did_not_finish_is_removed_by_the_next_life() -> No
     found = after.former()
     assert found is not None
     assert found.step == 40
+
+
+def test_of_two_places_the_newer_copy_counts() -> None:
+    """A life without room in memory leaves what one before it had left there."""
+    disk = SimulatedDisk("seed")
+    kept(disk, life=2, step=7)
+    often = LocalCopies.in_memory(Path("/memory"), Mount(disk), 3, 1, Clock())
+    often.keep(90, lambda: whole(LEAVES))
+    places = (LocalCopies.in_memory(Path("/memory"), Mount(disk), 3, 3, Clock()), copies(disk, 3))
+    assert [each.former() is not None for each in places] == [True, True]
+    found = newest_of(places)
+    assert found is not None
+    assert (found.incarnation, found.step) == (2, 7)
+    assert newest_of((None, copies(disk, 1))) is None
