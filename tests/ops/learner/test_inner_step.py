@@ -65,6 +65,17 @@ def watch(context: Context) -> None:
     context.connected = context.connected - {"progress"} | {"report"}
 
 
+def diverged(task: SmallTask) -> tuple[InnerStep, Any, Context]:
+    """A learner that is sick: the losses of its three steps are not finite."""
+    body, parts, context = stepping(task)
+    watch(context)
+    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
+    for _ in range(3):
+        drive(body, batch=bad)
+    assert context.published[-1]["sick"]
+    return body, parts, context
+
+
 def reports(emitted: list[tuple[str, Any]]) -> list[Any]:
     return [item for port, item in emitted if port in ("progress", "report")]
 
@@ -500,12 +511,7 @@ def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global
 def test_one_that_diverged_and_steps_between_the_adoptions_of_two_fragments_heals_for_good() -> None:
     """A step whose loss is not finite spoils all fragments, also the one that was global again."""
     task = SmallTask()
-    body, parts, context = stepping(task)
-    watch(context)
-    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
-    for _ in range(3):
-        drive(body, batch=bad)
-    assert context.published[-1]["sick"]
+    body, parts, _ = diverged(task)
     drive(body, update={KEY: update(parts[0], 1, 0.0)}, batch=batch(task, 1))
     drive(body, update={KEY: update(parts[1], 1, 0.0)}, batch=batch(task, 2))
     told = [reports(drive(body, batch=batch(task, position))[1]) for position in range(3, 9)]
@@ -550,12 +556,7 @@ def test_a_life_without_a_state_counts_from_the_merged_steps_of_its_slot(*, merg
 
 def test_losses_of_before_do_not_make_a_healed_learner_sick_again() -> None:
     task = SmallTask()
-    body, parts, context = stepping(task)
-    watch(context)
-    bad = {name: np.full_like(values, np.nan) for name, values in batch(task, 0).items()}
-    for _ in range(3):
-        drive(body, batch=bad)
-    assert context.published[-1]["sick"]
+    body, parts, _ = diverged(task)
     both = {("syncer/0", part.index): update(part, 1, 0.0) for part in parts}
     drive(body, update=both, batch=batch(task, 1))
     told = [reports(drive(body, batch=batch(task, position))[1]) for position in range(2, 8)]
