@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Typ
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
 from isthmus.ops.data.held_out import Extract
 from isthmus.ops.data.positions import of_slot
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
 from isthmus.programs.job import RunSlots
@@ -94,6 +95,8 @@ class TaskTerms(ABC):
       this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
       new one for the same arguments gives the same batches.
     - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged separately.
+    - `site`: of the task of a learner on a machine that trains on data of its own, what is known of them. Whoever
+      loads the task there says it, no user.
     """
 
     _: KW_ONLY
@@ -110,6 +113,7 @@ class TaskTerms(ABC):
     paths: tuple[int, ...] = ()
     levels: Mapping[str, int] | Rules[int] = ()
     routed_by: str = ""
+    site: SiteTerms | None = None
 
     def __post_init__(self) -> None:
         for name in self._rule_fields():
