@@ -23,6 +23,16 @@ UntilOver: TypeAlias = Annotated[
     typer.Option("--until-over", help="End when no run goes on here any more: 0, or 1 if one has failed."),
 ]
 
+OwnData: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Learners here train on this file or folder, in place of a run's data; may be repeated. It stays here.",
+        show_default=False,
+    ),
+]
+
 ViaEvery: TypeAlias = Annotated[
     float | None,
     typer.Option(
@@ -64,6 +74,7 @@ def daemon(
         typer.Option("--via", metavar="URL", help="A store or shared folder, for machines that reach nothing else."),
     ] = None,
     via_every: ViaEvery = None,
+    data: OwnData = None,
     metrics_port: MetricsPort = None,
     metrics_address: MetricsHost = LOOPBACK,
 ) -> None:
@@ -93,6 +104,7 @@ def daemon(
         metrics=metrics,
         via=via,
         every=via_every,
+        own_data=data or (),
     )
     raise typer.Exit(status)
 
@@ -145,6 +157,7 @@ def join(
         typer.Option("--via", metavar="URL", help="A store or shared folder, the home's, too: the only way."),
     ] = None,
     via_every: ViaEvery = None,
+    data: OwnData = None,
     metrics_port: MetricsPort = None,
     metrics_address: MetricsHost = LOOPBACK,
 ) -> None:
@@ -183,6 +196,7 @@ def join(
         part,
         via=via,
         every=via_every,
+        own_data=tuple(data or ()),
     )
     raise typer.Exit(offer(request))
 

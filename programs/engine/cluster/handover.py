@@ -37,6 +37,7 @@ from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
+from isthmus.programs.engine.request.own_data import OwnData
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.results.run_files import DATA
@@ -52,12 +53,13 @@ from isthmus.runtime.system.refusals import remedy
 _BLOCK_BYTES: Final = 4 << 20
 
 
-def digest(program: str, task: str) -> str:
-    """32 hexadecimal digits over the files of two references and the data of the shipped task; it reads all of them.
+def digest(program: str, task: str, *, has_own_data: bool = False) -> str:
+    """32 hexadecimal digits over the files of two references, and 32 over the data of the shipped task; it reads all of
+    them. The first 32 alone where the learners here have data of their own.
 
     ConfigError if something cannot be read.
     """
-    hasher = xxhash.xxh3_128()
+    hasher, of_data = xxhash.xxh3_128(), xxhash.xxh3_128()
     for folder in reference.OWN_FOLDERS:
         for path in sorted(folder.rglob("*.py")):
             _add(hasher, path)
@@ -68,15 +70,16 @@ def digest(program: str, task: str) -> str:
         if target is not None and reference.without_keywords(text) in SHIPPED_TASKS:
             keywords = target.keywords or {}
             try:
-                for source in find([*keywords.get("data", ()), *(keywords.get("sets") or {}).values()]).files:
-                    _add(hasher, Path(source.path))
+                paths = [] if has_own_data else [*keywords.get("data", ()), *(keywords.get("sets") or {}).values()]
+                for source in () if has_own_data else find(paths).files:
+                    _add(of_data, Path(source.path))
                 for path in contents(Path(keywords[FOLDER])) if FOLDER in keywords else ():
                     _add(hasher, path)
                 if keywords.get("router") is not None:
                     _add(hasher, Path(keywords["router"]))
             except DataError as error:
                 raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-    return hasher.hexdigest()
+    return hasher.hexdigest() if has_own_data else f"{hasher.hexdigest()}{of_data.hexdigest()}"
 
 
 def _add(hasher: xxhash.xxh3_128, path: Path) -> None:
@@ -430,10 +433,11 @@ class Handover:
                 doing, f"at most {HOSTS_MAX} hosts, and slots", shortened(", ".join(map(str, counts)), 200), do
             )
 
-    def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None) -> Path:
+    def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None, own: OwnData | None = None) -> Path:
         """Make the run folder on the home machine; ConfigError if it cannot be made.
 
-        `zero_ns` is the present time of its clock, `secret` its key file.
+        `zero_ns` is the present time of its clock, `secret` its key file; `own`: what its learners train on, if its
+        owner says so.
         """
         folder = root.make(self.folder, self.name, datetime.now(), self.config)
         with new_folder.prepared(folder):
@@ -442,5 +446,6 @@ class Handover:
                 write_json(folder / DATA, self.data)
             keep(folder, spec.read(self.spec).job.task.text)
             write_json(folder / CLUSTER, self.sites.as_data())
-            spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(self.sites.here(secret))})
+            here = replace(self.sites.here(secret), own_data=own)
+            spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(here)})
         return folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,40 @@ from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SiteRules:
+    """What the owner of a machine says of its own data, on which learners here train in place of a run's."""
+
+    data: tuple[str, ...] = ()
+    """Files and folders, absolute; none: they train on the run's data."""
+    is_told: bool = True
+    """The home gets what is found on the held-out part."""
+    keeps_own: bool = False
+    """The last model of their own stays here."""
+
+    def with_data(self, given: Sequence[str]) -> SiteRules:
+        """The same, with the data that a command names, if it names any; ConfigError for none that can be read, and for
+        rules that are of no data."""
+        paths = tuple(os.path.abspath(os.path.expanduser(each)) for each in given) or self.data
+        if not paths and (not self.is_told or self.keeps_own):
+            key = "keep_own" if self.keeps_own else "evaluate"
+            do = "Name the data there, or with --data."
+            raise ConfigError(f"Reading runs.{key}", "[runs] data, the machine's own, beside it", "none", do)
+        if paths:
+            from isthmus.ops.data.corpus import DataError
+            from isthmus.programs.reading.found import find  # Of a machine with data of its own.
+
+            try:
+                find(paths)
+            except DataError as error:
+                raise ConfigError(
+                    "Reading the machine's own data", error.expected, error.found, error.remedy
+                ) from error
+        return replace(self, data=paths)
+
 
 DO_KEYS: Final = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
 
@@ -53,6 +87,8 @@ class MachineConfig:
     """Whether those of its hosts of other homes' runs stay here, None where not given."""
     scripts: PermittedScripts = NO_SCRIPTS
     """Scripts of users that may be started as learners."""
+    site: SiteRules = SiteRules()
+    """The owner's own data."""
     ports: str = ""
     """Those at which its hosts listen, empty for any."""
     has_porter: bool = False
@@ -90,10 +126,11 @@ class MachineConfig:
         return any(f"{where}.".startswith(f"{module}.") for module in self.modules)
 
 
-def read(file: Path | None) -> MachineConfig:
-    """The contents of a machine.toml, or the default without one; ConfigError with all its faults."""
+def read(file: Path | None, own_data: Sequence[str] = ()) -> MachineConfig:
+    """The contents of a machine.toml, or the default without one; ConfigError with all its faults. `own_data`: files
+    and folders that the daemon's command names."""
     if file is None:
-        return MachineConfig()
+        return MachineConfig(site=SiteRules().with_data(own_data))
     document = settings.read_file(file, "the machine's configuration", "Name a file with --config.")
     security_keys.check_owned(file.stat(), file, f"Reading {file}")
     faults: list[Fault] = []
@@ -119,10 +156,14 @@ def read(file: Path | None) -> MachineConfig:
             _check_module(module)
     scripts = PermittedScripts.of(programs.get("scripts", ()), programs.get("pythons", ()), folder)
     faults += scripts.reading_faults()
+    data = tuple(os.path.abspath(folder / os.path.expanduser(each)) for each in of_runs.get("data", ()))
+    site = SiteRules(data, of_runs.get("evaluate") != "local", bool(of_runs.get("keep_own")))
+    with collecting(faults):
+        site = site.with_data(own_data)
     if faults:
         raise ConfigError.of(faults)
     texts = of_runs.get("error_texts")
-    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs, texts, scripts)
+    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs, texts, scripts, site)
 
 
 class _Keys(NamedTuple):
@@ -189,6 +230,20 @@ class RunsTable(msgspec.Struct, kw_only=True):
             'Default: `"local"` for `isthmus join`, `"home"` for `isthmus daemon`.'
         ),
     ] = None
+    data: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Files and folders on which learners here train, in place of the run's data; they stay on this machine. "
+            "`--data` of `isthmus join` and `isthmus daemon` names others."
+        ),
+    ] = ()
+    evaluate: Annotated[
+        Literal["home", "local"],
+        Setting("Whether the losses on the held-out part of `data` go to the home of a run, or stay here."),
+    ] = "home"
+    keep_own: Annotated[bool, Setting("The last models that learners here had of their own stay on this machine.")] = (
+        False
+    )
 
 
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {

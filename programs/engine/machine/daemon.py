@@ -37,6 +37,7 @@ from isthmus.programs.engine.machine.links import (
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
 from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.own_data_reading import READ_SECONDS
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
     LEASE_TICKS_MAX,
@@ -52,6 +53,7 @@ from isthmus.programs.engine.machine.run import (
 from isthmus.programs.engine.machine.services import DaemonService, Handler, Services
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.own_data import OwnData
 from isthmus.programs.engine.results.run_files import OVER, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.room_for_hosts import check_compiler
@@ -424,6 +426,8 @@ class MachineDaemon:
             self.permit(program, task, str(message["run"]), computes=computes)
             if computes:
                 digests[self.name] = await self.loop.run_in_executor(None, checked_digest, task, self.name)
+            if self._trains_on_own_data(sites):
+                await self.neighbours.outposts.own_data.read(task, {}, READ_SECONDS)
         except ConfigError as error:
             faults += error.faults
         requests = to_take_part(sites, self.name, program, task, computing)
@@ -453,9 +457,25 @@ class MachineDaemon:
             self.tell(f"refused {run}: expected {faults[0].expected}, found {faults[0].found}")
             raise ConfigError.of(faults)
 
-    def _accept_run(self, message: Message) -> Message:
+    def _accept_run(self, message: Message) -> Message | Awaitable[Message]:
         """Make the folder of a run, and start it."""
         handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
+        if not self._trains_on_own_data(handed.sites):
+            return self._accept(handed, None, is_watched=is_watched)
+        return self._accept_with_own_data(handed, is_watched=is_watched)
+
+    async def _accept_with_own_data(self, handed: Handover, *, is_watched: bool) -> Message:
+        reader, run_spec = self.neighbours.outposts.own_data, spec.read(handed.spec)
+        task = run_spec.job.task.text
+        own, _ = await reader.read(task, run_spec.data, READ_SECONDS)
+        reader.taken(task)
+        return self._accept(handed, own, is_watched=is_watched)
+
+    def _trains_on_own_data(self, sites: Sites) -> bool:
+        """Whether learners of a run are here, which train on data of this machine's owner."""
+        return self.neighbours.outposts.own_data.is_used and sites.here(None).learners > 0
+
+    def _accept(self, handed: Handover, own: OwnData | None, *, is_watched: bool) -> Message:
         doing = f"Handing a run to the daemon {self.name!r}"
         run_spec = spec.read(handed.spec)
         sites = handed.sites
@@ -468,7 +488,7 @@ class MachineDaemon:
         if ports and not spec.is_one_port(ports):
             listening = handed.sites.listening(run_spec.roles)
             cluster_file.check_room(ports, self.endpoint, listening, len(list(self._listening())), doing)
-        folder = handed.make_folder(self.root, time.monotonic_ns(), self.config.secret)
+        folder = handed.make_folder(self.root, time.monotonic_ns(), self.config.secret, own)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:

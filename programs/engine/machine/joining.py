@@ -65,6 +65,8 @@ class JoinRequest:
     via: str | None = None
     """The store through which the home is reached, and nothing else; it is looked at `every` so many seconds."""
     every: float | None = None
+    own_data: tuple[str, ...] = ()
+    """Files and folders on which learners here train, in place of a run's data."""
 
 
 def join(request: JoinRequest) -> int:
@@ -134,7 +136,7 @@ def _checked(
         with collecting(faults):
             home = _home(request)
     with collecting(faults):
-        permitted = machine_file.read(request.config)
+        permitted = machine_file.read(request.config, request.own_data)
     if request.islands < 1:
         do = "Each island is for one learner."
         faults.append(Fault("Reading --islands", "1 or more", str(request.islands), do))

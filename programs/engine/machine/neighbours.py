@@ -184,6 +184,7 @@ class Neighbours:
 
     def close(self) -> None:
         """Hang up everywhere."""
+        self.outposts.close()
         for link in self._homes.values():
             link.close()
 

@@ -19,7 +19,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
@@ -33,8 +33,11 @@ from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.machine.own_data_reading import READ_SECONDS, OwnDataReader, UnreadError
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.own_data import OwnData
 from isthmus.programs.engine.request.reference import is_open_loop
+from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.script_lives import ScriptLives
@@ -164,6 +167,9 @@ class Outposts:
         """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
         self._refusals = set[str]()
+        self.own_data = OwnDataReader(loop, name, config.site, tell)
+        """Of its owner, on which learners here train."""
+        self._stationing: dict[str, asyncio.Task[None]] = {}
         self.guest = guest
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -263,6 +269,10 @@ class Outposts:
         self._tell(f"leaves {run}, as its home {link.home.name} asks")
         held.outpost.leave(seconds_max)
 
+    def close(self) -> None:
+        """Read no data any more."""
+        self.own_data.close()
+
     def end(self) -> None:
         """End every host here at once, and accept no new stations."""
         self._is_ending = True
@@ -301,6 +311,30 @@ class Outposts:
         if run in self._held:
             self._heard(link, run).outpost.call(link.home.name, term)
             return
+        # Times count from the same moment everywhere, as nearly as the way of this message is short.
+        zero_ns = time.monotonic_ns() - int(message["age_ns"])
+        task, has_learners = str(message["spec"]["job"]["task"]), int(message["spec"]["here"]["learners"]) > 0
+        if not self.own_data.is_used or not has_learners:
+            self._take_part(link, message, zero_ns, None)
+        elif run not in self._stationing:
+            self._stationing[run] = self._loop.create_task(self._take_part_with_own_data(link, message, zero_ns, task))
+
+    async def _take_part_with_own_data(self, link: HomeLink, message: Message, zero_ns: int, task: str) -> None:
+        """Have a part once the machine's own data are read, on which its learners train."""
+        run = str(message["run"])
+        try:
+            own, table = await self.own_data.read(task, dict(message["spec"].get("data", {})))
+            self._take_part(link, message, zero_ns, own)
+            if run in self._held:
+                self.own_data.taken(task)
+                write_json(self._held[run].outpost.folder / DATA, table)
+        except (ConfigError, *_UNABLE) as error:
+            self._unstationed(link, run, error)
+        finally:
+            del self._stationing[run]
+
+    def _take_part(self, link: HomeLink, message: Message, zero_ns: int, own: OwnData | None) -> None:
+        run, term = str(message["run"]), int(message["term"])
         try:
             if not RUN_NAME.fullmatch(run):
                 raise ValueError(f"a run named {run!r}")
@@ -309,18 +343,22 @@ class Outposts:
             folder = self._folder / run
             folder.mkdir(parents=True, exist_ok=True)
             run_memory.forget(folder)  # Of another run of this name, or of this one before it was resumed.
-            # Times count from the same moment everywhere, as nearly as the way of this message is short.
-            zero_ns = time.monotonic_ns() - int(message["age_ns"])
-            here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}
+            # Whatever the message says: only the owner names data of this machine.
+            own_data = None if own is None else asdict(own)
+            here = {**message["spec"]["here"], "secret": str(self._config.secret or ""), "own_data": own_data}
             spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
             heirs = tuple(HomeAddress(*map(str, heir)) for heir in message["heirs"])
             held = self._hold(folder, run, link, term, heirs, keeps_texts=self._keeps_texts)
             write_json(folder / NOTE, held.note(run))
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
-            link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
-            self._tell(f"refused its part of {run}, a run of {link.home.name}: {error}")
+            self._unstationed(link, run, error)
             return
         self._tell(f"takes part in {run}, a run of {link.home.name}")
+
+    def _unstationed(self, link: HomeLink, run: str, error: Exception) -> None:
+        """Tell a home, and people here, that this machine has no part in a run."""
+        link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
+        self._tell(f"refused its part of {run}, a run of {link.home.name}: {error}")
 
     def _hold(
         self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...], *, keeps_texts: bool
@@ -432,14 +470,22 @@ class Outposts:
         script = ""
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
-            digest = await self._loop.run_in_executor(None, handover.digest, program, task)
-            if digest != wanted:
+            own = self.own_data.is_used
+            digest = await self._loop.run_in_executor(None, partial(handover.digest, program, task, has_own_data=own))
+            if digest != wanted[: len(digest)]:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
             script = await self._loop.run_in_executor(None, checked_digest, task, self._name)
+        unread: tuple[Fault, ...] = ()
+        if wanted and self.own_data.is_used:
+            try:
+                await self.own_data.read(task, dict(message.get("data", {})), READ_SECONDS)
+            except UnreadError as error:
+                unread = tuple(error.faults)
         unreached = await ways_to_others.faults(
             message.get("ways", []), self._name, f"Looking for ways to the machines of a run of {home.name}"
         )
+        unreached += unread
         if unreached and self.guest is not None:
             self.guest.tell(state=f"waits for a way: {ConfigError.of(unreached)}")
         self._tell_refusal(home, unreached)

@@ -279,7 +279,12 @@ class MachineRun:
             layout = layout_rows(job.layout)
         asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
         placed = [(Replica.parse(text), machine) for text, machine in self.daemon.home.fleet.placed()]
-        return {**asked, "layout": layout, "ways": ways_to_others.needed(placed, self._sites, self._machine)}
+        return {
+            **asked,
+            "data": dict(self._spec.data),
+            "layout": layout,
+            "ways": ways_to_others.needed(placed, self._sites, self._machine),
+        }
 
     def other_script(self, machine: str, answer: Message) -> str:
         """That a machine which joins has another script than the one that was asked for the model, in words; ''

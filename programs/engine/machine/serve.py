@@ -69,6 +69,7 @@ def serve(
     metrics: MetricsAddress | None = None,
     via: str | None = None,
     every: float | None = None,
+    own_data: Sequence[str] = (),
 ) -> int:
     """Serve until signals end it, or, `until_over`, its runs are over.
 
@@ -83,6 +84,7 @@ def serve(
         metrics: where its figures are asked for.
         via: the store through which machines may come.
         every: the seconds after which it looks there again.
+        own_data: files and folders on which learners here train, in place of a run's data.
 
     Returns the exit status: 75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`,
     otherwise 0.
@@ -94,7 +96,7 @@ def serve(
         cluster_file.checked_name(name, "Reading --name", "for example --name alpha")
     endpoint, permitted = "", machine_file.MachineConfig()
     with collecting(faults):
-        permitted = machine_file.read(config)
+        permitted = machine_file.read(config, own_data)
     with collecting(faults):
         has_keys = permitted.pair is not None
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)

@@ -14,7 +14,6 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.request import reference
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER, Replica, leader
 
 SLOT: Final = "slot"
@@ -99,13 +98,6 @@ def portable(text: str) -> list[Any]:
     number = tasks.references.index
     places = [[number(each) for each in tasks.slots], [[name, number(each)] for name, each in tasks.machines]]
     return [*map(reference.portable, tasks.references), *places]
-
-
-def resolving(
-    replica: Replica, machine: str, resolve: Callable[[Reference], Any] = reference.resolve
-) -> Callable[[Reference], Any]:
-    """`resolve`, where a reference to the tasks of all slots means that of a host on a machine."""
-    return lambda one: resolve(Reference(task_of(one.text, replica, machine)))
 
 
 def of_function(function: Callable[[int], Any], text: str, slots: int) -> SlotTasks:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from isthmus.ops.step_tokens import AtMost, FormerStepTokens, PresentStepTokens
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.own_data import OwnData, on_own_data
 from isthmus.programs.engine.request.reference import is_file, is_open_loop, script_of, split
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
@@ -30,7 +32,7 @@ from isthmus.programs.program_graph import REGION
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Reference, Template
-from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.ids import LEARNER, Replica, follower, leader
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
 from isthmus.runtime.system.files import read_bytes, read_text, write_json
 from isthmus.runtime.system.processes import boot_id
@@ -91,6 +93,8 @@ class Here:
     """(machine, address) of other machines' porters, as this machine reaches them."""
     is_far: bool = False
     """The way to others, or to some of them, leads through a bucket."""
+    own_data: OwnData | None = None
+    """What its learners train on in place of the run's data, if its owner says so."""
 
     @property
     def islands_here(self) -> int:
@@ -196,7 +200,26 @@ class Spec:
 
     def task_of(self, replica: Replica) -> str:
         """The reference of the task that a host on this machine imports."""
-        return task_of(self.job.task.text, replica, self.here.machine)
+        text, own = task_of(self.job.task.text, replica, self.here.machine), self._own_data_of(replica)
+        return text if own is None else on_own_data(text, own.paths)
+
+    def resolving(
+        self, replica: Replica, resolve: Callable[[Reference], Any] = reference.resolve
+    ) -> Callable[[Reference], Any]:
+        """`resolve`, where the reference of the run's task means that of a host on this machine, which knows whether
+        its data are the owner's."""
+        own = self._own_data_of(replica)
+
+        def resolved(one: Reference) -> Any:
+            if one != self.job.task:
+                return resolve(one)
+            task = resolve(Reference(self.task_of(replica)))
+            return task if own is None else own.given_to(task)
+
+        return resolved
+
+    def _own_data_of(self, replica: Replica) -> OwnData | None:
+        return self.here.own_data if leader(replica).role == LEARNER else None
 
     @property
     def script(self) -> LoopScript | None:
@@ -350,7 +373,9 @@ def read(data: Mapping[str, Any]) -> Spec:
     computing, here = tuple(fields.pop("computing")), fields.pop("here")
     run = _run_settings(fields.pop("settings"))
     reaches = tuple((str(machine), str(address)) for machine, address in here.get("reaches", ()))
-    here = Here(**{**here, "kinds": tuple(here.get("kinds", ())), "reaches": reaches})
+    own = here.get("own_data")
+    own_data = None if own is None else OwnData.read(own)
+    here = Here(**{**here, "kinds": tuple(here.get("kinds", ())), "reaches": reaches, "own_data": own_data})
     fields["tokens_of_step"] = tuple(fields.get("tokens_of_step", ()))
     fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
     fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.recorder.run_references import resolving
-from isthmus.programs.engine.request import slot_tasks, spec
+from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.run.plans_apart import plans_of
 from isthmus.programs.job import TensorSpec
@@ -179,8 +179,8 @@ def niceness_of(replica: Replica, layout: Sequence[TensorSpec]) -> int:
 
 def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callable[[Reference], Any]:
     """What references mean to a host of a run."""
-    seconds, here = run_spec.settings.snapshot_every_seconds, slot_tasks.resolving(replica, run_spec.here.machine)
-    return resolving(folder, here, seconds, run_spec.snapshot_place(folder))
+    seconds = run_spec.settings.snapshot_every_seconds
+    return resolving(folder, run_spec.resolving(replica), seconds, run_spec.snapshot_place(folder))
 
 
 def main(arguments: list[str], plans: Mapping[str, Plan] | None = None) -> int:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from isthmus.programs.command import config
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.devices import Device, find
+from isthmus.programs.engine.cluster.machine_file import SiteRules
 from isthmus.runtime.errors import ConfigError
 from tests.command_line import app
 
@@ -208,6 +209,26 @@ def test_a_machine_says_where_texts_of_errors_stay(tmp_path: Path) -> None:
     assert machine_file.read(write(tmp_path, '[runs]\nerror_texts = "home"\n')).error_texts == "home"
     with pytest.raises(ConfigError, match=r"one of 'local', 'home'"):
         machine_file.read(write(tmp_path, '[runs]\nerror_texts = "here"\n'))
+
+
+def test_a_machine_says_what_its_learners_train_on_and_what_is_told_of_it(tmp_path: Path) -> None:
+    (tmp_path / "ours.txt").write_text("abc")
+    text = '[runs]\ndata = ["ours.txt"]\n'
+    ours = str(tmp_path / "ours.txt")
+    assert machine_file.read(write(tmp_path, "")).site == SiteRules()
+    assert machine_file.read(None, [ours]).site == SiteRules((ours,))
+    assert machine_file.read(write(tmp_path, text)).site == SiteRules((ours,))
+    more = f'{text}evaluate = "local"\nkeep_own = true\n'
+    assert machine_file.read(write(tmp_path, more)).site == SiteRules((ours,), is_told=False, keeps_own=True)
+    assert machine_file.read(write(tmp_path, more), [str(tmp_path)]).site.data == (str(tmp_path),)
+    for wrong, found in (
+        ("keep_own = true", "none"),
+        ('evaluate = "local"', "none"),
+        ('data = ["missing"]', "nothing"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            machine_file.read(write(tmp_path, f"[runs]\n{wrong}\n"))
+        assert found in error.value.faults[0].found
 
 
 def test_a_machine_loads_what_is_shipped_and_what_its_file_lists(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from isthmus.programs.engine.cluster.handover import digest
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.request import new_spec, reference, spec
 from isthmus.programs.engine.request.request import Request, prepare
-from isthmus.programs.engine.request.slot_tasks import SlotTasks, references_of, resolving, task_of
+from isthmus.programs.engine.request.slot_tasks import SlotTasks, references_of, task_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica, follower
@@ -84,8 +84,6 @@ def test_each_host_has_the_task_of_its_slot_and_the_evaluator_the_homes() -> Non
     on = SlotTasks("one.py:t", machines={"beta": "two.py:t"}).text
     assert [task_of(on, Replica("learner", 0), machine) for machine in ("alpha", "beta")] == ["one.py:t", "two.py:t"]
     assert task_of(on, Replica("evaluator", 0), "beta") == "one.py:t"
-    named = resolving(Replica("learner", 1), "", lambda one: one.text)
-    assert [named(Reference(each)) for each in (text, "other.py:t")] == ["two.py:t", "other.py:t"]
 
 
 def test_a_request_of_several_tasks(folder: Path) -> None:
@@ -99,6 +97,8 @@ def test_a_request_of_several_tasks(folder: Path) -> None:
     assert list(again.tasks) == list(request.tasks)
     run_spec = spec.read(new_spec.of(request, zero_ns=0, cpu_seconds=0.0))
     assert run_spec.task_of(Replica("learner", 1)) == f"{folder}/two.py:task"
+    named = run_spec.resolving(Replica("learner", 1), lambda one: one.text)
+    assert [named(each) for each in (run_spec.job.task, Reference("x.py:t"))] == [f"{folder}/two.py:task", "x.py:t"]
     with pytest.raises(ConfigError, match="expected one task for all learners"):
         request.in_one_process()
 
