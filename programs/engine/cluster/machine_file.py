@@ -227,7 +227,7 @@ class RunsTable(msgspec.Struct, kw_only=True):
         Literal["local", "home"] | None,
         Setting(
             "Where texts of errors, tracebacks and logs of another home's run are: they stay here, or go to that home. "
-            'Default: `"local"` for `isthmus join`, `"home"` for `isthmus daemon`.'
+            'Default: `"local"` for `isthmus join`, and with `data`; else `"home"`.'
         ),
     ] = None
     data: Annotated[

@@ -125,6 +125,8 @@ def serve(
     is_far = place is not None
     # On loopback, too: a tunnel may lead there. Machines that join dial out only, and need none.
     permitted = replace(permitted, is_far=is_far, has_porter=True, grace=grace, until_over=until_over)
+    if permitted.site.data:  # A message of an error may have a row of them, or the name of a file.
+        permitted = replace(permitted, error_texts=permitted.error_texts or "local")
     return run(name, endpoint, permitted, services, metrics)
 
 

@@ -58,12 +58,14 @@ class Namespaces:
 
     def listening(self, machine: str) -> set[str]:
         """The addresses, as the kernel writes them, on which anything there listens for TCP."""
-        pids = subprocess.run(
-            ["ip", "netns", "pids", self.name(machine)], capture_output=True, text=True, check=True
-        ).stdout.split()
-        lines = Path(f"/proc/{pids[0]}/net/tcp").read_text().splitlines()[1:]
+        lines = Path(f"/proc/{min(self.processes(machine))}/net/tcp").read_text().splitlines()[1:]
         rows = [line.split() for line in lines]
         return {".".join(str(byte) for byte in reversed(bytes.fromhex(row[1][:8]))) for row in rows if row[3] == "0A"}
+
+    def processes(self, machine: str) -> set[int]:
+        """The process ids there."""
+        found = subprocess.run(["ip", "netns", "pids", self.name(machine)], capture_output=True, text=True, check=True)
+        return set(map(int, found.stdout.split()))
 
     def close(self) -> None:
         """Take everything away."""

@@ -27,7 +27,7 @@ class Tunnel:
     def __init__(self, target: str = "", near: str = "", far: str = "", port: int = 0) -> None:
         self.target, self._far = target, far
         self._ways = WayThread("tunnel")
-        self._server: socket.socket = _within(near, lambda: socket.create_server(("127.0.0.1", port), backlog=64))
+        self._server: socket.socket = within(near, lambda: socket.create_server(("127.0.0.1", port), backlog=64))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -44,13 +44,13 @@ class Tunnel:
             while True:
                 near, _ = self._server.accept()
                 with suppress(OSError):
-                    far = _within(self._far, lambda: addresses.connect(self.target, PATIENCE)) if self.target else None
+                    far = within(self._far, lambda: addresses.connect(self.target, PATIENCE)) if self.target else None
                     if far is not None and self._ways.give(prepared(near), prepared(far)):
                         continue
                 near.close()
 
 
-def _within(namespace: str, call: Callable[[], Any]) -> Any:
+def within(namespace: str, call: Callable[[], Any]) -> Any:
     """What a call gives in a network namespace, made by a thread that enters it."""
     if not namespace:
         return call()
