@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
+
+SHARE: Final = 0.02
+"""What the evaluations on its data may cost a learner of its steps."""
 
 
 @final

@@ -27,15 +27,13 @@ import numpy as np
 
 from isthmus.ops.data.held_out import FORWARD, Extract
 from isthmus.ops.data.positions import of_slot
-from isthmus.ops.data.site_terms import SiteTerms
+from isthmus.ops.data.site_terms import SHARE, SiteTerms
 from isthmus.ops.exchange.messages import CompanionReport, EvaluationKind, SiteEvaluated, SiteReport, SiteScores
 from isthmus.ops.island.contract import Evaluating, count_of, parts_of
 from isthmus.ops.island.evaluation_time import EvaluationTime
 from isthmus.ops.island.scores import ERROR, LOSS, batches_by_set, some_of
 from isthmus.ops.learner.boundary import Boundary, Companion
 
-SHARE: Final = 0.02
-"""Of the steps of a learner, what its evaluations may cost."""
 TIMES: Final = 5
 """How often a site evaluates, where its share leaves a choice between that and more text."""
 TIMES_MAX: Final = 20

@@ -12,14 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from isthmus.ops.data.site_terms import SiteTerms, digest_of_words
+from isthmus.ops.data.site_terms import SHARE, SiteTerms, digest_of_words
 from isthmus.ops.exchange.messages import CompanionReport
 from isthmus.ops.island.jax_evaluation import JaxEvaluation
 from isthmus.ops.learner.boundary import Boundary, Companion
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.site_evaluation import (
     FILE,
-    SHARE,
     TIMES_MAX,
     SiteEvaluation,
     SiteJudge,
