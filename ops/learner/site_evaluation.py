@@ -185,8 +185,8 @@ class SiteEvaluation(Companion):
         """The evaluation that is due now; None if none is."""
         if len(self._final) == len(self._at.fragments):
             return "final"
-        if is_first:  # A later life goes on: the first has evaluated what there was then.
-            return "initial" if self._at.context.member.incarnation == 1 else None
+        if is_first:  # A later life goes on, unless the first one has died early, perhaps before it could tell.
+            return "initial" if self._at.context.member.incarnation == 1 or not self._share else None
         has_own = self._own is not None and self._own_step == self._at.odometer.steps
         return "during" if has_own and not self._ends and self._is_due() else None
 

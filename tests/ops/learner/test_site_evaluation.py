@@ -232,6 +232,9 @@ def test_a_later_life_does_not_begin_with_one_and_ends_with_one(task: SiteTask) 
     assert driven.site["evaluations"] == []  # What was due before this life, is the former one's.
     driven.fire((0, 2, 8.0, "final"), (1, 2, 8.0, "final"), steps=False)
     assert [each["kind"] for each in driven.site["evaluations"]] == ["final"]
+    early = Driven(task, SiteContext(incarnation=2))
+    early.begin(others=8)
+    assert early.last["kind"] == "initial"  # The first life may have died before it told.
 
 
 def test_a_learner_that_leaves_evaluates_nothing_and_is_not_awaited(task: SiteTask) -> None:
