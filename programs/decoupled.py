@@ -195,6 +195,7 @@ def free_running(
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
+            learners=job.learners,
             exchange=FragmentExchange(
                 push=push,
                 carries=carried is True,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.data.held_out import WINDOWS
+from isthmus.ops.data.held_out import FORWARD, WINDOWS
 from isthmus.programs.settings import Setting
 from isthmus.runtime.errors import Fault
 
@@ -21,8 +21,6 @@ TIMES: Final = 20
 TIMES_MIN: Final = 2
 WINDOWS_MIN: Final = 8
 SMALL: Final = 1_000_000
-FORWARD: Final = 3
-"""A token costs so many times the operations of its forward pass where it is trained on (arXiv 2001.08361)."""
 When: TypeAlias = Literal["all", "ends", "none"]
 FIXED: Final[Mapping[When, int]] = {"ends": 2, "none": 0}
 SetsSetting: TypeAlias = Annotated[

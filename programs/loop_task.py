@@ -47,6 +47,7 @@ from isthmus.runtime.system.user_files import is_users
 if TYPE_CHECKING:
     from isthmus.ops.learner.boundary import Boundary, Companion
     from isthmus.ops.learner.own_evaluation import OwnJudging
+    from isthmus.ops.learner.site_evaluation import SiteJudge
 
 STEP_TOKENS_MAX: Final = 1 << 40
 """For hosts, which take what the script says; what others accept of it the request has fixed."""
@@ -277,6 +278,12 @@ class LoopTask(OwnTask):
         yield LastModel.of(boundary)
         if self.own_judge is not None:
             yield OwnEvaluation(self.own_judge, boundary)
+        yield from OwnTask.companions(self, boundary)  # Without arguments, `super` finds no class with slots.
+
+    def _judge(self, boundary: Boundary) -> SiteJudge:
+        from isthmus.ops.learner.site_evaluation import judge_of_loop
+
+        return judge_of_loop(self.own_judge or Unevaluated())
 
     def evaluator(self, seed: int) -> Evaluating:
         return self.judge or Unevaluated()

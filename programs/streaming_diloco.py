@@ -150,6 +150,7 @@ def in_turns(
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
+            learners=job.learners,
             overlap=overlap,
             exchange=FragmentExchange(push=push, alpha=alpha, frozen=job.frozen),
         ),

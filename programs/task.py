@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from isthmus.ops.island.contract import Evaluating, SoleLearning
     from isthmus.ops.island.life import LearnerLife, Tensors
     from isthmus.ops.island.recipe import Kind, Recipe
+    from isthmus.ops.learner.boundary import Boundary, Companion
+    from isthmus.ops.learner.site_evaluation import SiteJudge
 
 __all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "Tokens"]
 
@@ -180,6 +183,18 @@ class TaskTerms(ABC):
         own: int | None = getattr(make, "tokens", None)
         return len(list(make())) * of_slot(self.tokens_most, 0) if own is None else own
 
+    def companions(self, boundary: Boundary) -> Iterator[Companion]:
+        """What accompanies a learner of this task: the evaluation on the data of its site, where it has any."""
+        if self.site is not None:
+            from isthmus.ops.learner.site_evaluation import SiteEvaluation
+
+            yield SiteEvaluation(self.site, partial(self._judge, boundary), boundary)
+
+    def _judge(self, boundary: Boundary) -> SiteJudge:
+        from isthmus.ops.learner.site_evaluation import judge_of
+
+        return judge_of(self, boundary)  # type: ignore[arg-type]
+
     def _evaluation(self, batch: Callable[[At], Any], seed: int, path: int = 0) -> Iterator[Any]:
         counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
         return (batch(At(seed, path, position, "evaluation")) for position in range(of_slot(counts, path)))
@@ -212,6 +227,12 @@ class TaskLayout(TaskTerms):
         yield from _mesh_faults(self.mesh)
         yield from _stage_faults(self.mesh, self.stacked)
         yield from _shard_faults(self.shard, self.mesh)
+
+    def site_evaluator(self, seed: int, batches: Mapping[str, Sequence[Any]], slot: int) -> Evaluating:
+        """An evaluation by the learner in a slot on batches by set, beside its steps. Imports jax."""
+        from isthmus.ops.island.jax_evaluation import JaxEvaluation
+
+        return JaxEvaluation(self, seed, batches=batches)
 
     @property
     def axes(self) -> Axes:
@@ -376,6 +397,11 @@ class OwnTask(TaskTerms):
     @abstractmethod
     def evaluator(self, seed: int) -> Evaluating:
         """An evaluation of merged leaves."""
+
+    def site_evaluator(self, seed: int, batches: Mapping[str, Sequence[Any]], slot: int) -> Evaluating:
+        """An evaluation by the learner in a slot, beside its steps, on batches by set; unless overridden it is on those
+        of `evaluator`."""
+        return self.evaluator(seed)
 
     @abstractmethod
     def leaves(self, seed: int) -> list[ModelLeaf]:

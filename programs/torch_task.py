@@ -25,7 +25,16 @@ from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.parameter_trees import matches, named_leaves
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.torch_learner import TorchEvaluation, TorchLearner
-from isthmus.ops.island.torch_model import Model, OptimizerState, array_of, drawing, dtype_name, on_device, with_scalars
+from isthmus.ops.island.torch_model import (
+    Model,
+    OptimizerState,
+    array_of,
+    device_of,
+    drawing,
+    dtype_name,
+    on_device,
+    with_scalars,
+)
 from isthmus.programs.task import METRICS_MAX, ModelLeaf, OwnTask, call_faults
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import ConfigError, Fault
@@ -90,6 +99,10 @@ class TorchTask(OwnTask):
     def evaluator(self, seed: int) -> TorchEvaluation:
         """An evaluation of merged leaves."""
         return TorchEvaluation(self, seed)
+
+    def site_evaluator(self, seed: int, batches: Mapping[str, Sequence[Any]], slot: int) -> TorchEvaluation:
+        """An evaluation by the learner in a slot on batches by set, on its device."""
+        return TorchEvaluation(self, seed, batches, device_of(slot))
 
     # -- what a request asks -------------------------------------------------------------------------------------------
 

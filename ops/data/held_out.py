@@ -14,6 +14,8 @@ TIMES_DEFAULT: Final = 20
 """The most evaluations of a run."""
 WINDOWS: Final = 256
 """Where no number is given; in whole batches."""
+FORWARD: Final = 3
+"""A token costs so many times the operations of its forward pass where it is trained on (arXiv 2001.08361)."""
 BATCHES_MIN: Final = 8
 """Given windows are cut into so many batches at least: the error of a loss follows from the means of its batches."""
 LOGITS_BYTES: Final = 1 << 27

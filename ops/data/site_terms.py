@@ -6,8 +6,13 @@ names of files may come in.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
+
+SHARE: Final = 0.02
+"""What the evaluations on its data may cost a learner of its steps."""
 
 
 @final
@@ -19,6 +24,7 @@ class SiteTerms:
       a loss, held-out ones included.
     - `is_told`: losses on its held-out part go to the home of the run; else they stay in a folder of the site.
     - `keeps_own`: the last model of its own, before it adopts that of all, stays with it.
+    - `text_bytes`: the bytes of text that those tokens are of, where that is known: by them a loss is in bits a byte.
     """
 
     digest: str
@@ -26,3 +32,19 @@ class SiteTerms:
     tokens: int
     is_told: bool = True
     keeps_own: bool = False
+    text_bytes: int | None = None
+
+    @property
+    def words(self) -> list[int]:
+        """The digest in words of 32 bits, as it travels."""
+        return [int(self.digest[at : at + 8], 16) for at in range(0, 32, 8)]
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """A loss in nats a token as bits a byte of text, as many tokens as its data have in the mean; None where the
+        bytes are not known."""
+        return loss / math.log(2) * self.tokens / self.text_bytes if self.text_bytes else None
+
+
+def digest_of_words(words: Sequence[int]) -> str:
+    """The digest that was sent in words."""
+    return "".join(f"{word & 0xFFFFFFFF:08x}" for word in words)

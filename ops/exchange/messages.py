@@ -640,7 +640,64 @@ class Copies(TypedDict):
     lacks_memory: NotRequired[Count]
 
 
-class CompanionReport(LearnerEvaluation, LoopLeaves, DeviceWaits, Copies):
+class SiteScores(TypedDict):
+    """What one model has on the held-out part of a site's data; a loss that is not finite is told as it is."""
+
+    loss: float | None
+    """In the task's own unit; None for a task that evaluates nothing."""
+    error: NotRequired[float]
+    """The loss's standard error, where it is of several batches."""
+    bits: NotRequired[float]
+    """The loss in bits a byte of text, where it is known how many bytes the tokens are of."""
+    metrics: Metrics
+    """Every other scalar that the task evaluates."""
+
+
+class SiteEvaluated(TypedDict):
+    """An evaluation by a learner on the held-out part of its site's own data, at one boundary: of the versions that it
+    has adopted by then, and of its own parameters just before that."""
+
+    kind: EvaluationKind
+    number: Count
+    """Which one of this life, from 0."""
+    tokens: Count
+    """Those of all learners that are known to be trained by then."""
+    own_tokens: Count
+    """Those that this life has trained by then."""
+    versions: list[Version]
+    """By fragment of the learner's."""
+    predicted: Count
+    """The tokens on which it is made, but for those of named sets."""
+    took: Count
+    """The nanoseconds that it lasted."""
+    of_global: SiteScores
+    of_own: SiteScores | None
+    """None where the learner has no model of its own yet."""
+
+
+class SiteReport(TypedDict):
+    """Of a learner on a machine with data of its own: these, as figures, and its evaluations on them. No text, and no
+    names but those of scalars, which the task gives."""
+
+    digest: Annotated[list[Count], ("length", 4)]
+    """That of the contents, in words of 32 bits."""
+    bytes: Count
+    tokens: Count
+    is_told: bool
+    """Whether losses are; else there are no evaluations here."""
+    awaits: bool
+    """Whether the evaluation of the final model is still to come."""
+    evaluations: list[SiteEvaluated]
+    """The last two, because a report may be overtaken."""
+
+
+class SiteData(TypedDict):
+    """Of a learner whose data are those of its site."""
+
+    site: NotRequired[SiteReport]
+
+
+class CompanionReport(LearnerEvaluation, LoopLeaves, DeviceWaits, Copies, SiteData):
     """Of a learner: what its companions, and its device, add to a report."""
 
 

@@ -10,13 +10,14 @@ lasts longer is left out by the recorder, which waits a little longer than this 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final, final
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar, final
 
 from isthmus.ops.data.held_out import Extract
 from isthmus.ops.exchange.messages import Evaluated, EvaluationKind
 from isthmus.ops.island.scores import Parts, evaluated
 
+Found = TypeVar("Found")
 STOPPED_NS: Final = 3_000_000_000
 """For the evaluation of the final model of a run that was stopped: of the ten seconds until a stopped command is over
 the merges before it and the files after it take the rest."""
@@ -54,19 +55,28 @@ class EvaluationTime:
 
         Of an evaluation that is left out: None, and of the final model that it was.
         """
-        begun, queued, done = self._now(), self._queued(), 0
+        queued = self._queued()
+        ended = self.ended(kind, parts, count)
+        if ended is not None:
+            scalars, took = ended
+            waited = self._queued() - queued
+            return {**evaluated(kind, scalars, tokens, self._extract), "took": took, "queued": min(waited, took)}
+        return Evaluated(kind="final", loss=math.nan, tokens=tokens, left_out=True) if kind == "final" else None
+
+    def ended(self, kind: EvaluationKind, parts: Generator[None, None, Found], count: int) -> tuple[Found, int] | None:
+        """What `parts` return, which are in `count` batches, and how long they took; None where they are left out."""
+        begun, done = self._now(), 0
         while self._is_wanted(kind, begun, count - done):
             at = self._now()
             try:
                 next(parts)
             except StopIteration as end:
-                took, waited = self._note_batch(at) - begun, self._queued() - queued
-                return {**evaluated(kind, end.value, tokens, self._extract), "took": took, "queued": min(waited, took)}
+                return end.value, self._note_batch(at) - begun
             if done:  # The first yield is before the first batch.
                 self._note_batch(at)
             done += 1
         parts.close()
-        return Evaluated(kind="final", loss=math.nan, tokens=tokens, left_out=True) if kind == "final" else None
+        return None
 
     def _note_batch(self, begun: int) -> int:
         """Note what a batch took that ends now, unless it is the first of all, before which was compiled; now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -41,12 +41,12 @@ class JaxEvaluation:
     """The mean scalars of a task over its evaluation batches, and over those of each held-out set.
 
     A model's local leaves are those of `init`, and its frozen ones those that it loads, or of `init`, too. `path`: of a
-    model made of modules, whose batches.
+    model made of modules, whose batches; or other `batches`, by set.
     """
 
-    def __init__(self, task: Any, seed: int, path: int = 0) -> None:
+    def __init__(self, task: Any, seed: int, path: int = 0, batches: Mapping[str, Sequence[Any]] | None = None) -> None:
         compute_in_the_calling_thread()
-        self._batches = batches_by_set(task, task.evaluation_batches(seed, path))
+        self._batches = batches_by_set(task, task.evaluation_batches(seed, path)) if batches is None else batches
         self._functions = functions_of(task, (), 0.0)
         keep_no_large_blocks(sum(4 * each.size for each in self._functions.shapes))
         self._evaluate = _evaluate_of(self._functions)

@@ -37,6 +37,17 @@ def batches_by_set(task: Any, own: Iterable[Any]) -> dict[str, list[Any]]:
     return {"": list(own)} | {name: list(make()) for name, make in getattr(task, "sets", ())}
 
 
+def some_of(batches: Mapping[str, Sequence[Any]], most: int) -> dict[str, Sequence[Any]]:
+    """`most` of the batches of an evaluation, in proportion of each set, and evenly spaced; two of each set at least,
+    where it has them, so that the losses have errors."""
+    share = min(1.0, most / max(1, sum(map(len, batches.values()))))
+    return {name: _spaced(each, max(min(2, len(each)), int(len(each) * share))) for name, each in batches.items()}
+
+
+def _spaced(batches: Sequence[Any], count: int) -> Sequence[Any]:
+    return [batches[index * len(batches) // count] for index in range(count)]
+
+
 def parts_by_set(batches: Mapping[str, Sequence[Any]], scalars_of: Callable[[Any], Mapping[str, float]]) -> Parts:
     """An evaluation on `batches_by_set`, a batch after the other: the means of each set, named by `of_set`."""
     means: dict[str, float] = {}

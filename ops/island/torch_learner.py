@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from isthmus.ops.island.torch_model import (
     with_scalars,
 )
 from isthmus.ops.island.torch_state import TorchState
+
+CPU: Final = torch.device("cpu")
 
 
 @final
@@ -93,17 +95,24 @@ class TorchLearner(TorchState):
 
 @final
 class TorchEvaluation:
-    """The mean scalars of a task over its evaluation batches, on the CPU; local leaves are as `build` makes them."""
+    """The mean scalars of a task over its evaluation batches, or others, by set; on the CPU, or another device; local
+    leaves are as `build` makes them."""
 
-    def __init__(self, task: ModuleTask, seed: int) -> None:
+    def __init__(
+        self,
+        task: ModuleTask,
+        seed: int,
+        batches: Mapping[str, Sequence[Any]] | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         lower_priority()
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdigit() and int(threads):
             torch.set_num_threads(int(threads))  # A fork server loads torch before they are set for this process.
         self._task, self._seed = task, seed
-        self._model = Model.built(task, seed, torch.device("cpu"))
+        self._model = Model.built(task, seed, device)
         self._model.module.eval()
-        self._batches = batches_by_set(task, task.evaluation_batches(seed))
+        self._batches = batches_by_set(task, task.evaluation_batches(seed)) if batches is None else batches
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""

@@ -1,6 +1,6 @@
 """The boundaries of a learner between two steps, as its companions see them: a judge, the last model of a loop.
 
-Inner-step decides what happens at a boundary, and in which order. It calls its companions at four named points, and
+Inner-step decides what happens at a boundary, and in which order. It calls its companions at five named points, and
 knows no more of them. A task names the companions of its learners (`AccompaniedTask`); most tasks have none. A
 companion reads the boundary, and changes the learner by the calls of its interface only.
 """
@@ -28,7 +28,9 @@ class Boundary:
         context: that of the body.
         held: the newest version of each of its `fragments`, None before the first one.
         metrics: the scalars of its steps.
-        budget: the tokens of the run, and `evaluations` how often its model is evaluated on the way.
+        budget: the tokens of the run.
+        evaluations: how often its model is evaluated on the way.
+        learners: how many begin the run.
         trained: returns how many of these are known to be trained.
         phase: returns the phase of this learner.
         publish: shows a phase in the status of the host.
@@ -43,6 +45,7 @@ class Boundary:
     metrics: StepMetrics
     budget: int
     evaluations: int
+    learners: int
     trained: Callable[[], int]
     phase: Callable[[], str]
     publish: Callable[[str], None]
@@ -50,6 +53,9 @@ class Boundary:
 
 class Companion:
     """A companion of a learner. It inherits the points that it has no use for."""
+
+    def adopting(self, *, is_last: bool) -> None:
+        """Versions are about to be adopted at this boundary; `is_last`: no step follows it, as far as it can know."""
 
     def adopted(self, fragment: int, *, is_last: bool) -> None:
         """A version of a fragment was adopted, the last one of the run or another."""

@@ -70,6 +70,7 @@ class InnerStep:
         report_every: the steps between two reports of progress, which come at least every 100 ms.
         tokens: the budget that the learning rate follows, where no message sets it.
         evaluations: how often the model is evaluated on the way, where learners do that.
+        learners: how many begin the run.
         exchange: how fragments are exchanged.
 
     Its local leaves are lent to others on `moments`, and those of others arrive on `loan`.
@@ -95,6 +96,7 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         evaluations: int = TIMES_DEFAULT,
+        learners: int = 1,
         exchange: FragmentExchange = PLAIN,
     ) -> None:
         self._task, self._exchange = task, exchange
@@ -103,7 +105,7 @@ class InnerStep:
         self._emit_every = emit_every or 0
         self._report_every = report_every
         self._budget = tokens
-        self._evaluations = evaluations
+        self._evaluations, self._learners = evaluations, learners
         self._answers_last = exchange.answers_last and bool(fragments)
         self.is_idle = bool(fragments)
         self.is_finished = False
@@ -226,6 +228,7 @@ class InnerStep:
             self._metrics,
             self._budget,
             self._evaluations,
+            self._learners,
             trained=lambda: self._totals.trained,
             phase=lambda: self._phase,
             publish=self._publish,
@@ -257,7 +260,7 @@ class InnerStep:
             self._move_on()  # Steps begin only once their position is known.
         # Updates before pulls: an answer captured before an update would have a stale base.
         if update is not None:
-            self._adopt_all(update)
+            self._adopt_all(update, is_last=bool(self.companions) and self._ends_with(update, pull, control))
         # Before the answers: once the budget is spent none is postponed.
         if control is not None:
             self._follow_control(control)
@@ -350,13 +353,26 @@ class InnerStep:
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
-    def _adopt_all(self, update: Mapping[Any, Any]) -> None:
-        """Adopt updates of fragments or, in a program without fragments, whole trees."""
+    def _ends_with(
+        self, update: Mapping[Any, Any], pull: Mapping[Any, Round] | None, control: Mapping[Any, Control] | None
+    ) -> bool:
+        """Whether no step follows, by all that has come to this boundary: what is adopted may be first to say so."""
+        items = [*update.values(), *(pull or {}).values()]
+        if self._is_last or any(item["kind"] == "final" for item in items):
+            return True
+        rows = (row for item in (*items, *(control or {}).values()) for row in item["totals"])
+        return 0 < self._budget <= self._totals.trained_with(rows)
+
+    def _adopt_all(self, update: Mapping[Any, Any], *, is_last: bool) -> None:
+        """Adopt updates of fragments or, in a program without fragments, whole trees; `is_last`: no step follows."""
         if self._fragments:
             # The first boundary after an absence: the model has gone on, and what it overwrites is told.
             is_back = self._times.away > self._away_known
             before = self._wasted() if is_back else 0.0
-            for item in sorted(update.values(), key=itemgetter("fragment")):
+            items = sorted(update.values(), key=itemgetter("fragment"))
+            for each in self.companions:
+                each.adopting(is_last=is_last)
+            for item in items:
                 self._adopt(item)
             if is_back:
                 self._away_known = self._times.away

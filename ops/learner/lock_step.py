@@ -43,6 +43,7 @@ class LockStep:
         report_every: int,
         tokens: int,
         evaluations: int,
+        learners: int,
         overlap: int,
         exchange: FragmentExchange = PLAIN,
     ) -> None:
@@ -52,6 +53,7 @@ class LockStep:
             report_every=report_every,
             tokens=tokens,
             evaluations=evaluations,
+            learners=learners,
             exchange=replace(exchange, answers_last=False),  # A turn is everybody's: none is held for one who leaves.
         )
         self._overlap = overlap

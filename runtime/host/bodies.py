@@ -23,8 +23,8 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, pairs
-from isthmus.runtime.ids import Handle, MachineOwner, Member
+from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, Whereabouts, pairs
+from isthmus.runtime.ids import Handle, Member
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
@@ -173,7 +173,7 @@ class Bodies:
         disk: Disk,
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
-        owner_of: Callable[[str, int], MachineOwner],
+        whereabouts: Whereabouts,
         emitted: Callable[[NodePlan, list[Emission]], None],
         away: Callable[[], Duration],
         island: IslandDevices | None = None,
@@ -185,7 +185,7 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
-        self._owner_of, self._away = owner_of, away
+        self._whereabouts, self._away = whereabouts, away
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -220,7 +220,8 @@ class Bodies:
                 ),
                 now=self._clock.now,
                 members=self._members,
-                owner_of=self._owner_of,
+                owner_of=self._whereabouts.owner_of,
+                machine_of=self._whereabouts.machine_of,
                 stop_requested=lambda: self.stop_requested,
                 is_stopping=lambda: self.is_stopping,
                 leave_requested=lambda: self.leave_requested,

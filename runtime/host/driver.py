@@ -54,8 +54,19 @@ from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.busy import Busy, user_nodes
-from isthmus.runtime.host.contract import AWAY, Executor, IslandDevices, Span, Trace, Traffic, raised, story
-from isthmus.runtime.ids import Handle, MachineOwner, Member, Replica
+from isthmus.runtime.host.contract import (
+    AWAY,
+    NOWHERE,
+    Executor,
+    IslandDevices,
+    Span,
+    Trace,
+    Traffic,
+    Whereabouts,
+    raised,
+    story,
+)
+from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
@@ -147,7 +158,7 @@ class Host:
         trace: Trace | None = None,
         island: IslandDevices | None = None,
         folder: Path | None = None,
-        owner_of: Callable[[str, int], MachineOwner] = lambda role, slot: MachineOwner(""),
+        whereabouts: Whereabouts = NOWHERE,
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
         on_opened: Callable[[], None] = lambda: None,
@@ -174,7 +185,7 @@ class Host:
             disk=disk,
             traffic=self.traffic,
             members=lambda: self.scheduler.members,
-            owner_of=owner_of,
+            whereabouts=whereabouts,
             emitted=self._emitted_meanwhile,
             away=lambda: self.busy.away,
             island=island,

@@ -134,11 +134,17 @@ class Meetings:
         self._directory = NOBODY
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
+        self._places: dict[Member, str] = {}
+        """The machine of each member that was ever in a roster."""
 
     def owner_of(self, role: str, slot: int) -> MachineOwner:
         """Whose the machine of a host in the rosters is; of nobody in a run of one machine."""
         machine = self._reach.machines.get(Replica(role, slot), "")
         return self._directory.owners.get(machine, MachineOwner("" if machine == ONE_MACHINE else machine))
+
+    def machine_of(self, member: Member) -> str:
+        """The name of the machine of a member that was ever in a roster; '' of one that was in none."""
+        return self._places.get(member, "")
 
     def follow(self, rows: Sequence[Row], directory: Directory) -> None:
         """Meet the new members of a roster, and forget those that are gone. `directory` is about their machines.
@@ -147,6 +153,7 @@ class Meetings:
         """
         named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
         self._reach.machines.update((row[0].replica, row[2]) for row in named)
+        self._places.update((row[0], row[2]) for row in named)
         self._directory = directory
         present = {row[0].replica: row for row in named if not self._is_former(row[0])}
         if present.get(self._member.replica, (None,))[0] != self._member:
@@ -489,7 +496,7 @@ class HostProcess:
             trace=self._trace,
             island=island,
             folder=life.folder,
-            owner_of=lambda role, slot: self._meetings.owner_of(role, slot),
+            whereabouts=self,
             on_ended=self._node_ended,
             on_failed=self._failed,
             on_opened=lambda: self._note("open", self._clock.now()),
@@ -503,8 +510,6 @@ class HostProcess:
             is_here=partial(loopback_marks.is_here, life.run),
         )
         self._mark: socket.socket | None = None
-        self._places: dict[Member, str] = {}
-        """The machine of each member that was ever in a roster."""
         self._endpoints = list[str]()
         self._island = ONE_PROCESS if island is None else island.processes
         self._supply = Supply(plan)
@@ -581,10 +586,15 @@ class HostProcess:
                 if not self._is_kept():
                     self._exit()
 
+    def owner_of(self, role: str, slot: int) -> MachineOwner:
+        return self._meetings.owner_of(role, slot)
+
+    def machine_of(self, member: Member) -> str:
+        return self._meetings.machine_of(member)
+
     def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
         """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
         directory = msgspec.convert(known, Directory)
-        self._places |= {Member(Replica.parse(name), incarnation): machine for name, incarnation, _, machine in rows}
         if self._reach.keys is not None:
             self._reach.keys.replace({key: machine for machine, key in directory.keys.items()})
         self._meetings.follow(rows, directory)
@@ -761,9 +771,9 @@ class HostProcess:
         account: list[EdgeCrossing] = []
         for member, through, crossed in self._channel.crossed():
             peer = {"peer": str(member.replica), "incarnation": member.incarnation}
-            peer |= {"machine": self._places.get(member, ""), "through": "" if through is None else str(through)}
+            peer |= {"machine": self.machine_of(member), "through": "" if through is None else str(through)}
             account += lines(peer, crossed, names)
-        own, member = self._places.get(self._life.member, ""), self._life.member
+        own, member = self.machine_of(self._life.member), self._life.member
         account_files.write(
             account_files.of_member(self._life.folder, member),
             Account(

@@ -38,7 +38,7 @@ from isthmus.runtime.host.own_process import (
     suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock
-from isthmus.runtime.ids import Member, Replica, keeps_run
+from isthmus.runtime.ids import MachineOwner, Member, Replica, keeps_run
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import fields as fields_of
 from isthmus.runtime.sim.faults import Forge
@@ -243,7 +243,7 @@ class Life:
             folder=setting.folder,
             tape=self.tape.tape,
             trace=self._trace,
-            owner_of=lambda role, slot: self.meetings.owner_of(role, slot),
+            whereabouts=self,
             on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
         )
@@ -254,6 +254,12 @@ class Life:
             channel=self.channel,
             tell=self.host.handle,
         )
+
+    def owner_of(self, role: str, slot: int) -> MachineOwner:
+        return self.meetings.owner_of(role, slot)
+
+    def machine_of(self, member: Member) -> str:
+        return self.meetings.machine_of(member)
 
     def start(self, *, listens: bool) -> None:
         """Start, like a new process."""

@@ -1,9 +1,9 @@
 """A process's statuses as families of metrics.
 
-Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot`, `machine` and `scalar`,
-and nothing that grows with steps is one. A status is that of a run's home, with the figures of its recorder, or of a
-machine that takes part, with those of its own hosts alone: both have a learner's series, so sums over processes take
-the maximum by run and slot first. Nothing is counted here: every value is one of a status.
+Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot`, `machine`, `site` and
+`scalar`, and nothing that grows with steps is one. A status is that of a run's home, with the figures of its recorder,
+or of a machine that takes part, with those of its own hosts alone: both have a learner's series, so sums over processes
+take the maximum by run and slot first. Nothing is counted here: every value is one of a status.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ RUN: Final = ("run",)
 LEARNER: Final = ("run", "slot", "machine")
 MACHINE: Final = ("machine",)
 SCALAR: Final = ("run", "scalar")
+SITE: Final = ("run", "site")
 Labels: TypeAlias = tuple[str, ...]
 
 
@@ -50,6 +51,14 @@ _RUN: Final[Mapping[str, Family]] = {
 _SCALARS: Final = Family(
     "run_evaluation_scalar", "The last other scalars of the evaluation; loss/NAME of a held-out set.", SCALAR
 )
+_SITE: Final[Mapping[str, Family]] = {
+    "tokens": Family("site_tokens", "Tokens that a site's learners have trained.", SITE, is_counter=True),
+    "epochs": Family("site_epochs", "Passes of a site's learners over its own data.", SITE),
+    "data_tokens": Family("site_data_tokens", "Tokens of a site's own data.", SITE),
+    "global_last": Family("site_global_loss", "The global model's last loss on a site's own held-out data.", SITE),
+    "own_last": Family("site_own_loss", "The same of the model that the site's learners had by themselves.", SITE),
+}
+"""Figures of a site, by their keys in a recorder's status."""
 _LEARNERS_LIVE: Final = Family("run_learners", "Learners whose hosts are alive.", RUN)
 _LINES_LOST: Final = Family("run_lost_lines", "Lines that the disk did not take.", RUN, is_counter=True)
 _SNAPSHOTS_FAIL: Final = Family(
@@ -140,6 +149,9 @@ class _Samples:
                 self.add(family, run, training.get(key))
         for name, value in training.get("eval_metrics", {}).items():
             self.add(_SCALARS, (*run, str(name)), value)
+        for site in training.get("sites", ()):
+            for key, family in _SITE.items():
+                self.add(family, (*run, str(site["site"])), site.get(key))
         files = training.get("files", {}).values()
         self.add(_LINES_LOST, run, sum(count["lost"] for count in files))
         snapshots = training.get("snapshots") or {}
@@ -164,6 +176,8 @@ class _Samples:
 def every() -> Iterator[Family]:
     """All families, in the order of the documentation."""
     yield from _RUN.values()
-    yield from (_SCALARS, _LEARNERS_LIVE, _LINES_LOST, _SNAPSHOTS_FAIL, _STORED)
+    yield _SCALARS
+    yield from _SITE.values()
+    yield from (_LEARNERS_LIVE, _LINES_LOST, _SNAPSHOTS_FAIL, _STORED)
     yield from (family for family, _ in _REPORT.values())
     yield from (*_HOST.values(), _UP, _GIVEN_UP, _TIME, _RUNS)

@@ -26,6 +26,7 @@ from isthmus.programs.engine.recorder.accounts import (
     merged_share,
 )
 from isthmus.programs.engine.recorder.lines import mean_of, recorded
+from isthmus.programs.engine.recorder.sites import SiteMemory, summaries
 from isthmus.programs.engine.results import alterations
 from isthmus.programs.engine.results.alterations import Alteration
 from isthmus.programs.engine.results.lines import (
@@ -38,6 +39,7 @@ from isthmus.programs.engine.results.lines import (
     metrics_of,
 )
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
 
@@ -274,6 +276,8 @@ class BooksMemory(msgspec.Struct):
     """[epoch, count, digest] of the last version of each fragment that is written."""
     alterations: list[Alteration] = []
     """What was not as before at the resumes of the run, the oldest first."""
+    sites: dict[str, SiteMemory] = {}
+    """Machines with data of their own, by name."""
 
     def undo(self, undone: Iterable[Sequence[int]]) -> None:
         """Note what of some lives is undone; of one that was undone before, the larger part is."""
@@ -369,6 +373,12 @@ class Books(BooksMemory, kw_only=True):
         if not self.has_regions:
             self.shards.claimed(enumerate(report["versions"]))
         return True
+
+    def note_site(self, report: StepReport, machine: str) -> None:
+        """Take in what the learner of a machine with data of its own reports of these."""
+        if (site := report.get("site")) is not None:
+            known = self.sites.setdefault(machine or ONE_MACHINE, SiteMemory())
+            known.add((report["slot"], report["incarnation"]), site)
 
     def unlike(self) -> list[tuple[int, str]]:
         """The slots whose leaves are not the last model that is written, and the first leaf of each, '' where it is not
@@ -541,6 +551,7 @@ class Books(BooksMemory, kw_only=True):
             "epochs": self._epochs(),
             "changes": self.changes.figures(),
             "alterations": alterations.as_data(self.alterations),
+            "sites": summaries(self.sites, self.counted_rows()),
         }
 
     def accounts(self, status: Mapping[str, Any]) -> list[dict[str, int]]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 from isthmus.ops.exchange import last_digests
 from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, FinalFragment, Held, Merging, StepReport
 from isthmus.ops.exchange.paths import PathParts
+from isthmus.programs.engine.recorder import sites
 from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
 from isthmus.programs.engine.recorder.last_evaluation import LastEvaluation
@@ -24,7 +25,7 @@ from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Rep
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
 from isthmus.programs.program_graph import EVALUATOR, SYNCER
 from isthmus.runtime.clock import Duration, seconds
-from isthmus.runtime.ids import LEARNER, RECORDER
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
@@ -441,6 +442,8 @@ class Recorder:
 
     def _take_report(self, report: StepReport, now: int) -> None:
         slot, last = report["slot"], self._books.reports.get(report["slot"])
+        life = Member(Replica(LEARNER, slot), report["incarnation"])
+        self._books.note_site(report, self._context.machine_of(life))
         if not self._books.add_report(report, now):
             return
         self._ending.step_took(report["step_time"])
@@ -529,6 +532,7 @@ class Recorder:
         if self._last_evaluation.figures_awaited is not None:
             return False  # They have their own limit.
         is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
+        is_evaluating |= self._awaits_sites(now)
         return not self._unsaved and self._ending.is_late(is_evaluating=is_evaluating)
 
     def _is_saved(self) -> bool:
@@ -579,6 +583,8 @@ class Recorder:
             and not last_digests.is_awaited(report)
             for report in reports
         )
+        if self._awaits_sites(now):
+            return False
         return settled or now - final_at >= SETTLE_NS
 
     def _are_final(self) -> bool:
@@ -602,6 +608,15 @@ class Recorder:
             and report.get("evaluation", {}).get("kind") != "final"
             for slot, report in self._books.reports.items()
         )
+
+    def _awaits_sites(self, now: int) -> bool:
+        """Whether a site evaluates the final model, or will, and there is time for it."""
+        final_at = self._books.final_at
+        if final_at is None:
+            return False
+        trained = max(0, self._books.stepping_until - (self._books.zero or 0))
+        most = sites.patience(trained, is_stopped=self._context.stop_requested())
+        return now - final_at < most and sites.awaited(self._books.reports, _lives(self._context.members()))
 
     def _is_unevaluated(self, now: int, final_at: int) -> bool:
         """Whether the last evaluation cannot come: its host was given up, or no host holds the model."""
@@ -642,6 +657,7 @@ class Recorder:
             return {"awaits": "evaluation", "seconds": waited, "usual_seconds": took, "is_stopped": is_stopped}
         began = now if self._ends_since is None else self._ends_since
         awaits = "reports" if self._has_model and self._is_saved() else "model"
+        awaits = "sites" if self._awaits_sites(now) else awaits
         return {"awaits": awaits, "seconds": (now - began) / 1e9, "usual_seconds": None, "is_stopped": is_stopped}
 
     def _phase(self) -> str:

@@ -36,6 +36,7 @@ from isthmus.programs.engine.recorder.accounts import (
 )
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
+from isthmus.programs.engine.recorder.sites import SiteSummary
 from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.program_graph import REGION, training_of
 from isthmus.runtime.graph.template import Every, Template
@@ -197,6 +198,7 @@ class Summary(TypedDict):
     fragment_accounts: list[dict[str, int]]
     books: dict[str, Any]
     per_learner: list[LearnerSummary]
+    sites: list[SiteSummary]
     per_region: list[RegionSummary]
     scripts_unfinished: list[str]
     scripts_unfinished_why: dict[str, str]
@@ -319,6 +321,7 @@ def summarise(
         "fragment_accounts": accounts,
         "books": books(status, life_tokens, merges_recorded, checked_tokens),
         "per_learner": rows,
+        "sites": status.get("sites", []),
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},

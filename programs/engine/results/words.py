@@ -223,6 +223,13 @@ SOON: Final = 2.0
 """Seconds for which nobody asks what is awaited."""
 
 
+_AWAITED: Final = {
+    "model": "merging the last fragments",
+    "reports": "awaiting the last reports",
+    "sites": "awaiting what sites find on their own data",
+}
+
+
 def awaited_at_end(ending: Mapping[str, Any], asking: str = "Ctrl-C") -> str:
     """What a run that comes to its end awaits, and how long that takes where it is known; `asking` leaves out what can
     be left out."""
@@ -231,7 +238,7 @@ def awaited_at_end(ending: Mapping[str, Any], asking: str = "Ctrl-C") -> str:
         how = "for a few seconds at most" if ending["is_stopped"] else f"{asking} leaves it out"
         return f"running evaluate_final, {seconds(waited)} of at most {seconds(usual)}; {how}"
     if ending["awaits"] != "evaluation":
-        what = {"model": "merging the last fragments", "reports": "awaiting the last reports"}[ending["awaits"]]
+        what = _AWAITED[ending["awaits"]]
         return what + (f", {seconds(waited)} so far" if waited >= SOON else "")
     if ending["is_stopped"]:
         return "evaluating the final model, for a few seconds at most"

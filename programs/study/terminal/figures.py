@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.engine.results import alterations, words
+from isthmus.programs.engine.results import alterations, site_words, words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.programs.study.terminal.sheet import Column, Sheet
 from isthmus.runtime.cores.membership_messages import SILENT
@@ -468,6 +468,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         rows.append(
             ("goodput", text_of("{goodput:percent}; the learners waited {stalls:seconds} in all", stalls=stalls))
         )
+    rows += site_words.lines(summary)
     away = sum(each.get("away_seconds") or 0.0 for each in learners)
     died = None if None in lost else round(sum(lost))
     rows += [

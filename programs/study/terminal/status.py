@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.engine.results import site_words
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
@@ -289,7 +290,8 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         waits = [("waiting", figures.awaiting(status))] if status.get("awaited") else []
         if ending := training.get("ending"):
             waits.append(("waiting", numbers.awaited_at_end(ending, "`isthmus stop`")))
-        parts = [head, facts([progress, *shown, *waits, *_in_scripts(status), *_not_started(status)]), Text("")]
+        more = [*waits, *site_words.lines(training), *_in_scripts(status), *_not_started(status)]
+        parts = [head, facts([progress, *shown, *more]), Text("")]
         parts.append(_processes(status, training, width))
     recent = newest(notices, NOTICES_SHOWN)
     if recent:

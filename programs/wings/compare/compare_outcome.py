@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from isthmus.ops.island.scores import of_set
+from isthmus.programs.engine.results import site_words
 from isthmus.programs.engine.results.lines import LOSS, ReportLine
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.engine.results.record import RunRecord, TokenProgress, as_number, between
@@ -92,7 +93,7 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
     figures, better = (record.summary.get(f"final_figures{key}") for key in ("", "_better"))
     if isinstance(figures, dict):
         scalars = {**scalars, **figures}
-    finals = {LOSS: loss, **{name: as_number(value) for name, value in scalars.items()}}
+    finals = {LOSS: loss, **{name: as_number(value) for name, value in scalars.items()}, **of_sites(record)}
     return ComparedRun(
         seed=seed,
         folder=str(path.relative_to(folder)),
@@ -109,6 +110,12 @@ def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
         windows=_windows(record),
         better={str(name): str(way) for name, way in better.items()} if isinstance(better, dict) else {},
     )
+
+
+def of_sites(record: RunRecord) -> dict[str, float | None]:
+    """The loss of the final model on the own data of each site that tells it, as that of a held-out set."""
+    rows = site_words.rows(record.summary)
+    return {of_set(LOSS, f"site {row.site}"): row.global_last for row in rows if row.is_final}
 
 
 def _windows(record: RunRecord) -> tuple[int, int] | None:

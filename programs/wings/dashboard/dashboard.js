@@ -177,6 +177,23 @@
       small("learners", `${part.rows.length}; stale: the most steps since a fragment was adopted`);
     },
 
+    sites(part) {
+      at("sites").hidden = !part.rows.length;
+      if (!part.rows.length) return;
+      table(body("sites"), [
+        ["site", (row) => row.site, "left"],
+        ["global at the start", (row) => row.first],
+        ["global now", (row) => row.global],
+        ["its own last", (row) => row.own],
+        ["difference", (row) => row.gap],
+        ["tokens", (row) => row.tokens, "far-only"],
+        ["passes", (row) => row.epochs, "far-only"],
+        ["data", (row) => row.data, "left far-only"],
+        ...(part.rows.some((row) => row.reason) ? [["", (row) => row.reason, "reason left"]] : []),
+      ], part.rows);
+      small("sites", "losses on the held-out part of each site's own data; difference: its own last model minus the global one");
+    },
+
     fragments(part) {
       if (!part.rows.length) return;
       body("fragments").replaceChildren(element("div", "chips", ...part.rows.map((row) => {

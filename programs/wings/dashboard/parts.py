@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import msgspec
 from rich.text import Text
 
-from isthmus.programs.engine.results import data_words, words
+from isthmus.programs.engine.results import data_words, site_words, words
 from isthmus.programs.engine.results.changes import is_better, sentence
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, MergeRecord, ReportLine, read
 from isthmus.programs.engine.results.record import STAMP, as_number
@@ -433,6 +433,26 @@ def data(look: Look) -> Part:
     why = "" if rows or not look.configuration else "This run has written no table of its data."
     shown = [{"name": row.name, "text": row.text, "tone": "odd" if row.is_odd else ""} for row in rows]
     return {"rows": shown, "why": why}
+
+
+def sites(look: Look) -> Part:
+    """Of each site the losses on its own data, by model; no rows in a run without any."""
+    known = look.summary if look.summary is not None else look.training
+    rows = [
+        {
+            "site": row.site,
+            "tokens": words.scaled(row.tokens),
+            "epochs": site_words.epochs(row.epochs),
+            "first": row.loss(row.global_first),
+            "global": row.loss(row.global_last),
+            "own": row.loss(row.own_last),
+            "gap": site_words.signed(row.gap) if row.is_told else site_words.NOT_TOLD,
+            "data": site_words.data(row),
+            "reason": site_words.same_data(row) if row.same_data else "",
+        }
+        for row in site_words.rows(known)
+    ]
+    return {"rows": rows}
 
 
 def steps_of_settings(look: Look) -> list[Chart]:

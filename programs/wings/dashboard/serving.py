@@ -177,6 +177,7 @@ class LiveParts:
                 "failures": parts.failures(look),
                 "settings": parts.settings(look),
                 "data": parts.data(look),
+                "sites": parts.sites(look),
             }
         if now >= self._drawn_at and (drawn := self._draw(look)) is not None:
             made["charts"] = drawn

@@ -175,6 +175,7 @@ def build(
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
             evaluations=job.evaluations,
+            learners=job.learners,
             exchange=FragmentExchange(push=push, frozen=job.frozen),
         ),
         never_waits=True,

@@ -55,6 +55,7 @@ def page(record: RunRecord) -> str:
         sections.changes(record),
         sections.accounts(record),
         sections.learners(record),
+        sections.sites(record),
         sections.data(record),
         sections.graph(record),
         sections.configuration(record),

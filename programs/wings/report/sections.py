@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from isthmus.programs.engine.results import site_words
 from isthmus.programs.engine.results.absences import Absence, Topic, again, cause, cost, named, others_meanwhile
 from isthmus.programs.engine.results.alterations import headline, read_all
 from isthmus.programs.engine.results.changes import read as read_changes
@@ -411,6 +412,24 @@ def learners(record: RunRecord) -> PagePart:
     has_paths = any(row["path"] is not None for row in rows)
     values = {"rows": rows, "has_paths": has_paths, "regions": list(_regions(record))} if rows else None
     return PagePart("learners", "Learners", values, "There is no summary of any learner.")
+
+
+def sites(record: RunRecord) -> PagePart | None:
+    """The data of each site by model; None of a run without any."""
+    found = site_words.rows(record.summary)
+    if not found:
+        return None
+    rows = [{"row": row, "data": site_words.data(row)} for row in found]
+    values = {
+        "rows": rows,
+        "not_told": site_words.NOT_TOLD,
+        "same": [f"{row.site} has {site_words.same_data(row)}." for row in found if row.same_data],
+        "figures": [(row.site, *figure) for row in found if row.is_told for figure in row.metrics],
+        "has_bits": any(row.global_last_bits is not None for row in found),
+        "signed": site_words.signed,
+        "epochs": site_words.epochs,
+    }
+    return PagePart("sites", "Sites and their own data", values)
 
 
 def _regions(record: RunRecord) -> Iterator[dict[str, Any]]:

@@ -187,7 +187,7 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     assert 4 <= len(watched) <= 10 < len(paced)
     assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged", "reached"}
     assert told["report"].keys() == StepReport.__annotations__.keys() - {
-        *("links", "unmerged", "reached", "lacks_memory", "evaluates", "evaluation", "last", "host_waits")
+        *("links", "unmerged", "reached", "lacks_memory", "evaluates", "evaluation", "last", "host_waits", "site")
     }
 
 

@@ -139,7 +139,7 @@ def test_lock_step_is_inner_step_with_the_capture_after_the_step() -> None:
     """The same values leave as where inner-step answers at the boundary that follows."""
     task = SmallTask()
     parts = fragments_of(task, 1)
-    lock_step = LockStep(task, fragments=parts, report_every=9, tokens=99, evaluations=20, overlap=1)
+    lock_step = LockStep(task, fragments=parts, report_every=9, tokens=99, evaluations=20, learners=1, overlap=1)
     inner_step = InnerStep(task, fragments=parts)
     batches = [task.batch(At(0, 0, position)) for position in range(2)]
     captured = []

@@ -47,7 +47,7 @@ def samples(*runs: RunStatus) -> dict[tuple[str, ...], float]:
     registry.register(Collector())
     text = generate_latest(registry).decode()
     read = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    order = ("run", "slot", "machine", "scalar")
+    order = ("run", "slot", "machine", "scalar", "site")
     return {(each.name, *(each.labels[name] for name in order if name in each.labels)): each.value for each in read}
 
 
@@ -55,9 +55,25 @@ def test_names_have_units_and_labels_do_not_grow() -> None:
     names = [family.name for family in every()]
     assert len(set(names)) == len(names)
     for family in every():
-        assert set(family.labels) <= {"run", "slot", "machine", "scalar"}
-        assert re.fullmatch(r"(run|learner|machine)_[a-z_]+", family.name)
+        assert set(family.labels) <= {"run", "slot", "machine", "scalar", "site"}
+        assert re.fullmatch(r"(run|learner|machine|site)_[a-z_]+", family.name)
         assert family.says.endswith(".")
+
+
+def test_of_a_site_what_it_keeps_has_no_sample() -> None:
+    told = {"site": "alpha", "tokens": 640, "epochs": 0.5, "data_tokens": 1280, "global_last": 2.5, "own_last": 2.25}
+    kept = {**told, "site": "beta", "epochs": None, "global_last": None, "own_last": None}
+    got = samples(RunStatus("r", [], {**TRAINING, "sites": [told, kept]}))
+    of_sites = {name: value for name, value in got.items() if name[0].startswith("isthmus_site_")}
+    assert of_sites == {
+        ("isthmus_site_tokens_total", "r", "alpha"): 640,
+        ("isthmus_site_epochs", "r", "alpha"): 0.5,
+        ("isthmus_site_data_tokens", "r", "alpha"): 1280,
+        ("isthmus_site_global_loss", "r", "alpha"): 2.5,
+        ("isthmus_site_own_loss", "r", "alpha"): 2.25,
+        ("isthmus_site_tokens_total", "r", "beta"): 640,
+        ("isthmus_site_data_tokens", "r", "beta"): 1280,
+    }
 
 
 def test_a_home_has_the_run_and_its_learners() -> None:

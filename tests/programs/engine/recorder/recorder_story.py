@@ -41,6 +41,9 @@ class Context:
     def publish(self, status: dict[str, Any]) -> None:
         self.status = status
 
+    def machine_of(self, member: Any) -> str:
+        return ""
+
     def members(self) -> frozenset[Member]:
         return frozenset(self.live)
 

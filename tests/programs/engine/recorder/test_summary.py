@@ -128,6 +128,9 @@ class Context:
     def stop_requested(self) -> bool:
         return False
 
+    def machine_of(self, member: Any) -> str:
+        return ""
+
     def members(self) -> frozenset[Any]:
         return frozenset(self.live)
 

@@ -13,6 +13,7 @@ import pytest
 import rich.console
 
 from isthmus.programs.engine.request.spec import CLUSTER
+from isthmus.programs.engine.results.site_words import NOT_TOLD
 from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
@@ -153,6 +154,17 @@ def test_what_a_run_that_ends_awaits_is_a_row(
     monkeypatch.setattr(status_view, "status_of", lambda _: answer)
     (row,) = [line for line in shown(capsys, run, 120, monkeypatch).splitlines() if line.startswith("waiting")]
     assert "40.0 s" in row
+
+
+def test_each_site_has_a_row(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"site": "alpha", "tokens": 640, "told": True, "global_first": 5.5, "global_last": 2.0, "own_last": 1.75}
+    training = {**TRAINING, "sites": [told, {"site": "beta", "tokens": 64, "told": False}]}
+    answer = {"run": str(run), "outcome": "running", "error": None, "hosts": HOSTS, "training": training}
+    monkeypatch.setattr(status_view, "status_of", lambda _: answer)
+    rows = [line for line in shown(capsys, run, 120, monkeypatch).splitlines() if line.startswith("site ")]
+    assert [row.split()[1] for row in rows] == ["alpha", "beta"]
+    assert "1.750 (-0.250)" in rows[0]
+    assert NOT_TOLD in rows[1]
 
 
 def test_before_training_it_says_what_goes_on(

@@ -155,13 +155,18 @@ def test_figures_of_final_models_and_losses_of_sets_have_verdicts(folder: Path) 
         summary = json.loads(path.read_text())
         loss = summary["eval_loss_final"]
         summary["eval_metrics"] = {"loss/code": loss + 1}
+        told = {"site": "alpha", "told": True, "is_final": True, "global_last": loss + 0.5}
+        summary["sites"] = [told, {"site": "beta", "told": False, "is_final": False, "global_last": None}]
         summary["final_figures"] = {"accuracy": 1 - loss / 10, "errors": 10 * loss, "size": loss}
         summary["final_figures_better"] = {"accuracy": "higher", "errors": "lower"}
         path.write_text(json.dumps(summary))
     made = comparison(folder, _plan(), 3)
     plain, fancy, _ = made.sides
     assert plain.verdicts == {}
-    assert fancy.verdicts == {"loss": "better", "loss/code": "better", "accuracy": "better", "errors": "better"}
+    losses = dict.fromkeys(("loss", "loss/code", "loss/site alpha"), "better")
+    assert fancy.verdicts == {**losses, "accuracy": "better", "errors": "better"}
+    assert plain.finals["loss/site alpha"].mean == pytest.approx(2.6)
+    assert "loss/site beta" not in plain.finals
     assert fancy.verdict == fancy.verdicts["loss"]
     assert fancy.differences["accuracy"].mean > 0 > fancy.differences["errors"].mean
     rows = [row for each in sheet(made).parts[0].tables for row in each.rows if row[0] == "<fancy>" and "size" in row]

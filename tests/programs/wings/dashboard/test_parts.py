@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord, ReportLine
+from isthmus.programs.engine.results.site_words import NOT_TOLD
 from isthmus.programs.reading.found import LeftOut, by_reason
 from isthmus.programs.reading.table import DataTable, LongestDocument
 from isthmus.programs.study.terminal.figures import TokenSpeed
@@ -67,6 +68,19 @@ def test_the_head_says_how_far_a_run_is() -> None:
     faster = going_on(at=10.0)
     faster.status["training"]["tokens"] += 1000
     assert parts.head(faster, speed)["speed"] == "100 tokens/s"
+
+
+def test_sites_have_a_row_each_and_what_they_keep_is_not_told() -> None:
+    assert parts.sites(going_on()) == {"rows": []}
+    look = going_on()
+    told = {"site": "alpha", "tokens": 640, "epochs": 0.5, "told": True, "global_first": 5.5}
+    told |= {"global_last": 2.0, "own_last": 1.75, "learners": [0], "same_data": []}
+    look.status["training"]["sites"] = [told, {"site": "beta", "told": False, "tokens": 64, "same_data": ["alpha"]}]
+    alpha, beta = parts.sites(look)["rows"]
+    assert (alpha["first"], alpha["global"], alpha["own"], alpha["gap"]) == ("5.500", "2.000", "1.750", "-0.250")
+    assert {beta[name] for name in ("first", "global", "own", "gap")} == {NOT_TOLD}
+    assert "alpha" in beta["reason"]
+    assert parts.sites(replace(look, status={**look.status, "summary": {"sites": [told]}}))["rows"] == [alpha]
 
 
 def test_who_was_in_a_merge_and_who_came_too_late() -> None:

@@ -132,7 +132,7 @@ def _has_all(answer: Answer) -> bool:
 def test_events_have_every_part_of_the_run(folder: Path, encoding: str) -> None:
     answer = ask(folder, "/run/first/events", enough=_has_all, accept_encoding=encoding)
     events = re.findall(r"event: (\w+)\ndata: (.+)\n\n", answer.text)
-    below = {"fragments", "traffic", "failures", "settings", "data", "charts", "runs"}
+    below = {"fragments", "traffic", "failures", "settings", "data", "sites", "charts", "runs"}
     assert {name for name, _ in events} == {"head", "merges", "goodput", "learners", *below}
     data = {name: json.loads(text) for name, text in events}
     assert (data["head"]["run"], data["head"]["outcome"]) == ("first", "done")

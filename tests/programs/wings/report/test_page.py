@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from isthmus.programs.engine.results.site_words import NOT_TOLD
 from isthmus.programs.engine.results.words import decimal, whole
 from isthmus.programs.wings.report.charts_lines import charts
 from isthmus.programs.wings.report.charts_timeline import choose_window, longest_pause, visible_rounds
@@ -266,6 +267,26 @@ TABLE = {
     "beginnings": ["<script>alert(1)</script> and words"],
     "left_out": [{"reason": "hidden", "files": 4, "first": ["/home/me/.a", "/home/me/.b", "/home/me/.c"]}],
 }
+
+
+def test_of_each_site_the_page_has_its_data_by_model(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=40)
+    told = {"site": "<alpha>", "learners": [0], "digest": "ab" * 16, "bytes": 4000, "data_tokens": 1000, "told": True}
+    told |= {"tokens": 640, "epochs": 0.64, "global_first": 5.5, "global_now": 3.0, "own_now": 2.75, "is_final": True}
+    told |= {"global_last": 2.0, "own_last": 1.75, "same_data": ["beta"], "global_metrics": {"loss/<set>": 1.0}}
+    kept = {"site": "beta", "told": False, "global_last": None, "tokens": 64, "data_tokens": 1000, "same_data": []}
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "sites": [told, kept]}))
+    page = Reader(write_report(run))
+    assert page.figures["site-<alpha>-global_first"] == 5.5
+    assert page.figures["site-<alpha>-own_last"] == 1.75
+    assert page.figures["site-<alpha>-gap"] == -0.25
+    assert page.figures["site-beta-tokens"] == 64
+    assert not [name for name in page.figures if name.startswith("site-beta-g")]
+    assert page.page.count(NOT_TOLD) == 6
+    assert "sites" in page.ids
+    (run / "summary.json").write_text(json.dumps({**summary, "sites": []}))
+    assert "sites" not in Reader(write_report(run)).ids
 
 
 def test_the_table_of_the_data_is_on_the_page(tmp_path: Path) -> None:
