@@ -7,7 +7,7 @@ names of files may come in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 
 @final
@@ -26,3 +26,40 @@ class SiteTerms:
     tokens: int
     is_told: bool = True
     keeps_own: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SpentData:
+    """What a learner has trained of its site's data, once that is all that it may."""
+
+    tokens: int
+    of_tokens: int
+    epochs_max: float
+
+    def published(self) -> dict[str, float]:
+        """As its host shows it."""
+        return {"tokens": self.tokens, "of_tokens": self.of_tokens, "epochs_max": self.epochs_max}
+
+
+@final
+class DataAllowance:
+    """How much a learner may train of its site's data: all of it `epochs_max` times, in all lives of its slot.
+
+    A learner that is on no site, and one whose program has no `epochs_max`, has no end of it.
+    """
+
+    def __init__(self, task: Any, epochs_max: float | None) -> None:
+        self._site: SiteTerms | None = getattr(task, "site", None)
+        self._epochs_max = epochs_max
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it comes to an end."""
+        return self._site is not None and self._epochs_max is not None
+
+    def spent(self, trained: int, more: int) -> SpentData | None:
+        """What is spent, where `trained` tokens and `more` would be more than it may train; else None."""
+        if self._site is None or self._epochs_max is None or trained + more <= self._epochs_max * self._site.tokens:
+            return None
+        return SpentData(trained, self._site.tokens, float(self._epochs_max))

@@ -24,7 +24,7 @@ from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, pairs
-from isthmus.runtime.ids import Handle, MachineOwner, Member
+from isthmus.runtime.ids import Handle, HostMachine, Member
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
@@ -160,6 +160,7 @@ class Bodies:
 
     `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
     host has not recorded yet; the host sets `stop_requested`, `is_stopping` and `leave_requested`, for bodies to see.
+    `leaves_itself`: one of them has the host leave.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Bodies:
         disk: Disk,
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
-        owner_of: Callable[[str, int], MachineOwner],
+        machine_of: Callable[[str, int], HostMachine],
         emitted: Callable[[NodePlan, list[Emission]], None],
         away: Callable[[], Duration],
         island: IslandDevices | None = None,
@@ -181,11 +182,11 @@ class Bodies:
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.rejected_inputs: deque[RejectedInput] = deque()
-        self.stop_requested = self.is_stopping = self.leave_requested = False
+        self.stop_requested = self.is_stopping = self.leave_requested = self.leaves_itself = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
-        self._owner_of, self._away = owner_of, away
+        self._machine_of, self._away = machine_of, away
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -220,10 +221,11 @@ class Bodies:
                 ),
                 now=self._clock.now,
                 members=self._members,
-                owner_of=self._owner_of,
+                machine_of=self._machine_of,
                 stop_requested=lambda: self.stop_requested,
                 is_stopping=lambda: self.is_stopping,
                 leave_requested=lambda: self.leave_requested,
+                leave=self._leave,
                 publish=partial(self._publish, node.name),
                 refuse=partial(self._refuse, node.index),
                 traffic=self._traffic,
@@ -239,6 +241,9 @@ class Bodies:
             self._early[node.index] = early
         self._bodies[node.index] = body
         return bool(trait(body, "is_idle"))
+
+    def _leave(self) -> None:
+        self.leave_requested = self.leaves_itself = True
 
     def takes_early(self, node: int) -> bool:
         """Whether the body of a node takes its votes early; not before it is open."""

@@ -55,7 +55,7 @@ from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.busy import Busy, user_nodes
 from isthmus.runtime.host.contract import AWAY, Executor, IslandDevices, Span, Trace, Traffic, raised, story
-from isthmus.runtime.ids import Handle, MachineOwner, Member, Replica
+from isthmus.runtime.ids import Handle, HostMachine, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
@@ -147,7 +147,7 @@ class Host:
         trace: Trace | None = None,
         island: IslandDevices | None = None,
         folder: Path | None = None,
-        owner_of: Callable[[str, int], MachineOwner] = lambda role, slot: MachineOwner(""),
+        machine_of: Callable[[str, int], HostMachine] = lambda role, slot: HostMachine(),
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
         on_opened: Callable[[], None] = lambda: None,
@@ -174,7 +174,7 @@ class Host:
             disk=disk,
             traffic=self.traffic,
             members=lambda: self.scheduler.members,
-            owner_of=owner_of,
+            machine_of=machine_of,
             emitted=self._emitted_meanwhile,
             away=lambda: self.busy.away,
             island=island,
@@ -293,6 +293,11 @@ class Host:
     def has_left(self) -> bool:
         """Whether it was to leave, and no body is engaged: it may end once all that it has sent has arrived."""
         return self.bodies.leave_requested and not self._engaged
+
+    @property
+    def leaves_itself(self) -> bool:
+        """Whether one of its bodies has it leave, and nobody else."""
+        return self.bodies.leaves_itself
 
     def request_leave(self) -> None:
         """Tell the bodies that this host is to leave the run: what they have to give, they give now."""

@@ -243,7 +243,7 @@ class Life:
             folder=setting.folder,
             tape=self.tape.tape,
             trace=self._trace,
-            owner_of=lambda role, slot: self.meetings.owner_of(role, slot),
+            machine_of=lambda role, slot: self.meetings.machine_of(role, slot),
             on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
         )

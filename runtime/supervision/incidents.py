@@ -341,6 +341,16 @@ class LoopLeft(Finding, frozen=True, tag="left"):
     is_last: bool = False
 
 
+class DataSpent(Finding, frozen=True, tag="data-spent"):
+    """It has left in order, and gets no next life: it has trained `tokens`, of data of its own that have `of_tokens`,
+    which it may train `epochs_max` times. `is_last`: as of LoopLeft."""
+
+    tokens: Count
+    of_tokens: Count
+    epochs_max: Annotated[float, Meta(gt=0.0, le=1e12)]
+    is_last: bool = False
+
+
 class Delayed(Finding, frozen=True, tag="delayed"):
     """Its next life cannot begin yet, because the disk does not accept its number; this is retried."""
 
@@ -455,7 +465,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 
 
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData | BodyRaised | ItemRefused
-LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
+LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | DataSpent | Delayed
 ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
 HomeIncident: TypeAlias = (

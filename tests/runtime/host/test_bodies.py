@@ -20,7 +20,7 @@ from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Node, Qu
 from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context, Traffic
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import MachineOwner, Member, Replica
+from isthmus.runtime.ids import HostMachine, Member, Replica
 from isthmus.runtime.sim.world import World
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.tape.reading import read
@@ -142,7 +142,7 @@ def test_a_host_does_not_keep_what_has_left_while_a_firing_goes_on() -> None:
         disk=DISK,
         traffic=Traffic(),
         members=frozenset,
-        owner_of=lambda role, slot: MachineOwner(""),
+        machine_of=lambda role, slot: HostMachine(),
         emitted=lambda node, emissions: None,
         away=lambda: Duration(0),
     )

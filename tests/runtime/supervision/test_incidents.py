@@ -72,6 +72,7 @@ INCIDENTS: Final = (
     incidents.Joined("beta"),
     incidents.GivenUp(6, LAST),
     incidents.LoopLeft(),
+    incidents.DataSpent(1000, 500, 2.0, is_last=True),
     incidents.WasAway(40_000_000_000, 512),
     incidents.Lingers("run.loop_away_max", 540_000_000_000, 60_000_000_000),
     incidents.NeverStepped(30_000_000_000),
