@@ -225,7 +225,14 @@ class Departed(Finding, frozen=True, tag="departed"):
     exited: Exited
 
 
-NotedEnd: TypeAlias = End | Departed
+class Parted(Finding, frozen=True, tag="parted"):
+    """It left in order by itself, as LoopLeft or DataSpent says; `exited` is how its process ended. As with Departed,
+    homes write it."""
+
+    exited: Exited
+
+
+NotedEnd: TypeAlias = End | Departed | Parted
 """An end as the home records it."""
 
 

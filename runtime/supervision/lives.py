@@ -123,7 +123,11 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
     ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
-    run.reasons[replica] = noted = _departed(run, machine, ended, replica) or _while_away(run, life, ended)
+    left = _left(run, machine, life, gone)
+    noted = _departed(run, machine, ended, replica) or _while_away(run, life, ended)
+    if left is not None and isinstance(gone.end, incidents.Exited):
+        noted = incidents.Ended(incidents.Parted(gone.end))
+    run.reasons[replica] = noted
     if not run.is_ending:
         run.write(member, noted)  # Before incidents that follow from it.
     elif user_code.script_ended(run, replica, life, ended):
@@ -131,7 +135,6 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     if replica in run.unfinished:
         run.write(member, incidents.ScriptUnfinished(ended))
     watch.apply_findings(run, run.liveness.handle(HostEnded(member), run.now))
-    left = _left(run, machine, life, gone)
     gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at, left))
     if gang_end is None:
         return

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, SendOrders, WriteIncident
-from isthmus.runtime.supervision.incidents import Condemned, DataSpent, Ended, Exited, GangMemberLost, GivenUp
+from isthmus.runtime.supervision.incidents import Condemned, DataSpent, Ended, Exited, GangMemberLost, GivenUp, Parted
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import (
     CAST,
@@ -80,7 +80,9 @@ def test_an_island_whose_data_are_spent_has_left_as_a_whole() -> None:
     last = seen("learner/0", 3, "leaving")
     heartbeat = msgspec.structs.replace(last.heartbeat, spent=spent)
     story.hears(2, "alpha", msgspec.structs.replace(last, heartbeat=heartbeat))
-    assert told(story.hears(3, "alpha", gone("learner/0", Exited(0)))) == [(life("learner/0"), Ended(Exited(0)))]
+    assert told(story.hears(3, "alpha", gone("learner/0", Exited(0)))) == [
+        (life("learner/0"), Ended(Parted(Exited(0))))
+    ]
     commands = story.hears(4, "beta", gone(FOLLOWER))  # Whose leader has gone; it is killed.
     assert told(commands) == [(life(FOLLOWER), Ended(KILLED)), (life("learner/0"), spent)]
     assert numbered(commands) == []

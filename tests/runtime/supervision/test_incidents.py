@@ -49,6 +49,7 @@ ENDS: Final = (
     incidents.MachineLost("beta", 20_000_000_000),
     incidents.MachineTaken("beta", "expelled"),
     incidents.Departed("beta", Exited(0)),
+    incidents.Parted(Exited(0)),
 )
 BOOM: Final = incidents.Raised("data", "ValueError", "'ä'", "/home/mine.py", 12)
 LAST: Final = Ended(Exited(3), incidents.Hurried(), BOOM)
