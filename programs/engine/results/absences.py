@@ -524,7 +524,9 @@ def cost(absence: Absence) -> str:
     }.get(absence.role, "what it held")
 
 
-Topic: TypeAlias = Literal["machines", "pause", "pace", "data", "given up", "ledger", "items", "island", "script"]
+Topic: TypeAlias = Literal[
+    "machines", "pause", "pace", "data", "left", "given up", "ledger", "items", "island", "script"
+]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 
@@ -552,8 +554,8 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "never-stepped": ("script", "odd", "{host} {predicate}"),
     "goes-on": ("script", "odd", "{host} {predicate}"),
     "script-unfinished": ("script", "bad", "{host} {predicate}"),
-    "left": ("given up", "odd", "{host} {predicate}; {afterwards}"),
-    "data-spent": ("data", "odd", "{host} {predicate}; {afterwards}"),
+    "left": ("left", "odd", "{host} {predicate}; {afterwards}"),
+    "data-spent": ("left", "odd", "{host} {predicate}; {afterwards}"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),
