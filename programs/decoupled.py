@@ -39,6 +39,8 @@ from isthmus.programs.update_settings import (
     PUSH,
     UPDATE,
     Bounded,
+    ClipAnswers,
+    EpochsMax,
     Fragments,
     Gamma,
     MergeRule,
@@ -57,6 +59,7 @@ from isthmus.programs.update_settings import (
 )
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
+from isthmus.runtime.ids import is_machine_name
 
 NAME: Final = "decoupled-diloco"
 
@@ -78,6 +81,21 @@ def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> I
         expected = f"at least 1 / learners, {1 / holders_min:g}"
         do = "Raise it, or add learners: all together would have less than the whole of a merge."
         yield setting_fault(name, "weight_share_max", values["weight_share_max"], expected, do)
+    if isinstance(values["site_weight"], Mapping):
+        yield from _site_faults(name, values["site_weight"])
+
+
+def _site_faults(name: str, weights: Mapping[str, float]) -> Iterator[Fault]:
+    """The faults of the weights of sites."""
+    do = "Write for example {alpha = 2.0, beta = 1.0}."
+    if not weights:
+        yield setting_fault(name, "site_weight", weights, "a site at least", "Write 'equal', or leave it out.")
+    for site, weight in weights.items():
+        if not is_machine_name(site):
+            expected = "names of machines: letters, digits, '.', '_' and '-', 64 at most"
+            yield setting_fault(name, "site_weight", site, expected, do)
+        if not 0 < weight < math.inf:
+            yield setting_fault(name, "site_weight", weight, f"a finite number above 0 for {site!r}", do)
 
 
 def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
@@ -159,6 +177,19 @@ def free_running(
             resumes=True,
         ),
     ] = 1.0,
+    site_weight: Annotated[
+        Literal["equal"] | Mapping[str, float] | None,
+        Setting(
+            "What a site counts in a merge with others, whatever its tokens are; a site is a machine, so that a run of "
+            "one machine has one, and nothing changes: 'equal', or by the names of machines, 1 for any other. Default: "
+            "answers count by their tokens.",
+            expected="'equal', or a table of machines' names and numbers above 0",
+            remedy="Write for example {alpha = 2.0, beta = 1.0}.",
+            resumes=True,
+        ),
+    ] = None,
+    clip_answers: ClipAnswers = None,
+    epochs_max: EpochsMax = None,
     opposed: Annotated[
         Literal["tell", "refuse"],
         Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
@@ -196,6 +227,7 @@ def free_running(
             tokens=job.tokens,
             evaluations=job.evaluations,
             learners=job.learners,
+            epochs_max=epochs_max,
             exchange=FragmentExchange(
                 push=push,
                 carries=carried is True,
@@ -240,7 +272,13 @@ def free_running(
             method=merge,
             lr=lr,
             momentum=momentum,
-            rules=usual_rules(bounded=bounded, opposed=opposed, share_max=weight_share_max),
+            rules=usual_rules(
+                bounded=bounded,
+                opposed=opposed,
+                share_max=weight_share_max,
+                site_weight=site_weight,
+                length_max=clip_answers,
+            ),
         ),
         fires=votes,
     )

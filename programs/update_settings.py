@@ -132,6 +132,28 @@ Bounded = Annotated[
     bool, Setting("One answer counts only as far as its length is in proportion to the others'.", resumes=True)
 ]
 UPDATE: Final = Setting("The format on the wire of published versions.", resumes=True)
+ClipAnswers = Annotated[
+    float | None,
+    Setting(
+        "C, an absolute bound of answers: the L2 norm that one about the whole model has at most, and C sqrt(n / N) "
+        "that of one about n of its N values; a longer one is scaled down. Default: none.",
+        gt=0,
+        expected="a finite length above 0",
+        remedy="Leave it out, or look at `clipped` in merges.jsonl: it says how far each answer was scaled down.",
+        resumes=True,
+    ),
+]
+EpochsMax = Annotated[
+    float | None,
+    Setting(
+        "How often a learner may train the data of its site, a machine with data of its own, in all lives of its slot; "
+        "then it leaves in order, and the others go on. Elsewhere it means nothing. Default: no bound.",
+        gt=0,
+        expected="a finite number above 0",
+        remedy=LEFT_OUT,
+        resumes=True,
+    ),
+]
 Interval = Annotated[
     int | None,
     Setting(

@@ -6,6 +6,7 @@ here has a state.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, NamedTuple, NewType, TypeAlias
 
 import msgspec
@@ -67,6 +68,14 @@ RECORDER: Final = "recorder"
 ONE_RECORDER: Final = Replica(RECORDER, 0)
 
 
+_MACHINE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_machine_name(text: str) -> bool:
+    """Whether a machine may be called so."""
+    return _MACHINE.fullmatch(text) is not None
+
+
 class MachineOwner(NamedTuple):
     """Whose a machine is, by `name`, and the largest share of a merge's weight that its machines may have together;
     None where that is what the program says."""
@@ -77,6 +86,14 @@ class MachineOwner(NamedTuple):
 
 ITS_OWN: Final = MachineOwner("")
 """That of a machine which stands for itself."""
+
+
+class HostMachine(NamedTuple):
+    """The machine of a host, by `name`, and whose it is; without a name where a run has one machine only, or that of
+    the host is not known."""
+
+    name: str = ""
+    owner: MachineOwner = ITS_OWN
 
 
 class Party(NamedTuple):

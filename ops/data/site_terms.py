@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 SHARE: Final = 0.02
 """What the evaluations on its data may cost a learner of its steps."""
@@ -48,3 +48,40 @@ class SiteTerms:
 def digest_of_words(words: Sequence[int]) -> str:
     """The digest that was sent in words."""
     return "".join(f"{word & 0xFFFFFFFF:08x}" for word in words)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SpentData:
+    """What a learner has trained of its site's data, once that is all that it may."""
+
+    tokens: int
+    of_tokens: int
+    epochs_max: float
+
+    def published(self) -> dict[str, float]:
+        """As its host shows it."""
+        return {"tokens": self.tokens, "of_tokens": self.of_tokens, "epochs_max": self.epochs_max}
+
+
+@final
+class DataAllowance:
+    """How much a learner may train of its site's data: all of it `epochs_max` times, in all lives of its slot.
+
+    A learner that is on no site, and one whose program has no `epochs_max`, has no end of it.
+    """
+
+    def __init__(self, task: Any, epochs_max: float | None) -> None:
+        self._site: SiteTerms | None = getattr(task, "site", None)
+        self._epochs_max = epochs_max
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it comes to an end."""
+        return self._site is not None and self._epochs_max is not None
+
+    def spent(self, trained: int, more: int) -> SpentData | None:
+        """What is spent, where `trained` tokens and `more` would be more than it may train; else None."""
+        if self._site is None or self._epochs_max is None or trained + more <= self._epochs_max * self._site.tokens:
+            return None
+        return SpentData(trained, self._site.tokens, float(self._epochs_max))

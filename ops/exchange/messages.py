@@ -365,6 +365,8 @@ class Merging(TypedDict):
     """[slot, why] of answers that did not count."""
     shortened: list[Annotated[list[Any], tuple[Count, Finite]]]
     """[slot, share] of those that were too long."""
+    clipped: NotRequired[list[Annotated[list[Any], tuple[Count, Finite]]]]
+    """[slot, share] of those that were longer than the run permits any."""
     opposed: Positions
     """[slot, merges] of learners that have pulled against all others in so many merges in a row."""
     capped: list[Annotated[list[Any], tuple[str, Finite, Finite]]]

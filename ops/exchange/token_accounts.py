@@ -438,6 +438,10 @@ class Totals:
         """The tokens of one life; 0 if it is unknown."""
         return self._tokens.get((slot, incarnation), 0)
 
+    def of_slot(self, slot: int) -> int:
+        """The tokens of all lives of a slot."""
+        return sum(tokens for (each, _), tokens in self._tokens.items() if each == slot)
+
     def rows(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]

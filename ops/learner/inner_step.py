@@ -2,10 +2,10 @@
 
 Decides the phase of the learner, when it steps, and what it reports. Phases: *ready* until it has adopted all fragments
 (it is idle; a program without fragments skips this phase); *stepping* while the token budget is not known to be spent,
-then idle; *leaving* once its host is to leave: it only answers and adopts, until all of its work is in the model or
-refused; *final* once a pull or a fragment of kind 'final' has arrived, or, without a syncer, a stop: it only answers
-and adopts. A learner whose loss is not finite reports that it is sick, and restarts its optimizer once it has adopted
-every fragment again.
+then idle; *leaving* once its host is to leave, or has trained its site's data often enough: it only answers and
+adopts, until all of its work is in the model or refused; *final* once a pull or a fragment of kind 'final' has arrived,
+or, without a syncer, a stop: it only answers and adopts. A learner whose loss is not finite reports that it is sick,
+and restarts its optimizer once it has adopted every fragment again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from isthmus.ops.data.batches import first_batch, tokens_in
 from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.ops.data.positions import Cursor, Step
+from isthmus.ops.data.site_terms import DataAllowance, SpentData
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.exchange.messages import (
@@ -71,6 +72,7 @@ class InnerStep:
         tokens: the budget that the learning rate follows, where no message sets it.
         evaluations: how often the model is evaluated on the way, where learners do that.
         learners: how many begin the run.
+        epochs_max: how often a learner may train the data of its site, None where there is no bound.
         exchange: how fragments are exchanged.
 
     Its local leaves are lent to others on `moments`, and those of others arrive on `loan`.
@@ -97,9 +99,12 @@ class InnerStep:
         tokens: int = 0,
         evaluations: int = TIMES_DEFAULT,
         learners: int = 1,
+        epochs_max: float | None = None,
         exchange: FragmentExchange = PLAIN,
     ) -> None:
         self._task, self._exchange = task, exchange
+        self._allowance = DataAllowance(task, epochs_max)
+        self._spent: SpentData | None = None
         self._parts = tuple(fragments)
         self._fragments = self._parts if exchange.paths is None else exchange.paths.own
         self._emit_every = emit_every or 0
@@ -266,8 +271,10 @@ class InnerStep:
             self._follow_control(control)
         if loan:
             self._inheritance.borrowed(self._lending.accept(loan))
-        if self._phase == "stepping" and self._answers_last and self._context.leave_requested():
-            self._phase = "leaving"
+        if self._phase == "stepping" and self._answers_last:
+            self._leave_if_spent(batch)
+            if self._context.leave_requested():
+                self._phase = "leaving"
         answers = self._answer(pull) if pull else []
         # After the pulls: each replaces the postponed one of its fragment, and a final one ends all postponement.
         answers += self._answers.postponed(is_last=self._is_last)
@@ -346,6 +353,18 @@ class InnerStep:
     def drop(self) -> None:
         """Count a batch that is not trained on."""
         self._feed.advance(is_trained=False)
+
+    def _leave_if_spent(self, batch: Any) -> None:
+        """Leave for good where the step on this batch would train more of the site's data than this slot may.
+
+        What a step of a user's loop trains is known behind it only: the last one may train more.
+        """
+        if batch is None or not self._allowance.is_bounded or self._is_spent():
+            return
+        tokens = 1 if self._loop is not None else tokens_in(batch, self._task.tokens_per_batch, self._slot)
+        self._spent = self._allowance.spent(self._totals.of_slot(self._slot), tokens)
+        if self._spent is not None:
+            self._context.leave()
 
     def _is_spent(self) -> bool:
         """Whether the tokens known to be trained make up the budget: then no more steps are needed."""
@@ -575,9 +594,11 @@ class InnerStep:
         return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
     def _publish(self, phase: str) -> None:
-        begun = {"first_step": self._times.first_at} if self._times.first_at else {}
+        begun: dict[str, Any] = {"first_step": self._times.first_at} if self._times.first_at else {}
         usual = {"usual_step_ns": usual_step} if (usual_step := self._times.usual) else {}
         usual |= {"overwritten": self._overwritten} if self._overwritten else {}
+        if self._spent is not None:
+            begun["spent"] = self._spent.published()
         status = {"phase": phase, "step": self._odometer.steps, "sick": self._sick}
         for each in self.companions:
             status |= each.published()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, final
@@ -22,6 +22,7 @@ import numpy as np
 from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
+from isthmus.ops.exchange.merge_rules import Float64
 from isthmus.ops.exchange.messages import Answer, Merging, Round
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
@@ -39,13 +40,24 @@ PAST: Final = 32
 PAST_MIN: Final = 4
 """The number of past lengths that is needed for a comparison where there are no peers."""
 
+ROUNDING: Final = 2.0**-20
+"""What roundings of float32 may add to a length, of the values and on the way to the merged ones: sixteen of 2^-24."""
+ROUNDINGS: Final = {"bf16": 2.0**-8}
+"""By the format of an answer, where it is more: a value that is scaled is rounded to 8 bits again."""
+
 SUM_SLACK: Final = 1e-9
 """By how much shares may miss their sum: roundings of float64 are some 1e-16 for each of a few thousand answers."""
 
 
-def length(norms: Float32) -> float:
+def length(norms: Float32 | Float64) -> float:
     """The Euclidean length of a gradient whose units have these norms."""
     return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
+
+
+def shortened(vote: Answer, share: float, coding: ModuleType) -> Answer:
+    """An answer with `share` of its length."""
+    values = coding.scaled(coding.as_sent(vote, "gradient"), share)
+    return {**vote, **coding.item_fields("gradient", values), "norms": vote["norms"] * np.float32(share)}
 
 
 @final
@@ -95,11 +107,13 @@ class RoundTally:
 
 
 class JudgePlace(NamedTuple):
-    """Where a judge is: the context of its node, the fragments of the model, and the kernels of coded values."""
+    """Where a judge is: the context of its node, the fragments of the model, and the kernels of coded values, and of
+    those that are merged."""
 
     context: Any
     fragments: Sequence[Fragment]
     coding: ModuleType
+    averaging: ModuleType
 
 
 class AnswerJudge:
@@ -207,9 +221,7 @@ class _Lengths(AnswerJudge):
                 continue
             if share < 1.0:
                 tally.record["shortened"].append([vote["slot"], share])
-                values = self._coding.scaled(self._coding.as_sent(vote, "gradient"), share)
-                shortened = self._coding.item_fields("gradient", values)
-                vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
+                vote = shortened(vote, share, self._coding)
             judged.append(vote)
         tally.answers = judged
 
@@ -260,6 +272,100 @@ def _life(vote: Answer) -> tuple[int, int]:
     return vote["slot"], vote["incarnation"]
 
 
+# -- an absolute bound -------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LengthCap:
+    """No answer is longer than an absolute bound, whatever others' are: a longer one is scaled down to it.
+
+    `length_max` is the Euclidean length of one answer for each fragment together. A fragment has its part of the square
+    by its values: with n of the model's N values its answers are at most `length_max` sqrt(n / N) long. So the bound on
+    what one site's data can do to the model does not depend on how it is cut. Of codes it
+    holds for what they stand for.
+    """
+
+    length_max: float
+    sums_early: ClassVar[bool] = True
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge that remembers nothing."""
+        return _LengthCap(place, self.length_max)
+
+
+@final
+class _LengthCap(AnswerJudge):
+    def __init__(self, place: JudgePlace, length_max: float) -> None:
+        self._place = place
+        whole = sum(fragment.size for fragment in place.fragments)
+        self._most = [length_max * math.sqrt(fragment.size / whole) for fragment in place.fragments]
+
+    def counts_as_it_is(self, vote: Answer) -> bool:
+        return length(vote["norms"]) <= self._most[vote["fragment"]]
+
+    def judge(self, tally: RoundTally) -> None:
+        """Shorten answers that are longer than they may be."""
+        fragment = tally.round["fragment"]
+        judged = []
+        for vote in tally.answers:
+            # Norms are those before coding, and by either rule of a merge one of the two is what counts.
+            own = max(length(vote["norms"]), self._decoded(vote))
+            if own > self._most[fragment]:
+                share = self._most[fragment] / own * (1 - ROUNDINGS.get(vote.get("format", ""), ROUNDING))
+                tally.record.setdefault("clipped", []).append([vote["slot"], share])
+                vote = shortened(vote, share, self._place.coding)
+            judged.append(vote)
+        tally.answers = judged
+
+    def _decoded(self, vote: Answer) -> float:
+        """The length of what an answer's values decode to."""
+        values = self._place.coding.as_sent(vote, "gradient")
+        return length(self._place.averaging.unit_norms(values, self._place.fragments[vote["fragment"]]))
+
+
+# -- sites -------------------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SiteWeights:
+    """The answers of a site count together by its weight, 1 where none is given, and not by its tokens.
+
+    A site is a machine, by its name; a learner on none is of one more, as in a run of one machine. `weights` are (site,
+    weight), in order. Of the sites that are in a merge each has the share of its weight, which its answers divide as
+    they weigh.
+    """
+
+    weights: tuple[tuple[str, float], ...] = ()
+    sums_early: ClassVar[bool] = False
+    """Shares follow from the answers of all."""
+
+    def begin(self, place: JudgePlace) -> AnswerJudge:
+        """A judge that knows where learners are."""
+        return _Sites(place.context, dict(self.weights))
+
+
+@final
+class _Sites(AnswerJudge):
+    def __init__(self, context: Any, weights: Mapping[str, float]) -> None:
+        self._context, self._weights = context, weights
+
+    def share(self, tally: RoundTally) -> None:
+        sites = [self._context.machine_of(LEARNER, vote["slot"]).name for vote in tally.answers]
+        own: dict[str, float] = {}
+        for site, part in zip(sites, tally.parts, strict=True):
+            own[site] = own.get(site, 0.0) + part
+        present = {site: self._weights.get(site, 1.0) for site, part in own.items() if part > 0}
+        if len(present) < 2:  # The one has all of it, as its answers weigh.
+            return
+        whole = math.fsum(present.values())
+        factors = {site: weight / whole / own[site] for site, weight in present.items()}
+        # Of no part is no share, wherever it is.
+        shares = [part and part * factors[site] for site, part in zip(sites, tally.parts, strict=True)]
+        tally.divide(shares, 1.0)
+
+
 # -- influence ---------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +400,7 @@ class _Owners(AnswerJudge):
 
     def _owner(self, slot: int) -> tuple[str, float]:
         """Whose a learner's share is, that of its machine's owner, or its own; and the most that it may be."""
-        name, most = self._context.owner_of(LEARNER, slot)
+        name, most = self._context.machine_of(LEARNER, slot).owner
         return name or f"{LEARNER} {slot}", most or self._share_max
 
 
@@ -305,7 +411,21 @@ def judging_rules(*, bounded: bool = True, opposed: Literal["tell", "refuse"] = 
 
 
 def usual_rules(
-    *, bounded: bool = True, opposed: Literal["tell", "refuse"] = "tell", share_max: float = 1.0
+    *,
+    bounded: bool = True,
+    opposed: Literal["tell", "refuse"] = "tell",
+    share_max: float = 1.0,
+    site_weight: Literal["equal"] | Mapping[str, float] | None = None,
+    length_max: float | None = None,
 ) -> tuple[AnswerRule, ...]:
-    """The rules of a merge of learners, by the settings of a program."""
-    return (*judging_rules(bounded=bounded, opposed=opposed), InfluenceCap(share_max))
+    """The rules of a merge of learners, by the settings of a program.
+
+    The absolute bound is last of those that judge: what is out of proportion is refused by its own length, and nothing
+    makes an answer longer after it. What sites have comes before the most that an owner may have of it.
+    """
+    rules: list[AnswerRule] = [*judging_rules(bounded=bounded, opposed=opposed)]
+    if length_max is not None:
+        rules.append(LengthCap(length_max))
+    if site_weight is not None:
+        rules.append(SiteWeights(() if site_weight == "equal" else tuple(sorted(site_weight.items()))))
+    return (*rules, InfluenceCap(share_max))

@@ -228,7 +228,7 @@ class Merge:
         self._context = context
         self._merging: ModuleType = averaging
         self._coding: ModuleType = coding
-        place = JudgePlace(context, self._fragments, coding)
+        place = JudgePlace(context, self._fragments, coding, averaging)
         self._judges = [rule.begin(place) for rule in self._rules]
         self._early = EarlyAnswers(lambda p: averaging.EarlySum(self._fragments[p], self._method))
 

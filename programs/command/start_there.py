@@ -19,7 +19,7 @@ from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
 from isthmus.programs.engine.cluster.placement import Placement
-from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed
+from isthmus.programs.engine.cluster.placing import elastic_sizes, needs_found, placed, site_warnings
 from isthmus.programs.engine.machine import handing_over
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.script_question import ScriptQuestion
@@ -45,7 +45,7 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
             # The home chooses the folder.
             request = replace(options, run_dir=None).request().to_train().with_store()
         handed, unlike = handover(request, cluster, folder, asked.digest)
-        warnings = [*request.warnings, *asked.warnings(unlike)]
+        warnings = [*request.warnings, *site_warnings(request, cluster.topology), *asked.warnings(unlike)]
         lines = request.data_lines
         return {"handover": handed.as_data(), "warnings": warnings, "chosen": dict(request.chosen), "data": lines}
 

@@ -18,7 +18,7 @@ from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
-from isthmus.runtime.supervision.incidents import Starved, raised_of
+from isthmus.runtime.supervision.incidents import DataSpent, Starved, raised_of
 from isthmus.runtime.supervision.messages import (
     MISSING_MAX,
     Directory,
@@ -153,6 +153,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         max((_count(dict(each), "data_digest") for each in published.values()), default=0),
         Duration(_count(figures, "outside_ns")),
         max((_count(dict(each), "overwritten") for each in published.values()), default=0),
+        next((_spent(dict(each["spent"])) for each in published.values() if "spent" in each), None),
     )
     over = None
     if message["type"] == "over":
@@ -183,6 +184,11 @@ def _door(plain: Any) -> tuple[str, str] | None:
         return None
     first, second = map(str, plain)
     return first, second
+
+
+def _spent(plain: Mapping[str, Any]) -> DataSpent:
+    """What a learner says of its own data, of which it has trained all that it may."""
+    return msgspec.convert({"kind": "data-spent", **plain, "is_last": False}, DataSpent)
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:

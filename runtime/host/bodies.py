@@ -160,6 +160,7 @@ class Bodies:
 
     `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
     host has not recorded yet; the host sets `stop_requested`, `is_stopping` and `leave_requested`, for bodies to see.
+    `leaves_itself`: one of them has the host leave.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Bodies:
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.rejected_inputs: deque[RejectedInput] = deque()
-        self.stop_requested = self.is_stopping = self.leave_requested = False
+        self.stop_requested = self.is_stopping = self.leave_requested = self.leaves_itself = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
@@ -220,11 +221,12 @@ class Bodies:
                 ),
                 now=self._clock.now,
                 members=self._members,
-                owner_of=self._whereabouts.owner_of,
                 machine_of=self._whereabouts.machine_of,
+                was_on=self._whereabouts.was_on,
                 stop_requested=lambda: self.stop_requested,
                 is_stopping=lambda: self.is_stopping,
                 leave_requested=lambda: self.leave_requested,
+                leave=self._leave,
                 publish=partial(self._publish, node.name),
                 refuse=partial(self._refuse, node.index),
                 traffic=self._traffic,
@@ -240,6 +242,9 @@ class Bodies:
             self._early[node.index] = early
         self._bodies[node.index] = body
         return bool(trait(body, "is_idle"))
+
+    def _leave(self) -> None:
+        self.leave_requested = self.leaves_itself = True
 
     def takes_early(self, node: int) -> bool:
         """Whether the body of a node takes its votes early; not before it is open."""

@@ -28,7 +28,7 @@ from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError, shortened
 from isthmus.runtime.graph.body import has
-from isthmus.runtime.ids import ITS_OWN, MachineOwner, Member
+from isthmus.runtime.ids import HostMachine, Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import Form, Formed
 from isthmus.runtime.system.disk import Disk
@@ -142,20 +142,20 @@ class IslandDevices:
 class Whereabouts(Protocol):
     """On which machines hosts are, as one of them knows it."""
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        """Whose the machine of a live host is."""
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        """The machine of a live host, and whose that is."""
 
-    def machine_of(self, member: Member) -> str:
+    def was_on(self, member: Member) -> str:
         """The name of the machine of a member that was ever live; '' where it is not known."""
 
 
 class Nowhere:
     """The whereabouts of a host that knows of no machines."""
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        return ITS_OWN
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        return HostMachine()
 
-    def machine_of(self, member: Member) -> str:
+    def was_on(self, member: Member) -> str:
         return ""
 
 
@@ -167,11 +167,13 @@ class Context:
     """The argument of a body's `open(context)`, which its host calls in the body's own thread.
 
     `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
-    of every role, as far as this host knows; `owner_of` whose the machine of a live (role, slot) is: without an owner
-    its own, of its name, and '' where this host knows none, as where there is one machine only; `machine_of` the name
-    of the machine of a member that was ever live, '' where that is not known; `stop_requested` whether a stop of the
-    run was ever requested, `is_stopping` whether the home says so now, which it does not where it has lost its ledger,
-    `leave_requested` whether this host is to leave it; `publish` sets a small dict that the host shows in its status;
+    of every role, as far as this host knows; `machine_of` the machine of a live (role, slot), and whose it is: without
+    an owner its own, of its name, and '' where this host knows none, as where there is one machine only; `was_on` the
+    name of the machine of a member that was ever live, '' where that is not known;
+    `stop_requested` whether a stop of the run was ever requested, `is_stopping` whether the home says so now, which it
+    does not where it has lost its ledger, `leave_requested` whether this host is to leave it; `leave` has this host
+    leave for good, once no body is engaged; `publish` sets a small dict that the host shows in its status, in which the
+    reason of that is (`spent`);
     `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
     that write files; `island` is None for a host that may use every device of its process; `folder` is the run's on
@@ -186,11 +188,12 @@ class Context:
     connected: frozenset[str]
     now: Callable[[], Instant]
     members: Callable[[], frozenset[Member]]
-    owner_of: Callable[[str, int], MachineOwner]
-    machine_of: Callable[[Member], str]
+    machine_of: Callable[[str, int], HostMachine]
+    was_on: Callable[[Member], str]
     stop_requested: Callable[[], bool]
     is_stopping: Callable[[], bool]
     leave_requested: Callable[[], bool]
+    leave: Callable[[], None]
     publish: Callable[[dict[str, Any]], None]
     refuse: Callable[[str, tuple[int, int], tuple[str, str, str]], None]
     traffic: Traffic

@@ -305,6 +305,11 @@ class Host:
         """Whether it was to leave, and no body is engaged: it may end once all that it has sent has arrived."""
         return self.bodies.leave_requested and not self._engaged
 
+    @property
+    def leaves_itself(self) -> bool:
+        """Whether one of its bodies has it leave, and nobody else."""
+        return self.bodies.leaves_itself
+
     def request_leave(self) -> None:
         """Tell the bodies that this host is to leave the run: what they have to give, they give now."""
         self.bodies.leave_requested = True

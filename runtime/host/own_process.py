@@ -44,7 +44,16 @@ from isthmus.runtime.host.contract import (
 )
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import ONE_MACHINE, MachineOwner, Member, Replica, keeps_run, leads_island, takes_island
+from isthmus.runtime.ids import (
+    ONE_MACHINE,
+    HostMachine,
+    MachineOwner,
+    Member,
+    Replica,
+    keeps_run,
+    leads_island,
+    takes_island,
+)
 from isthmus.runtime.supervision.incidents import PLACES_MAX, Starved
 from isthmus.runtime.supervision.messages import (
     FULL_MAX,
@@ -137,12 +146,13 @@ class Meetings:
         self._places: dict[Member, str] = {}
         """The machine of each member that was ever in a roster."""
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        """Whose the machine of a host in the rosters is; of nobody in a run of one machine."""
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        """The machine of a host in the rosters, and whose that is; of nobody in a run of one machine."""
         machine = self._reach.machines.get(Replica(role, slot), "")
-        return self._directory.owners.get(machine, MachineOwner("" if machine == ONE_MACHINE else machine))
+        name = "" if machine == ONE_MACHINE else machine
+        return HostMachine(name, self._directory.owners.get(machine, MachineOwner(name)))
 
-    def machine_of(self, member: Member) -> str:
+    def was_on(self, member: Member) -> str:
         """The name of the machine of a member that was ever in a roster; '' of one that was in none."""
         return self._places.get(member, "")
 
@@ -392,18 +402,18 @@ def is_orphan(silence: float, *, has_daemon: bool) -> bool:
     return silence > ORPHAN_SECONDS and not has_daemon
 
 
-NOTHING: Final = Duration(0)
-LENT_STAYS: Final = seconds(1.5)
-"""Six heartbeats, for the home to hear of a loop that leaves, and for its answer."""
+ITSELF_STAYS: Final = seconds(1.5)
+"""Six heartbeats, for the home to hear of a loop, or of another host, that leaves by itself, and for its answer."""
 
 
 class Parting:
-    """When a host that is to leave may end: no body is engaged, and all that it had sent by then has arrived; and it
-    `stays` for so long, in which its home may bring the run to its end, because no other host goes on."""
+    """When a host that is to leave may end: no body is engaged, and all that it had sent by then has arrived; and one
+    that leaves by itself, because a body has it leave or `is_lent`, stays for ITSELF_STAYS, in which its home may bring
+    the run to its end, because no other host goes on. One that awaits that end does not end before."""
 
-    def __init__(self, stays: Duration = NOTHING) -> None:
+    def __init__(self, *, is_lent: bool = False) -> None:
         self._since: Instant | None = None
-        self._stays = stays
+        self._is_lent = is_lent
 
     def is_over(self, host: Host, channel: DiallingChannel, now: Instant) -> bool:
         """Whether it may end now; to be asked at each beat. What it sends later, because others go on, does not count:
@@ -412,7 +422,9 @@ class Parting:
             self._since = None
             return False
         self._since = now if self._since is None else self._since
-        if now - self._since < self._stays:
+        leaves_itself = self._is_lent or host.leaves_itself
+        # One that leaves a run which comes to its end is given the last model.
+        if leaves_itself and (host.stop_requested or now - self._since < ITSELF_STAYS):
             return False
         return all(begun > self._since for _, _, begun in channel.under_way())
 
@@ -515,7 +527,7 @@ class HostProcess:
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._computed, self._memory = time.process_time(), ProportionalMemory()
-        self._parting = Parting(NOTHING if lent is None else LENT_STAYS)
+        self._parting = Parting(is_lent=lent is not None)
         self._error: str | None = None
         self.exit_reason = ""
         """Why the daemon has told this host to end, if it has."""
@@ -586,11 +598,11 @@ class HostProcess:
                 if not self._is_kept():
                     self._exit()
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        return self._meetings.owner_of(role, slot)
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        return self._meetings.machine_of(role, slot)
 
-    def machine_of(self, member: Member) -> str:
-        return self._meetings.machine_of(member)
+    def was_on(self, member: Member) -> str:
+        return self._meetings.was_on(member)
 
     def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
         """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
@@ -648,9 +660,7 @@ class HostProcess:
             self._exit()
             return
         # After the heartbeat, which has the whole of what this life has used.
-        # A loop that leaves a run which comes to its end is given the last model.
-        is_awaiting_end = self._is_lent and self._host.stop_requested
-        if not is_awaiting_end and self._parting.is_over(self._host, self._channel, self._clock.now()):
+        if self._parting.is_over(self._host, self._channel, self._clock.now()):
             if self._is_lent:
                 self._is_gone = True
                 self._say("heartbeat")
@@ -771,9 +781,9 @@ class HostProcess:
         account: list[EdgeCrossing] = []
         for member, through, crossed in self._channel.crossed():
             peer = {"peer": str(member.replica), "incarnation": member.incarnation}
-            peer |= {"machine": self.machine_of(member), "through": "" if through is None else str(through)}
+            peer |= {"machine": self.was_on(member), "through": "" if through is None else str(through)}
             account += lines(peer, crossed, names)
-        own, member = self.machine_of(self._life.member), self._life.member
+        own, member = self.was_on(self._life.member), self._life.member
         account_files.write(
             account_files.of_member(self._life.folder, member),
             Account(

@@ -28,6 +28,7 @@ from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
     Condemned,
+    DataSpent,
     Ended,
     GangMemberLost,
     GivenUp,
@@ -287,12 +288,17 @@ class VerdictsChecker(Checker):
 class EndChecker(Checker):
     """A run ends once, with no process left.
 
-    It is done when its recorder reported so, stopped where a stop was requested, and failed only where its end was
-    requested, or a required replica was given up.
+    It is done when its recorder reported so, stopped where a stop was requested, or all learners have left, and failed
+    only where its end was requested, or a required replica was given up.
     """
 
     def __init__(self) -> None:
         self._outcome: str | None = None
+        self._has_spent = False
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """Note that no learner had any more data of its own to train."""
+        self._has_spent |= isinstance(happened.incident, DataSpent) and happened.incident.is_last
 
     def finished(self, universe: Universe, home: Home) -> None:
         if self._outcome not in (None, home.outcome):
@@ -301,7 +307,7 @@ class EndChecker(Checker):
         requests, has_crashed = universe.requests, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
             raise ViolationError("the run is over as 'done', after a host was told that it stops")
-        if home.outcome == "stopped" and "stop" not in requests:
+        if home.outcome == "stopped" and "stop" not in requests and not self._has_spent:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(ONE_RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")

@@ -38,7 +38,7 @@ from isthmus.runtime.host.own_process import (
     suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock
-from isthmus.runtime.ids import MachineOwner, Member, Replica, keeps_run
+from isthmus.runtime.ids import HostMachine, Member, Replica, keeps_run
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.items.layout import fields as fields_of
 from isthmus.runtime.sim.faults import Forge
@@ -255,11 +255,11 @@ class Life:
             tell=self.host.handle,
         )
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        return self.meetings.owner_of(role, slot)
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        return self.meetings.machine_of(role, slot)
 
-    def machine_of(self, member: Member) -> str:
-        return self.meetings.machine_of(member)
+    def was_on(self, member: Member) -> str:
+        return self.meetings.was_on(member)
 
     def start(self, *, listens: bool) -> None:
         """Start, like a new process."""

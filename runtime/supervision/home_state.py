@@ -58,10 +58,12 @@ class Aside:
 
 @dataclass(frozen=True, slots=True)
 class GangEnd:
-    """The end of an island of several processes: how the first of these ended, and since when the leader had served."""
+    """The end of an island of several processes: how the first of these ended, since when the leader had served, and
+    why that has left by itself, if it has."""
 
     ended: incidents.Ended
     served_at: Instant | None
+    left: incidents.LoopLeft | incidents.DataSpent | None = None
 
 
 @dataclass(slots=True)

@@ -225,7 +225,14 @@ class Departed(Finding, frozen=True, tag="departed"):
     exited: Exited
 
 
-NotedEnd: TypeAlias = End | Departed
+class Parted(Finding, frozen=True, tag="parted"):
+    """It left in order by itself, as LoopLeft or DataSpent says; `exited` is how its process ended. As with Departed,
+    homes write it."""
+
+    exited: Exited
+
+
+NotedEnd: TypeAlias = End | Departed | Parted
 """An end as the home records it."""
 
 
@@ -338,6 +345,16 @@ class LoopLeft(Finding, frozen=True, tag="left"):
     """The loop of its user's has ended before the run: it gave what it had to give, and gets no next life. `is_last`:
     no other learner is left, and the run comes to its end."""
 
+    is_last: bool = False
+
+
+class DataSpent(Finding, frozen=True, tag="data-spent"):
+    """It has left in order, and gets no next life: it has trained `tokens`, of data of its own that have `of_tokens`,
+    which it may train `epochs_max` times. `is_last`: as of LoopLeft."""
+
+    tokens: Count
+    of_tokens: Count
+    epochs_max: Annotated[float, Meta(gt=0.0, le=1e12)]
     is_last: bool = False
 
 
@@ -455,7 +472,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 
 
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData | BodyRaised | ItemRefused
-LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
+LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | DataSpent | Delayed
 ScriptIncident: TypeAlias = WasAway | Lingers | NeverStepped | ScriptGoesOn | ScriptUnfinished
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
 HomeIncident: TypeAlias = (

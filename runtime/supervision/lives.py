@@ -12,6 +12,7 @@ next term in the same way; the former home yields (`yield_home`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -122,7 +123,11 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
     ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
-    run.reasons[replica] = noted = _departed(run, machine, ended, replica) or _while_away(run, life, ended)
+    left = _left(run, machine, life, gone)
+    noted = _departed(run, machine, ended, replica) or _while_away(run, life, ended)
+    if left is not None and isinstance(gone.end, incidents.Exited):
+        noted = incidents.Ended(incidents.Parted(gone.end))
+    run.reasons[replica] = noted
     if not run.is_ending:
         run.write(member, noted)  # Before incidents that follow from it.
     elif user_code.script_ended(run, replica, life, ended):
@@ -130,11 +135,11 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     if replica in run.unfinished:
         run.write(member, incidents.ScriptUnfinished(ended))
     watch.apply_findings(run, run.liveness.handle(HostEnded(member), run.now))
-    gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at))
+    gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at, left))
     if gang_end is None:
         return
-    if _has_left(run, machine, life, gone):
-        _retire_left(run, member)
+    if left := left or gang_end.left:
+        _retire_left(run, Member(run.fleet.lead(replica), member.incarnation), left)
         return
     first = Member(run.fleet.lead(replica), member.incarnation)
     run.restarts.ended(first.replica, gang_end.ended, gang_end.served_at, run.now)
@@ -178,19 +183,23 @@ def _departed(run: RunState, machine: MachineLives, ended: incidents.Ended, repl
     return incidents.Ended(incidents.Departed("" if is_home else machine.name, end))
 
 
-def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, gone: Gone) -> bool:
-    """Whether a learner has left by itself, in order, though neither its machine nor its home leaves."""
+def _left(
+    run: RunState, machine: MachineLives, life: TrackedLife | None, gone: Gone
+) -> incidents.LoopLeft | incidents.DataSpent | None:
+    """Why a learner has left by itself, in order, though neither its machine nor its home leaves; else None."""
     if life is None or run.is_ending or run.is_set_aside or machine.is_leaving:
-        return False
-    is_well = gone.end == incidents.Exited(0) and gone.error is None and life.verdict is None
-    return is_well and life.seen.heartbeat.phase == "gone"
+        return None
+    if gone.end != incidents.Exited(0) or gone.error is not None or life.verdict is not None:
+        return None
+    heartbeat = life.seen.heartbeat
+    return heartbeat.spent or (incidents.LoopLeft() if heartbeat.phase == "gone" else None)
 
 
-def _retire_left(run: RunState, member: Member) -> None:
+def _retire_left(run: RunState, member: Member, left: incidents.LoopLeft | incidents.DataSpent) -> None:
     """Give a learner that has left no next life; without any other the run comes to its end."""
     run.fleet.retired[member.replica] = "left"
     is_last = not run.fleet.has_learners
-    run.write(member, incidents.LoopLeft(is_last))
+    run.write(member, msgspec.structs.replace(left, is_last=is_last))
     run.has_changed = True
     if is_last:
         watch.stop(run)
@@ -206,11 +215,12 @@ def _gang_end(run: RunState, member: Member, gang_end: GangEnd) -> GangEnd | Non
         return gang_end
     lead = run.lives.get(gang[0])
     if lead is not None:  # A follower serves from when its leader does.
-        gang_end = GangEnd(gang_end.ended, lead.served_at)
+        gang_end = replace(gang_end, served_at=lead.served_at)
     gang_end = run.gang_ends.setdefault(gang[0], gang_end)
     others = [each for each in gang if run.fleet.is_tracked(each)]
+    verdict = None if gang_end.left else incidents.GangMemberLost(str(member.replica))
     for each in () if run.is_ending else others:
-        run.condemn(Member(each, run.newest[each]), incidents.GangMemberLost(str(member.replica)))
+        run.condemn(Member(each, run.newest[each]), verdict)
     return None if others else run.gang_ends.pop(gang[0])
 
 

@@ -27,6 +27,7 @@ from isthmus.runtime.supervision.incidents import (
     PLACES_MAX,
     TEXT_LENGTH_MAX,
     CodePlace,
+    DataSpent,
     End,
     Raised,
     Starved,
@@ -157,6 +158,8 @@ class Heartbeat(Part, frozen=True):
     """For how long the user's own code has kept it from its next step."""
     overwritten: Count = 0
     """The tokens of this life that were overwritten as it came back from being away."""
+    spent: DataSpent | None = None
+    """It leaves for good, because it has trained all that it may of data of its own."""
 
 
 class Over(Part, frozen=True):

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.ids import Replica, gang_number, leads_island, takes_island
 from isthmus.runtime.supervision import bounds, incidents
@@ -98,15 +100,21 @@ def judge(run: RunState) -> None:
 
 
 def stop_if_all_leave(run: RunState) -> None:
-    """Bring the run to its end once every loop leaves it by itself: scripts that make some epochs have ended it, and
-    the last ones are to have its model."""
+    """Bring the run to its end once every learner leaves it by itself: scripts that make some epochs have ended it, and
+    the last ones are to have its model; or all have trained what they may of their own data."""
     terms = run.fleet.user
-    if not (terms.scripts or terms.has_guests) or run.is_stopping or run.is_ending or run.is_set_aside:
+    if run.is_stopping or run.is_ending or run.is_set_aside:
         return
     wanted = [each for each in run.fleet.learners if not run.fleet.is_retired(each)]
-    lives = [run.lives.get(each) for each in wanted]
-    are_leaving = [life is not None and life.seen.heartbeat.phase == "leaving" for life in lives]
+    heartbeats = [None if life is None else life.seen.heartbeat for life in map(run.lives.get, wanted)]
+    have_loops = bool(terms.scripts) or terms.has_guests
+    are_leaving = [
+        each is not None and each.phase == "leaving" and (have_loops or each.spent is not None) for each in heartbeats
+    ]
     if wanted and all(are_leaving) and not any(run.fleet.of(each).is_leaving for each in wanted):
+        for life in map(run.lives.get, wanted):  # Their ends are those of the run: what they say of themselves is now.
+            if life is not None and life.seen.heartbeat.spent is not None:
+                run.write(life.member, msgspec.structs.replace(life.seen.heartbeat.spent, is_last=True))
         run.stop()
 
 

@@ -15,7 +15,7 @@ from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.runtime.host.contract import Traffic
-from isthmus.runtime.ids import MachineOwner
+from isthmus.runtime.ids import HostMachine, MachineOwner
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,20 @@ class Context:
         self.traffic = Traffic()
         self.published: list[Any] = []
         self.refused: list[Any] = []
-        self.is_stopped = self.is_leaving = False
+        self.is_stopped = self.is_leaving = self.leaves_itself = False
         self.island = None
         self.folder: Any = None
         self.away_ns = 0
         self.live: set[Any] = set()
         self.owners: dict[tuple[str, int], MachineOwner] = {}
+        self.machines: dict[tuple[str, int], str] = {}
 
-    def owner_of(self, role: str, slot: int) -> MachineOwner:
-        return self.owners.get((role, slot), MachineOwner(""))
+    def machine_of(self, role: str, slot: int) -> HostMachine:
+        machine = self.machines.get((role, slot), "")
+        return HostMachine(machine, self.owners.get((role, slot), MachineOwner(machine)))
+
+    def leave(self) -> None:
+        self.is_leaving = self.leaves_itself = True
 
     def members(self) -> frozenset[Any]:
         return frozenset(self.live)

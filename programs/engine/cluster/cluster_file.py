@@ -26,6 +26,7 @@ from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.request import reference
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import is_machine_name
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.refusals import is_own
 from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public
@@ -112,17 +113,9 @@ def is_listening(endpoint: str) -> bool:
     return True
 
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def is_name(text: str) -> bool:
-    """Whether a machine may be called so."""
-    return _NAME.fullmatch(text) is not None
-
-
 def checked_name(text: str, doing: str, example: str) -> str:
     """The name that `text` is, or ConfigError."""
-    if not is_name(text):
+    if not is_machine_name(text):
         raise ConfigError(doing, "letters, digits, '.', '_' and '-', 64 at most", repr(text), f"Write {example}.")
     return text
 

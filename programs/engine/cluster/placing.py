@@ -14,7 +14,7 @@ Only in this room are the two brought together: `placement` knows no tasks, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -31,7 +31,7 @@ from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_b
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
-from isthmus.runtime.errors import Fault, PlacementError
+from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica, leader
 
 
@@ -187,6 +187,15 @@ def influence_faults(request: Request, topology: Topology, placement: Placement)
         expected = f"1 or more for all who have learners together, {', '.join(sorted(owners))}"
         do = "Raise some, or program.weight_share_max: all together would have less than the whole of a merge."
         yield Fault(doing, expected, f"{together:g}", do)
+
+
+def site_warnings(request: Request, topology: Topology) -> Iterator[Fault]:
+    """That weights are of sites which no machine is: it may join, or the name is another one's."""
+    weights = request.job.settings.get("site_weight")
+    names = topology.by_name()
+    for site in [each for each in weights if each not in names] if isinstance(weights, Mapping) else []:
+        expected = f"a machine of the cluster, {', '.join(sorted(names))}, or one that joins"
+        yield Fault("Reading program.site_weight", expected, repr(site), nearest(site, names))
 
 
 def elastic_sizes(request: Request, topology: Topology, placement: Placement) -> list[list[int]]:

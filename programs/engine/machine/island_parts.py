@@ -17,6 +17,7 @@ from typing import Any, Final, Self, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import is_machine_name
 from isthmus.runtime.system import addresses
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.system.refusals import remedy
@@ -54,7 +55,7 @@ class IslandPart:
         """The part that a machine announces; ValueError, LookupError or TypeError for what is none."""
         loopback = str(data.get("loopback", ""))[:HOST_LENGTH_MAX]
         part = cls(str(data["island"]), int(data["rank"]), int(data["size"]), str(data["host"]), loopback=loopback)
-        if not cluster_file.is_name(part.island) or not 0 <= part.rank < part.size <= SIZE_MAX:
+        if not is_machine_name(part.island) or not 0 <= part.rank < part.size <= SIZE_MAX:
             raise ValueError(f"rank {part.rank} of {part.size} of an island {part.island[:100]!r}")
         if not 0 < len(part.host) <= HOST_LENGTH_MAX or not part.host.isprintable():
             raise ValueError("the address of a part of an island")

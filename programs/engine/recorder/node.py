@@ -443,7 +443,7 @@ class Recorder:
     def _take_report(self, report: StepReport, now: int) -> None:
         slot, last = report["slot"], self._books.reports.get(report["slot"])
         life = Member(Replica(LEARNER, slot), report["incarnation"])
-        self._books.note_site(report, self._context.machine_of(life))
+        self._books.note_site(report, self._context.was_on(life))
         if not self._books.add_report(report, now):
             return
         self._ending.step_took(report["step_time"])

@@ -43,7 +43,7 @@ from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import LEARNER, RECORDER
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
-from isthmus.runtime.supervision.incidents import EVENTS, Ended, of_line
+from isthmus.runtime.supervision.incidents import EVENTS, DataSpent, Ended, of_line
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import read_bytes
 
@@ -59,8 +59,9 @@ def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], le
     return {**status, **of_folder} if _extent(of_folder) >= _extent(status) and of_folder["learners"] else dict(status)
 
 
-def note_away(record: Mapping[str, Any], folder: Path) -> None:
-    """Note in the reports of lives that ended while they were away, in the user's own code, for how long they were."""
+def note_ends(record: Mapping[str, Any], folder: Path) -> None:
+    """Note in the reports of lives what their ends say: how long one was away then, in the user's own code, and what
+    one has trained of its own data, which were spent."""
     reports = {(int(slot), report["incarnation"]): report for slot, report in record.get("learners", {}).items()} | {
         (report["slot"], report["incarnation"]): report for report in record.get("former", ())
     }
@@ -72,8 +73,13 @@ def note_away(record: Mapping[str, Any], folder: Path) -> None:
         with suppress(ValueError):  # One that is torn.
             happened = of_line(json.loads(line))
             life = happened.member.replica.slot, happened.member.incarnation
-            if isinstance(happened.incident, Ended) and happened.member.replica.role == LEARNER and life in reports:
-                reports[life]["away_at_end"] = happened.incident.away_ns
+            if happened.member.replica.role != LEARNER or life not in reports:
+                continue
+            match happened.incident:
+                case Ended(away_ns=away):
+                    reports[life]["away_at_end"] = away
+                case DataSpent(tokens=tokens, of_tokens=of_tokens, epochs_max=most):
+                    reports[life]["data_spent"] = {"tokens": tokens, "of_tokens": of_tokens, "epochs_max": most}
 
 
 def merges(folder: Path) -> int:
@@ -90,6 +96,14 @@ def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:
 FinalEvaluation: TypeAlias = Literal["made", "left_out", "missing", "later", "not_asked"]
 """What became of the evaluation of the final model: it was made in the run, left out because the run was stopped, did
 not come, was made later (`programs.trained.final_evaluation`), or is not made in a run that evaluates nothing."""
+
+
+class SpentSummary(TypedDict):
+    """What a learner has trained of its own data, all that it may."""
+
+    tokens: int
+    of_tokens: int
+    epochs_max: float
 
 
 class LearnerSummary(TypedDict):
@@ -109,6 +123,7 @@ class LearnerSummary(TypedDict):
     restarts: int
     away_seconds: float | None
     device_kind: str | None
+    data_spent: SpentSummary | None
 
 
 class RegionSummary(TypedDict):
@@ -491,6 +506,7 @@ def _learner(
         "restarts": lives[-1]["incarnation"] - 1,
         "away_seconds": None if total["away"] is None else round(total["away"] / 1e9, 6),
         "device_kind": lives[-1]["device_kind"],
+        "data_spent": lives[-1].get("data_spent"),
     }
 
 

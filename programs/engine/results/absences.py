@@ -34,6 +34,7 @@ from isthmus.runtime.supervision.incidents import (
     Lingers,
     MachineTaken,
     NeverStepped,
+    Parted,
     Raised,
     Restarted,
     ScriptGoesOn,
@@ -192,7 +193,9 @@ class Absences:
         if isinstance(what.end, MachineTaken) or fact.life <= self._ended.get(fact.host, 0):
             return None  # In the other case a daemon tells again what the one before it has told.
         self._ended[fact.host] = fact.life
-        if isinstance(what.end, Departed):  # What it was silent for is over: it has heard that it was to leave.
+        if isinstance(
+            what.end, Departed | Parted
+        ):  # What it was silent for is over: it has heard that it was to leave.
             silence = self.open_of(fact.host)
             return self._change(fact, ended=fact.at) if silence is not None and silence.kind == "silent" else None
         cause = self._causes.pop((fact.host, fact.life), what)
@@ -521,7 +524,9 @@ def cost(absence: Absence) -> str:
     }.get(absence.role, "what it held")
 
 
-Topic: TypeAlias = Literal["machines", "pause", "pace", "data", "given up", "ledger", "items", "island", "script"]
+Topic: TypeAlias = Literal[
+    "machines", "pause", "pace", "data", "left", "given up", "ledger", "items", "island", "script"
+]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
 
@@ -549,7 +554,8 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "never-stepped": ("script", "odd", "{host} {predicate}"),
     "goes-on": ("script", "odd", "{host} {predicate}"),
     "script-unfinished": ("script", "bad", "{host} {predicate}"),
-    "left": ("given up", "odd", "{host} {predicate}; {afterwards}"),
+    "left": ("left", "odd", "{host} {predicate}; {afterwards}"),
+    "data-spent": ("left", "odd", "{host} {predicate}; {afterwards}"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 LOSS: Final = "loss"
 Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
-_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "host_waits", "asked", "figures", "better", "figures_fault")
+_WHERE_THERE_ARE_ANY: Final = (
+    "began",
+    "metrics",
+    "host_waits",
+    "asked",
+    "clipped",
+    "figures",
+    "better",
+    "figures_fault",
+)
 """Fields that a line has only if they have something to say."""
 
 
@@ -127,6 +136,7 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="merges"):
     votes: int = 0
     merged_tokens: list[list[int]] = []
     shortened: list[tuple[int, float]] = []
+    clipped: list[tuple[int, float]] = []
     opposed: list[tuple[int, int]] = []
     capped: list[tuple[str, float, float]] = []
     quorum_ms: float | None = None

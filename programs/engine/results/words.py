@@ -458,6 +458,8 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "stood": lambda record: seconds(record.paused_ns / 1e9) if record.paused_ns else None,
     "refused": lambda record: _REFUSALS[record.refusal],
     "lingered": lambda record: _LINGERED.get(record.setting, "has lasted"),
+    "trained_times": lambda record: f"{record.tokens / record.of_tokens if record.of_tokens else 0:.3g}",
+    "most_times": lambda record: f"{record.epochs_max:.3g}",
     "lost_tokens": lambda record: record.tokens or None,
     "where": lambda record: ", ".join(f"{each.file}:{each.line} ({each.function})" for each in record.places) or None,
     "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
@@ -542,6 +544,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "ended with its machine {machine}, which [has not been heard of for {silent_ns}|does not answer]"
     ),
     "machine-taken": Wording("{how} with its machine {machine}", "[{is_expelled}was ]{itself}"),
+    "parted": Wording("left in order", "left in order"),
     "departed": Wording("left in order with [its machine {machine}|its home], which was told to leave"),
     # Incidents
     "suspected": Wording(
@@ -571,6 +574,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "joined": Wording("joined with its machine {machine}"),
     "given-up": Wording("given up after {lives life}; the last time: {last}", "was given up after {lives life}"),
     "left": Wording("left: its loop has ended", "has {itself}"),
+    "data-spent": Wording(
+        "left: it has trained its own data, {of_tokens token}, {trained_times} times of at most {most_times}",
+        "has {itself}",
+    ),
     "was-away": Wording(
         "back after {away_ns} in its script[; {lost_tokens token} of its work before were overwritten]", "is {itself}"
     ),

@@ -84,7 +84,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
     spans = spans_in(folder) + ([] if graph is None else spans_of_killed(folder, graph))
     sizes = [] if graph is None else fragment_sizes(graph)
     record = recorded.figures(folder, ending.record, sizes=sizes, learners=run_spec.job.learners)
-    recorded.note_away(record, folder)
+    recorded.note_ends(record, folder)
     for slot in ending.retired:
         if slot in record.get("learners", {}):
             record["learners"][slot]["is_gone"] = True

@@ -41,6 +41,8 @@ from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
     Bounded,
+    ClipAnswers,
+    EpochsMax,
     Fragments,
     Gamma,
     Interval,
@@ -120,6 +122,8 @@ def build(
     gamma: Gamma = 0.8,
     merge: MergeRule = "rda",
     bounded: Bounded = True,
+    clip_answers: ClipAnswers = None,
+    epochs_max: EpochsMax = None,
     push: Annotated[Format, PUSH] = "int4",
     regions_push: Annotated[
         Format | Literal["auto"],
@@ -176,6 +180,7 @@ def build(
             tokens=job.tokens,
             evaluations=job.evaluations,
             learners=job.learners,
+            epochs_max=epochs_max,
             exchange=FragmentExchange(push=push, frozen=job.frozen),
         ),
         never_waits=True,
@@ -206,7 +211,14 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     region_merge = region.node(
         "region-merge",
-        partial(Merge, parts, lr=lr, momentum=momentum, rules=usual_rules(bounded=bounded), **merges),
+        partial(
+            Merge,
+            parts,
+            lr=lr,
+            momentum=momentum,
+            rules=usual_rules(bounded=bounded, length_max=clip_answers),
+            **merges,
+        ),
         fires=votes,
     )
     regional = region.node(

@@ -518,6 +518,7 @@ _HEADINGS: Final[dict[Topic, str]] = {
     "pause": "The run stood still, which is no failure:",
     "pace": "Learners were slow, which is no failure:",
     "data": "Data were slower than the steps that they are for, which is no failure:",
+    "left": "Learners left in order, which is no failure:",
     "given up": "Hosts were given up, and the run went on without them:",
     "ledger": "The daemon lost its ledger, which is no failure:",
     "island": "Islands lost processes, and went on with the rest:",

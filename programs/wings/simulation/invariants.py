@@ -7,6 +7,7 @@ merges of its former life beyond that are no longer in the model.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -72,9 +73,13 @@ class MergesChecker(Checker):
     the one that half of the answering learners have reached.
     """
 
-    def __init__(self, owner_of: Callable[[int], MachineOwner] = _its_own) -> None:
+    def __init__(
+        self,
+        owner_of: Callable[[int], MachineOwner] = _its_own,
+        site_of: Callable[[int], tuple[str, float]] | None = None,
+    ) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
-        self._owner_of = owner_of
+        self._owner_of, self._site_of = owner_of, site_of
         self._was_unbounded = False
 
     def happened(self, universe: Universe, happened: Happened) -> None:
@@ -148,6 +153,8 @@ class MergesChecker(Checker):
                 return
             [(count, steps)] = tokens
             weights[slot] = count * count / steps if steps else 0.0
+        if self._site_of is not None:
+            weights = _by_site(weights, self._site_of)
         owners = {slot: self._owner_of(slot) for slot in weights}
         expected = [_capped(weights, owners)]
         if self._was_unbounded:  # A shard learns of it a little later.
@@ -307,6 +314,17 @@ class FairnessChecker(Checker):
                 raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
 
 
+def _by_site(weights: Mapping[int, float], site_of: Callable[[int], tuple[str, float]]) -> dict[int, float]:
+    """The weights of slots, of which those of a site together are in proportion to its own."""
+    together: dict[str, float] = defaultdict(float)
+    for slot, weight in weights.items():
+        together[site_of(slot)[0]] += weight
+    return {
+        slot: weight * site_of(slot)[1] / together[site_of(slot)[0]] if weight else 0.0
+        for slot, weight in weights.items()
+    }
+
+
 def _capped(weights: Mapping[int, float], owners: Mapping[int, MachineOwner]) -> dict[int, float]:
     """The shares min(most, factor * weight), by owner, whose sum is 1, or as close to that as it can be."""
     most = {owner.name: owner.weight_share_max or 1.0 for owner in owners.values()}
@@ -344,11 +362,16 @@ class PathsChecker(Checker):
             raise ViolationError(f"{doing}: fragment {fragment} is not of the path of slot {slot}")
 
 
-def checkers(owner_of: Callable[[int], MachineOwner] = _its_own, paths: PathParts | None = None) -> list[Checker]:
-    """A checker for each invariant, new for each universe; `owner_of` a slot, with its largest share of a merge."""
+def checkers(
+    owner_of: Callable[[int], MachineOwner] = _its_own,
+    paths: PathParts | None = None,
+    site_of: Callable[[int], tuple[str, float]] | None = None,
+) -> list[Checker]:
+    """A checker for each invariant, new for each universe; `owner_of` a slot, with its largest share of a merge, and
+    `site_of` it, with its weight, where sites have weights of their own."""
     classes = (VersionsChecker, BytesChecker, AnswersChecker, FairnessChecker, ModelChecker)
     of_paths = [] if paths is None else [PathsChecker(paths)]
-    return [MergesChecker(owner_of), AccountsChecker(paths), *of_paths, *(each() for each in classes)]
+    return [MergesChecker(owner_of, site_of), AccountsChecker(paths), *of_paths, *(each() for each in classes)]
 
 
 class LiesChecker(Checker):

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from isthmus.ops.data.batches import At
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
@@ -47,6 +48,7 @@ class Toy:
     tokens_per_batch: int | tuple[int, ...] = TOKENS_PER_BATCH
     is_streamed: bool = False
     modules: tuple[int, ...] = ()
+    site: SiteTerms | None = None
 
     @property
     def stream(self) -> Callable[[int, int, int], ToyStream] | None:
@@ -82,6 +84,8 @@ WIDE: Final = Toy("WIDE", LAYOUT_WIDE)
 EVEN: Final = Toy("EVEN", LAYOUT_EVEN)
 UNEVEN: Final = Toy("UNEVEN", LAYOUT, (8, 16, 4, 8))
 """Batches of several sizes: tokens, steps, and the weights of answers are not in proportion."""
+TENFOLD: Final = Toy("TENFOLD", LAYOUT, (8, 8, 8, 80), site=SiteTerms("0" * 32, 2400, 600))
+"""Of four sites, one of which has ten times the tokens a step."""
 STREAMED: Final = Toy("STREAMED", LAYOUT, is_streamed=True)
 """Batches from a stream with a state."""
 LAYOUT_LEVELS: Final = (LAYOUT[0], replace(LAYOUT[1], level=0), LAYOUT[2], replace(LAYOUT[3], level=1))

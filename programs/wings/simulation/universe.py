@@ -106,6 +106,8 @@ def _decoupled(rng: random.Random) -> Settings:
     settings["shards"], settings["quorum"] = rng.choice((1, 1, 2)), rng.choice((1, 1, 1, 2))
     if rng.choice((0, 0, 1)):
         settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
+    if settings["fragments"] == 3 and settings["interval"] == 6:  # Not drawn: the seeds are what they were.
+        settings["site_weight"] = "equal"
     return settings
 
 
@@ -378,8 +380,13 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
         owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), MachineOwner(machine))
         return owner._replace(weight_share_max=owner.weight_share_max or share_max)
 
+    def site_of(slot: int) -> tuple[str, float]:
+        site, weights = machine_of(Replica(LEARNER, slot)), shape.program.settings["site_weight"]
+        return site, 1.0 if weights == "equal" else weights.get(site, 1.0)
+
     paths = paths_in(graph)
-    return [*checkers(owner_of, paths), *recovery_checkers(paths), BooksChecker(), HonestChecker()]
+    sites = None if shape.program.settings.get("site_weight") is None else site_of
+    return [*checkers(owner_of, paths, sites), *recovery_checkers(paths), BooksChecker(), HonestChecker()]
 
 
 def _owners(shape: Shape) -> dict[str, MachineOwner]:

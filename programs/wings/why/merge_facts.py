@@ -63,6 +63,8 @@ class RoundAnswer:
     """Why it was not merged."""
     shortened_to: float | None = None
     """The merged share of its length, if it was too long."""
+    clipped_to: float | None = None
+    """Of what was left then, if that was longer than `program.clip_answers` permits."""
     opposed_merges: int | None = None
     """In how many merges in a row it has pulled against all others."""
     from_round: int | None = None
@@ -447,6 +449,7 @@ def _answers(
                 size_bytes=_size(came, taped, sizes),
                 refusal=refused.get(slot),
                 shortened_to=dict(line.shortened).get(slot),
+                clipped_to=dict(line.clipped).get(slot),
                 opposed_merges=dict(line.opposed).get(slot),
                 from_round=came.round if came and came.round != line.round else None,
                 counted_in=taped.counted_in.get(came) if came else None,

@@ -285,6 +285,7 @@ _KINDS: Final = {
 _REMARKS: Final = (
     "[{refusal}]",
     "[too long, shortened to {shortened_to:percent} of its length]",
+    "[longer than the run permits, clipped to {clipped_to:percent} of its length]",
     "[against all others, for {opposed_merges merge} now]",
     "[late for round {from_round:round}, counted here]",
     "[{late_ms} after the close[; counted in round {counted_in:round}|[; counted in no round: {dropped}]]]",

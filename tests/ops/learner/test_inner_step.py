@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from isthmus.ops.data.batches import At
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.ops.exchange.messages import Progress, StepReport
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
@@ -698,6 +699,60 @@ def test_one_that_holds_no_work_or_none_that_counts_leaves_at_once() -> None:
     context.is_leaving = True
     drive(whole, batch=batch(task, 0))
     assert (whole.phase, whole.is_engaged) == ("stepping", False)
+
+
+SITE = SiteTerms("0" * 32, 80, 20)
+
+
+@dataclass(frozen=True)
+class OnSite(SmallTask):
+    """Of 8 tokens a batch, on a site whose data have 20."""
+
+    site: SiteTerms | None = SITE
+
+
+def on_site(epochs_max: float | None, task: SmallTask, *, trained: Any = ()) -> tuple[InnerStep, Any, Context]:
+    """A learner in its second life that has adopted all fragments, of a slot whose first life has `trained`."""
+    parts, context = fragments_of(task, 2), Context(incarnation=2)
+    body = InnerStep(task, fragments=parts, report_every=1, tokens=1000, epochs_max=epochs_max)
+    body.open(context)
+    told = {"totals": [[0, 1, 24], [1, 1, 400], *trained]}
+    drive(body, update={("syncer/0", part.index): {**update(part, 0, 0.5), **told} for part in parts})
+    return body, parts, context
+
+
+def test_one_that_has_trained_its_sites_data_often_enough_leaves_by_itself_with_its_work() -> None:
+    task = OnSite()
+    body, parts, context = on_site(2.0, task)
+    for position in (3, 4):
+        drive(body, batch=batch(task, position))
+        assert (body.phase, context.leaves_itself) == ("stepping", False)
+    _, emitted = drive(body, batch=batch(task, 5))  # 24 in a former life, 16 in this one; another step would be 48.
+    (report,) = reports(emitted)
+    assert (body.phase, context.leaves_itself) == ("leaving", True)
+    assert (report["phase"], report["tokens"], report["unmerged"]) == ("leaving", 16, [0, 1])
+    assert context.published[-1]["spent"] == {"tokens": 40, "of_tokens": 20, "epochs_max": 2.0}
+    assert body.position == 2  # What was taken and not trained is no part of it.
+    answers, _ = drive(body, pull={("syncer/0", 0): pull(0, 9, members=[(0, 2)])})
+    assert [(capture["begin"], capture["end"]) for _, capture in answers] == [(0, 16)]
+    drive(body, update={("syncer/0", part.index): update(part, 1, 0.25, clock=[(0, 2, 16)]) for part in parts})
+    assert not body.is_engaged
+
+
+def test_a_life_that_begins_after_that_leaves_without_a_step() -> None:
+    task = OnSite()
+    body, _, context = on_site(2.0, task, trained=[[0, 1, 33]])
+    _, emitted = drive(body, batch=batch(task, 3))
+    assert (body.phase, context.leaves_itself, reports(emitted)[-1]["step"]) == ("leaving", True, 0)
+    assert not body.is_engaged
+
+
+@pytest.mark.parametrize(("epochs_max", "task"), [(None, OnSite()), (0.1, SmallTask()), (0.1, OnSite(site=None))])
+def test_without_a_site_or_a_bound_nobody_leaves(epochs_max: float | None, task: SmallTask) -> None:
+    body, _, context = on_site(epochs_max, task)
+    for position in range(8):
+        drive(body, batch=batch(task, position))
+    assert (body.phase, context.leaves_itself, "spent" in context.published[-1]) == ("stepping", False, False)
 
 
 def with_disk(incarnation: int, disk: SimulatedDisk) -> Context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -121,14 +122,21 @@ def votes_of(p: int, number: int, base: list[int], rng: np.random.Generator, cou
 
 @pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from([1, 2, 3, 4, 5, 8, 9, 11]), st.sampled_from([None, 0.1]), st.data())
+@given(
+    st.integers(0, 10**9),
+    st.sampled_from([1, 2, 3, 4, 5, 8, 9, 11]),
+    st.sampled_from([None, 0.1]),
+    st.sampled_from([None, 1.5 * math.sqrt(sum(part.size for part in PARTS))]),
+    st.data(),
+)
 def test_the_merge_has_the_same_bits_whatever_came_early(
-    seed: int, count: int, limit: float | None, data: st.DataObject
+    seed: int, count: int, limit: float | None, longest: float | None, data: st.DataObject
 ) -> None:
     """Rounds of two fragments in turns. Answers come in any order, come twice, come and are left out; rounds close by a
-    quorum, are withdrawn; one learner's share may be limited, and one may pull against all others."""
+    quorum, are withdrawn; one learner's share may be limited, all lengths may be, and one may pull against all others.
+    """
     rng = np.random.default_rng(seed)
-    early, plain = (Shard(limit, rules=usual_rules(opposed="refuse")) for _ in range(2))
+    early, plain = (Shard(limit, rules=usual_rules(opposed="refuse", length_max=longest)) for _ in range(2))
     bases = [[1, 0], [1, 0]]
     number = 1
     for _ in range(3):

@@ -11,7 +11,7 @@ from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, Replica
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import Meetings, PeerReach, meets, phase
-from isthmus.runtime.ids import ONE_MACHINE, MachineOwner, Member, Replica
+from isthmus.runtime.ids import ONE_MACHINE, HostMachine, MachineOwner, Member, Replica
 from isthmus.runtime.supervision.messages import NOBODY, Directory
 from tests.runtime.graph.example_bodies import collecting
 
@@ -127,16 +127,16 @@ def test_a_host_on_the_loopback_of_another_machine_is_dialled_through_its_porter
 def test_whose_the_machine_of_a_host_is_outlives_its_life() -> None:
     made, _ = begin()
     made.follow([THIRD, OTHER, ME], Directory(owners={"a": MachineOwner("ann", 0.25)}))
-    assert [made.owner_of("learner", slot) for slot in range(3)] == [
-        MachineOwner("ann", 0.25),
-        MachineOwner("b"),
-        MachineOwner(""),
+    assert [made.machine_of("learner", slot) for slot in range(3)] == [
+        HostMachine("a", MachineOwner("ann", 0.25)),
+        HostMachine("b", MachineOwner("b")),
+        HostMachine(),
     ]
     made.follow([THIRD, ME, ["learner/2", 1, [], ONE_MACHINE]], Directory(owners={"b": MachineOwner("bob")}))
-    assert [made.owner_of("learner", slot) for slot in range(3)] == [
-        MachineOwner("a"),
-        MachineOwner("bob"),
-        MachineOwner(""),
+    assert [made.machine_of("learner", slot) for slot in range(3)] == [
+        HostMachine("a", MachineOwner("a")),
+        HostMachine("b", MachineOwner("bob")),
+        HostMachine(),
     ]
     lives = [Member(Replica("learner", slot), life) for slot, life in ((0, 1), (1, 1), (2, 1), (2, 2))]
     assert [made.machine_of(life) for life in lives] == ["a", "b", ONE_MACHINE, ""]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, SendOrders, WriteIncident
-from isthmus.runtime.supervision.incidents import Condemned, Ended, GangMemberLost, GivenUp
+from isthmus.runtime.supervision.incidents import Condemned, DataSpent, Ended, Exited, GangMemberLost, GivenUp, Parted
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import (
     CAST,
@@ -73,6 +73,21 @@ def test_the_end_of_a_leader_ends_its_follower() -> None:
     commands = story.hears(3, "alpha", gone("learner/0"))
     assert (life(FOLLOWER), Condemned(GangMemberLost("learner/0"))) in told(commands)
     assert numbered(story.hears(4, "beta", gone(FOLLOWER))) == [*lives(f"learner/0#2 {FOLLOWER}#2")]
+
+
+def test_an_island_whose_data_are_spent_has_left_as_a_whole() -> None:
+    story, spent = began(), DataSpent(1000, 500, 2.0)
+    last = seen("learner/0", 3, "leaving")
+    heartbeat = msgspec.structs.replace(last.heartbeat, spent=spent)
+    story.hears(2, "alpha", msgspec.structs.replace(last, heartbeat=heartbeat))
+    assert told(story.hears(3, "alpha", gone("learner/0", Exited(0)))) == [
+        (life("learner/0"), Ended(Parted(Exited(0))))
+    ]
+    commands = story.hears(4, "beta", gone(FOLLOWER))  # Whose leader has gone; it is killed.
+    assert told(commands) == [(life(FOLLOWER), Ended(KILLED)), (life("learner/0"), spent)]
+    assert numbered(commands) == []
+    assert story.core.state(life("learner/0").replica) == "left"
+    assert numbered(story.fire(200)) == []
 
 
 def test_lives_that_come_to_nothing_are_counted_once_for_the_island() -> None:

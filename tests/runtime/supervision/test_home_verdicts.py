@@ -17,9 +17,11 @@ from isthmus.runtime.supervision.home_events import (
     ReportCame,
     RunRoles,
     SetHomeTimer,
+    WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import (
     Condemned,
+    DataSpent,
     Ended,
     Exited,
     GivenUp,
@@ -156,6 +158,43 @@ def test_a_learner_that_says_gone_and_ends_well_has_left_and_without_any_the_run
     story.hears(402, "beta", seen("learner/1", 2, "gone"))
     story.hears(403, "beta", gone("learner/1", Exited(0)))
     assert (story.core.outcome, story.core.is_stopping) == ("running", True)
+
+
+SPENT = DataSpent(1000, 500, 2.0)
+
+
+def spends(name: str, beats: int, phase: str = "leaving") -> Seen:
+    told = seen(name, beats, phase)
+    return msgspec.structs.replace(told, heartbeat=msgspec.structs.replace(told.heartbeat, spent=SPENT))
+
+
+def test_a_learner_whose_data_are_spent_has_left_and_without_any_the_run_comes_to_its_end() -> None:
+    story = HomeStory()
+    for name, machine in (("learner/0", "alpha"), ("learner/1", "beta")):
+        story.hears(100, machine, seen(name, 1, "stepping"))
+    story.hears(101, "alpha", spends("learner/0", 2))
+    story.beat(102)
+    assert not story.core.is_stopping
+    told = story.hears(103, "alpha", gone("learner/0", Exited(0)))
+    assert written("learner/0", SPENT) in told
+    assert story.core.state(LEARNER) == "left"
+    assert story.core.reason(LEARNER) == SPENT
+    assert LEARNER not in [each.replica for each in story.noted[-1:]]  # No next life.
+    assert (story.core.outcome, story.core.is_stopping) == ("running", False)
+    story.hears(104, "beta", spends("learner/1", 2))
+    told = story.beat(105)
+    last = msgspec.structs.replace(SPENT, is_last=True)
+    assert written("learner/1", last) in told
+    assert (story.core.outcome, story.core.is_stopping) == ("running", True)
+    assert not [each for each in story.beat(106) if isinstance(each, WriteIncident)]  # Once.
+
+
+def test_one_that_is_killed_as_it_leaves_begins_again() -> None:
+    story = HomeStory()
+    story.hears(100, "alpha", seen("learner/0", 1, "stepping"))
+    story.hears(101, "alpha", spends("learner/0", 2))
+    story.hears(102, "alpha", gone("learner/0", CRASHED))
+    assert story.noted[-1] == life("learner/0#2")
 
 
 @pytest.mark.parametrize(("phase", "end"), [("gone", CRASHED), ("leaving", Exited(0)), ("stepping", Exited(0))])

@@ -49,6 +49,7 @@ ENDS: Final = (
     incidents.MachineLost("beta", 20_000_000_000),
     incidents.MachineTaken("beta", "expelled"),
     incidents.Departed("beta", Exited(0)),
+    incidents.Parted(Exited(0)),
 )
 BOOM: Final = incidents.Raised("data", "ValueError", "'ä'", "/home/mine.py", 12)
 LAST: Final = Ended(Exited(3), incidents.Hurried(), BOOM)
@@ -72,6 +73,7 @@ INCIDENTS: Final = (
     incidents.Joined("beta"),
     incidents.GivenUp(6, LAST),
     incidents.LoopLeft(),
+    incidents.DataSpent(1000, 500, 2.0, is_last=True),
     incidents.WasAway(40_000_000_000, 512),
     incidents.Lingers("run.loop_away_max", 540_000_000_000, 60_000_000_000),
     incidents.NeverStepped(30_000_000_000),

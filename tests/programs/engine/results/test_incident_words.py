@@ -28,6 +28,7 @@ from isthmus.runtime.supervision.incidents import (
     BodyRaised,
     Condemned,
     CutOff,
+    DataSpent,
     Delayed,
     Departed,
     Ended,
@@ -49,6 +50,7 @@ from isthmus.runtime.supervision.incidents import (
     NotStarted,
     NumbersLost,
     Ordered,
+    Parted,
     ProgramFailed,
     Raised,
     Reached,
@@ -257,6 +259,12 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             "was given up after 6 lives",
         ),
         (LoopLeft(), "left: its loop has ended", "has left: its loop has ended"),
+        (
+            DataSpent(1000, 400, 2.5),
+            "left: it has trained its own data, 400 tokens, 2.5 times of at most 2.5",
+            "has left: it has trained its own data, 400 tokens, 2.5 times of at most 2.5",
+        ),
+        (Ended(Parted(Exited(0))), "left in order", "left in order"),
         (Delayed("no room"), "not started yet: no room", "is not started yet: no room"),
         (
             Refused("older incarnation"),

@@ -37,7 +37,7 @@ LINES: tuple[Line, ...] = (
 def test_what_is_written_is_what_is_read(line: Line) -> None:
     kind, written = type(line), fields_of(line)
     assert [*records(json.dumps(written, allow_nan=False).encode(), kind)] == [line]
-    optional = {"began", "metrics", "host_waits", "asked", "figures", "better", "figures_fault"}
+    optional = {"began", "metrics", "host_waits", "asked", "clipped", "figures", "better", "figures_fault"}
     assert {*kind.__struct_fields__} - optional <= written.keys(), "what is not known is null"
     assert all(written[name] for name in optional & written.keys())
 
