@@ -277,6 +277,7 @@ class LoopTask(OwnTask):
         yield LastModel.of(boundary)
         if self.own_judge is not None:
             yield OwnEvaluation(self.own_judge, boundary)
+        yield from OwnTask.companions(self, boundary)  # Without arguments, `super` finds no class with slots.
 
     def evaluator(self, seed: int) -> Evaluating:
         return self.judge or Unevaluated()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from isthmus.ops.island.contract import Evaluating, SoleLearning
     from isthmus.ops.island.life import LearnerLife, Tensors
     from isthmus.ops.island.recipe import Kind, Recipe
+    from isthmus.ops.learner.boundary import Boundary, Companion
 
 __all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "Tokens"]
 
@@ -179,6 +180,13 @@ class TaskTerms(ABC):
     def _tokens_of(self, make: HeldOutSet) -> int:
         own: int | None = getattr(make, "tokens", None)
         return len(list(make())) * of_slot(self.tokens_most, 0) if own is None else own
+
+    def companions(self, boundary: Boundary) -> Iterator[Companion]:
+        """What accompanies a learner of this task: of one on its site's data, what keeps its models there."""
+        if self.site is not None and self.site.keeps_own and not self.paths:
+            from isthmus.ops.learner.site_models import SiteModels
+
+            yield SiteModels(boundary)
 
     def _evaluation(self, batch: Callable[[At], Any], seed: int, path: int = 0) -> Iterator[Any]:
         counts = EVALUATION_BATCHES if self.evaluation is None else self.evaluation

@@ -427,6 +427,13 @@ class Totals:
         self._tokens[slot, incarnation] += tokens
         self.trained += tokens
 
+    def trained_with(self, rows: Iterable[Sequence[int]]) -> int:
+        """What would be trained by these [slot, incarnation, tokens] triples, too, which are not taken in."""
+        heard: dict[tuple[int, int], int] = {}
+        for slot, incarnation, tokens in rows:
+            heard[slot, incarnation] = max(tokens, heard.get((slot, incarnation), 0))
+        return self.trained + sum(max(0, tokens - self._tokens.get(life, 0)) for life, tokens in heard.items())
+
     def of(self, slot: int, incarnation: int) -> int:
         """The tokens of one life; 0 if it is unknown."""
         return self._tokens.get((slot, incarnation), 0)

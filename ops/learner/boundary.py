@@ -1,6 +1,6 @@
 """The boundaries of a learner between two steps, as its companions see them: a judge, the last model of a loop.
 
-Inner-step decides what happens at a boundary, and in which order. It calls its companions at four named points, and
+Inner-step decides what happens at a boundary, and in which order. It calls its companions at six named points, and
 knows no more of them. A task names the companions of its learners (`AccompaniedTask`); most tasks have none. A
 companion reads the boundary, and changes the learner by the calls of its interface only.
 """
@@ -51,6 +51,9 @@ class Boundary:
 class Companion:
     """A companion of a learner. It inherits the points that it has no use for."""
 
+    def adopting(self, *, is_last: bool) -> None:
+        """Versions are about to be adopted at this boundary; `is_last`: no step follows it, as far as it can know."""
+
     def adopted(self, fragment: int, *, is_last: bool) -> None:
         """A version of a fragment was adopted, the last one of the run or another."""
 
@@ -65,6 +68,9 @@ class Companion:
     def reported(self) -> CompanionReport:
         """What a report to the recorder has of it: in each one until it changes, because a report may be overtaken."""
         return {}
+
+    def closing(self) -> None:
+        """This life of the learner is over: no boundary follows. Other threads than the node's may call it."""
 
 
 @runtime_checkable

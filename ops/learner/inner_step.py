@@ -257,7 +257,7 @@ class InnerStep:
             self._move_on()  # Steps begin only once their position is known.
         # Updates before pulls: an answer captured before an update would have a stale base.
         if update is not None:
-            self._adopt_all(update)
+            self._adopt_all(update, is_last=bool(self.companions) and self._ends_with(update, pull, control))
         # Before the answers: once the budget is spent none is postponed.
         if control is not None:
             self._follow_control(control)
@@ -305,6 +305,11 @@ class InnerStep:
             emitted += self._reports(now, has_changed=has_changed)
         return last + emitted + self._lending.announcements(is_sick=self._sick)
 
+    def close(self) -> None:
+        """This life is over."""
+        for each in self.companions:
+            each.closing()
+
     @property
     def is_engaged(self) -> bool:
         """Whether it has work that may still come into the model."""
@@ -350,13 +355,26 @@ class InnerStep:
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
-    def _adopt_all(self, update: Mapping[Any, Any]) -> None:
-        """Adopt updates of fragments or, in a program without fragments, whole trees."""
+    def _ends_with(
+        self, update: Mapping[Any, Any], pull: Mapping[Any, Round] | None, control: Mapping[Any, Control] | None
+    ) -> bool:
+        """Whether no step follows, by all that has come to this boundary: what is adopted may be first to say so."""
+        items = [*update.values(), *(pull or {}).values()]
+        if self._is_last or any(item["kind"] == "final" for item in items):
+            return True
+        rows = (row for item in (*items, *(control or {}).values()) for row in item["totals"])
+        return 0 < self._budget <= self._totals.trained_with(rows)
+
+    def _adopt_all(self, update: Mapping[Any, Any], *, is_last: bool) -> None:
+        """Adopt updates of fragments or, in a program without fragments, whole trees; `is_last`: no step follows."""
         if self._fragments:
             # The first boundary after an absence: the model has gone on, and what it overwrites is told.
             is_back = self._times.away > self._away_known
             before = self._wasted() if is_back else 0.0
-            for item in sorted(update.values(), key=itemgetter("fragment")):
+            items = sorted(update.values(), key=itemgetter("fragment"))
+            for each in self.companions:
+                each.adopting(is_last=is_last)
+            for item in items:
                 self._adopt(item)
             if is_back:
                 self._away_known = self._times.away
