@@ -30,6 +30,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.learner.boundary import Boundary, Companion
 
+
 @final
 class SiteModels(Companion):
     """The models that one life of a learner leaves; a later life in its slot replaces them."""

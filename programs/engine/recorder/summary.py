@@ -198,6 +198,7 @@ class Summary(TypedDict):
     books: dict[str, Any]
     per_learner: list[LearnerSummary]
     per_region: list[RegionSummary]
+    begins_from: str | None
     scripts_unfinished: list[str]
     scripts_unfinished_why: dict[str, str]
     scripts_dismissed: list[str]
@@ -320,6 +321,7 @@ def summarise(
         "books": books(status, life_tokens, merges_recorded, checked_tokens),
         "per_learner": rows,
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
+        "begins_from": None,
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},
         "scripts_dismissed": [],
