@@ -98,8 +98,8 @@ def build(
         Setting(
             "How much of a learner's own fragment survives an update.",
             ge=0,
-            lt=1,
-            remedy="0 lets every update replace the fragment.",
+            le=1,
+            remedy="0 lets every update replace the fragment; 1 keeps it as it is, so that one learner trains alone.",
             resumes=True,
         ),
     ] = 0.5,

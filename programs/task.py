@@ -184,11 +184,16 @@ class TaskTerms(ABC):
         return len(list(make())) * of_slot(self.tokens_most, 0) if own is None else own
 
     def companions(self, boundary: Boundary) -> Iterator[Companion]:
-        """What accompanies a learner of this task: the evaluation on the data of its site, where it has any."""
+        """What accompanies a learner of this task: of one on its site's data, the evaluation on these, and what keeps
+        its models there."""
         if self.site is not None:
             from isthmus.ops.learner.site_evaluation import SiteEvaluation
 
             yield SiteEvaluation(self.site, partial(self._judge, boundary), boundary)
+        if self.site is not None and self.site.keeps_own and not self.paths:
+            from isthmus.ops.learner.site_models import SiteModels
+
+            yield SiteModels(boundary)
 
     def _judge(self, boundary: Boundary) -> SiteJudge:
         from isthmus.ops.learner.site_evaluation import judge_of

@@ -1,6 +1,6 @@
 """The boundaries of a learner between two steps, as its companions see them: a judge, the last model of a loop.
 
-Inner-step decides what happens at a boundary, and in which order. It calls its companions at five named points, and
+Inner-step decides what happens at a boundary, and in which order. It calls its companions at six named points, and
 knows no more of them. A task names the companions of its learners (`AccompaniedTask`); most tasks have none. A
 companion reads the boundary, and changes the learner by the calls of its interface only.
 """
@@ -71,6 +71,9 @@ class Companion:
     def reported(self) -> CompanionReport:
         """What a report to the recorder has of it: in each one until it changes, because a report may be overtaken."""
         return {}
+
+    def closing(self) -> None:
+        """This life of the learner is over: no boundary follows. Other threads than the node's may call it."""
 
 
 @runtime_checkable

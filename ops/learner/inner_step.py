@@ -315,6 +315,11 @@ class InnerStep:
             emitted += self._reports(now, has_changed=has_changed)
         return last + emitted + self._lending.announcements(is_sick=self._sick)
 
+    def close(self) -> None:
+        """This life is over."""
+        for each in self.companions:
+            each.closing()
+
     @property
     def is_engaged(self) -> bool:
         """Whether it has work that may still come into the model."""

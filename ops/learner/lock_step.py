@@ -80,6 +80,10 @@ class LockStep:
         """Compile every function."""
         self._step.open(context)
 
+    def close(self) -> None:
+        """As of InnerStep."""
+        self._step.close()
+
     def __call__(
         self,
         batch: Any,

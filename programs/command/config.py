@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, final
 
 from isthmus.programs import FOLDER, settings
@@ -85,11 +86,12 @@ def read(
     sets: Iterable[str],
     cluster: Cluster | None = None,
     before: Path | None = None,
+    beneath: Mapping[tuple[str, str], Any] = MappingProxyType({}),
 ) -> tuple[Sections, list[Fault]]:
     """The requested sections, and the faults of the files, the preset and the form of --set.
 
     `options` are (section, key) -> (name of the option, value); `sets` are those of --set. `before` is the file of a
-    run that goes on: everything else counts before it.
+    run that goes on: everything else counts before it. `beneath`: keys that count where nothing else has them.
     """
     faults: list[Fault] = []
     requested = _Layer()
@@ -98,7 +100,7 @@ def read(
     for text in sets:
         with collecting(faults):
             requested.add(*assignment(text), "--set")
-    merged: dict[tuple[str, str], Any] = {}
+    merged = dict(beneath)
     if cluster is not None:
         if islands := cluster.topology.learners_max:
             slots = {"slots_max": islands} if islands > SLOTS_MAX_DEFAULT else {}

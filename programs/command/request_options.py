@@ -19,9 +19,10 @@ from isthmus.programs.command.commands import LOOP, LOOP_ARGUMENT
 from isthmus.programs.command.options import WHERE, Cluster, RunDir, cluster_of
 from isthmus.programs.engine.request.run_settings import SCHEMA
 from isthmus.programs.settings import Key
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
+    from isthmus.programs.command.config import Sections
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
     from isthmus.programs.engine.request.request import Request
 
@@ -139,6 +140,8 @@ class Options:
     """The config.toml of the run that goes on, whose keys count after all others."""
     is_elsewhere: bool = field(default=False, metadata={"is_option": False})
     """The run has its learners on other machines."""
+    goes_on_from: Path | None = field(default=None, metadata={"is_option": False})
+    """The run, or folder, whose model it begins from (`beginning`)."""
 
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
@@ -172,11 +175,23 @@ class Options:
     def program_reference(self) -> str:
         """The program that was asked for, or the default one."""
         from isthmus.programs import DEFAULT
-        from isthmus.programs.command import config
         from isthmus.programs.engine.request.program import Program
 
-        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines, self.before)
+        sections, _ = self.sections()
         return Program(sections.program_reference or DEFAULT).reference
+
+    def sections(self) -> tuple[Sections, list[Fault]]:
+        """The sections that these options stand for, and the faults of their form."""
+        from isthmus.programs.command import beginning, config
+
+        is_given = bool(self.model or self.task or self.loop)
+        beneath = {} if self.goes_on_from is None or is_given else beginning.of_model(self.goes_on_from)
+        sections, faults = config.read(
+            self.config, self.model, self.keys(), self.sets or (), self.machines, self.before, beneath
+        )
+        if self.goes_on_from is not None and not faults and beginning.is_alone(sections):
+            beginning.go_alone(sections)
+        return sections, faults
 
     def with_sets(self, sets: list[str]) -> Options:
         """The same, with some more of --set."""
@@ -185,14 +200,13 @@ class Options:
     def request(self) -> Request:
         """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs import DEFAULT
-        from isthmus.programs.command import config
         from isthmus.programs.engine.request.program import Program
         from isthmus.programs.engine.request.request import as_begun, prepare
         from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 
         machines = self.machines
-        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), machines, self.before)
+        sections, faults = self.sections()
         with collecting(faults):
             check_transport(self.transport)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +55,7 @@ def train(options: Options, starting: Starting) -> None:
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
+    options = replace(options, goes_on_from=starting.begins_from)
     check_compiler("Training on this machine")  # Before processes begin that load kernels ahead.
     with ExitStack() as while_preparing:
 

@@ -30,8 +30,9 @@ from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
-from isthmus.programs.engine.machine import ways_to_others
+from isthmus.programs.engine.machine import kept_models, ways_to_others
 from isthmus.programs.engine.machine.absent_homes import HomeView, lonely_seconds
+from isthmus.programs.engine.machine.kept_models import MODELS
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.own_data_reading import READ_SECONDS, OwnDataReader, UnreadError
 from isthmus.programs.engine.request import spec
@@ -82,6 +83,19 @@ def is_log(name: str) -> bool:
 def host_of(log: str) -> str:
     """The host ('learner/2') that a log is of, as `isthmus logs` names it."""
     return "/".join(Path(log).name.partition(".log")[0].rsplit("-", 1))
+
+
+def _remove_all_but(folder: Path, names: Sequence[str]) -> None:
+    """Remove what is in a folder but these, and the folder, too, where there is none of these."""
+    for path in sorted(folder.iterdir()):
+        if path.name in names:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @dataclass(slots=True)
@@ -326,8 +340,11 @@ class Outposts:
             own, table = await self.own_data.read(task, dict(message["spec"].get("data", {})))
             self._take_part(link, message, zero_ns, own)
             if run in self._held:
+                folder = self._held[run].outpost.folder
                 self.own_data.taken(task)
-                write_json(self._held[run].outpost.folder / DATA, table)
+                write_json(folder / DATA, table)
+                if own.terms.keeps_own:
+                    await self._loop.run_in_executor(None, kept_models.begin, folder, spec.load(folder))
         except (ConfigError, *_UNABLE) as error:
             self._unstationed(link, run, error)
         finally:
@@ -434,26 +451,30 @@ class Outposts:
                 self._link(heir)
 
     def _over(self, run: str) -> None:
-        """Every host has ended, and the home has the files it requested: remove the outpost, but for logs it keeps."""
+        """Every host has ended, and the home has the files it requested: remove the outpost, but for what it keeps."""
         held = self._held.pop(run)
         held.outpost.close()
-        folder, home, logs = held.outpost.folder, held.link.home.name, ""
+        folder, home, kept = held.outpost.folder, held.link.home.name, [MODELS]
+        self._keep_models(folder)
         if held.is_to_return:  # With its ledger and the moments of its learners.
             self._tell(f"left {run}, a run of {home}; what its return goes on with is in {folder}")
             self._on_change()
             return
+        logs = ""
+        if held.outpost.keeps_texts and any((folder / LOGS).glob("*")):
+            logs, kept = f"; its logs are in {folder / LOGS}", [*kept, LOGS]
         with suppress(OSError):
-            if held.outpost.keeps_texts and any((folder / LOGS).glob("*")):
-                logs = f"; its logs are in {folder / LOGS}"
-                for path in sorted(folder.iterdir()):
-                    if path.is_dir() and path.name != LOGS:
-                        shutil.rmtree(path)
-                    elif not path.is_dir():
-                        path.unlink()
-            else:
-                shutil.rmtree(folder)
+            _remove_all_but(folder, kept)
         self._tell(f"finished its part of {run}, a run of {home}{logs}")
         self._on_change()
+
+    def _keep_models(self, folder: Path) -> None:
+        """Keep the models that learners have left for their site, and tell the owner where they are."""
+        try:
+            for line in kept_models.keep_left(folder).lines:
+                self._tell(line)
+        except (KeyError, TypeError, ValueError, *_UNABLE) as error:
+            self._tell(f"keeps no models of the run in {folder}: {error}")
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

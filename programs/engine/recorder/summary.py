@@ -215,6 +215,7 @@ class Summary(TypedDict):
     per_learner: list[LearnerSummary]
     sites: list[SiteSummary]
     per_region: list[RegionSummary]
+    begins_from: str | None
     scripts_unfinished: list[str]
     scripts_unfinished_why: dict[str, str]
     scripts_dismissed: list[str]
@@ -338,6 +339,7 @@ def summarise(
         "per_learner": rows,
         "sites": status.get("sites", []),
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
+        "begins_from": None,
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},
         "scripts_dismissed": [],

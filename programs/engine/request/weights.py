@@ -6,14 +6,17 @@ names, those of a run's final model: row ranges of a split tensor are joined.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import ROWS, Fragment
+from isthmus.ops.learner.first_version import FOLDER as FIRST
 from isthmus.ops.learner.first_version import file_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import check_regular
+from isthmus.runtime.system.files import read_text, write_json
 from isthmus.runtime.system.refusals import remedy
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FINAL: Final = Path("snapshots", "final")
+ORIGIN: Final = Path(FIRST, "origin.json")
+"""In the folder of a run that does not begin at random."""
 NAMES_MAX: Final = 4
 
 
@@ -72,6 +77,14 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:NAMES_MAX])) + more
 
 
+def origin_of(run: Path) -> str | None:
+    """Where the weights were that a run began from; None for one that began at random."""
+    try:
+        return str(json.loads(read_text(run / ORIGIN))["where"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 @final
 class Weights(NamedTuple):
     """Tensors that a run begins from; `missing` leaves of the model are as `init` makes them, `more` are left out."""
@@ -107,9 +120,10 @@ class Weights(NamedTuple):
         import numpy as np
         from safetensors.numpy import save_file
 
+        (folder / FIRST).mkdir(exist_ok=True)
+        write_json(folder / ORIGIN, {"where": self.where})
         for fragment in fragments:
             path = file_of(folder, fragment.index)
-            path.parent.mkdir(exist_ok=True)
             rows = {unit.name: self._rows(unit.tensor, unit.start, unit.stop, unit.shape) for unit in fragment.units}
             save_file({name: np.ascontiguousarray(part) for name, part in rows.items() if part is not None}, path)
 

@@ -169,6 +169,18 @@ def evaluated_on(figures: Mapping[str, Any]) -> str:
     return say(text, figures).removeprefix(", ")
 
 
+def begun_from(summary: Mapping[str, Any]) -> str:
+    """Of a run that began with a model that was there: which, and what both models have on the held-out data; '' of
+    any other run."""
+    where, first, last = (summary.get(name) for name in ("begins_from", "eval_loss_initial", "eval_loss_final"))
+    if where is None:
+        return ""
+    if first is None or last is None:
+        return f"from {where}"
+    change = f"{decimal(abs(last - first))} {'less' if last < first else 'more'}"
+    return f"from {where}: its model has {decimal(first)} on the held-out part of these data, this one {change}"
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")

@@ -25,6 +25,7 @@ from isthmus.programs.engine.recorder import summary as recorded
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_of
 from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.weights import origin_of
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.programs.engine.run.run_end import RunEnd
@@ -109,6 +110,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
     if ending.outcome == "done" and not run_spec.settings.keep_to_go_on:
         drop_kept(folder)
+    summary["begins_from"] = origin_of(folder)
     summary["scripts_unfinished"] = list(ending.unfinished)
     summary["scripts_unfinished_why"] = ending.unfinished
     summary["scripts_dismissed"] = ending.dismissed

@@ -453,6 +453,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("time", words.times(summary)),
         ("paused", text_of(_PAUSED, summary.get("paused_seconds"))),
         *(("changed", alterations.headline(each)) for each in alterations.read_all(summary)),
+        ("began", words.begun_from(summary)),
         ("eval loss", "; ".join(filter(None, [losses, why_none]))),
         ("trained", words.untrained(summary)),
         ("batches", words.not_finite(summary)),
