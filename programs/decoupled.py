@@ -35,7 +35,6 @@ from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
 from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default, interval_default
 from isthmus.programs.update_settings import (
-    LEARNERS_MAX,
     PUSH,
     UPDATE,
     Bounded,
@@ -59,7 +58,7 @@ from isthmus.programs.update_settings import (
 )
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
-from isthmus.runtime.ids import is_machine_name
+from isthmus.runtime.ids import LEARNERS_MAX, is_machine_name
 
 NAME: Final = "decoupled-diloco"
 

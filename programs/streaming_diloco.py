@@ -31,7 +31,6 @@ from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import interval_default
 from isthmus.programs.update_settings import (
-    LEARNERS_MAX,
     PUSH,
     UPDATE,
     Fragments,
@@ -54,6 +53,7 @@ from isthmus.programs.update_settings import (
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Latest, Queue, Quorum
+from isthmus.runtime.ids import LEARNERS_MAX
 
 NAME: Final = "streaming-diloco"
 

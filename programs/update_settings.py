@@ -109,8 +109,6 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: R
     return receive
 
 
-LEARNERS_MAX: Final = 1024
-"""256 are tried (`tests/bench/long/bench_size.py`); memory and links decide the number that a run can have."""
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
 

@@ -60,6 +60,17 @@ class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True)
         return f"{self.replica}#{self.incarnation}"
 
 
+LEARNERS_MAX: Final = 16_384
+"""Learners that a run may have, with those that join: its slots. Sixteen times the most of any published run; a report
+of each, and a row of 100 bytes in every list of them, are a few MB at the home."""
+HOSTS_MAX: Final = LEARNERS_MAX + 1024
+"""Hosts of a run at once: its learners, and those of other roles, such as shards, of which a model has as many as
+fragments at most."""
+PEERS_MAX: Final = LEARNERS_MAX + 512
+"""Replicas that one host may meet, as a syncer does all learners. Each costs its channel two connections and some 30
+kB; libzmq has sockets for 16,379 that are dialled."""
+LIVES_MAX: Final = 4096
+"""Lives of one machine beside the home, in a report: a hundred times the islands of a large one."""
 LEARNER: Final = "learner"
 """The role whose replicas take an island each; all others run on the machine beside them. Where the runtime treats them
 otherwise, it asks `takes_island` or `leads_island`."""

@@ -60,8 +60,8 @@ def believed(claims: Sequence[Claim], digests: Mapping[tuple[int, int], str]) ->
     )
 
 
-LIVES_MAX: Final = 4096
-"""Lives known only from others: a learner can make up any number."""
+LIVES_MAX: Final = 1 << 14
+"""Lives known only from others, one for each learner that a run may have: a learner can make up any number."""
 
 
 def is_majority(count: int, of: int) -> bool:

@@ -46,7 +46,7 @@ from isthmus.runtime.cores.quorum_messages import (
     released_count,
 )
 from isthmus.runtime.errors import CoreSubject, LocalProtocolError, demand
-from isthmus.runtime.ids import Handle, Member, Replica
+from isthmus.runtime.ids import LEARNERS_MAX, Handle, Member, Replica
 from isthmus.runtime.tape.state import Kind
 
 EARLY_MAX: Final = 64
@@ -229,8 +229,8 @@ class OpenRound:
 
 ROUNDS_MAX: Final = 256
 """Open rounds; a syncer shard has a few in flight (two at the published settings), so more is a bug of the opener."""
-MEMBERS_MAX: Final = 4096
-"""Live voters, and members of a round; far above any published number of learners."""
+MEMBERS_MAX: Final = LEARNERS_MAX
+"""Live voters, and members of a round."""
 ENDED_MAX: Final = 1024
 """Ended rounds that are remembered: four times ROUNDS_MAX, so that late votes of every voter's last rounds get their
 exact refusal."""

@@ -130,6 +130,19 @@ class Plan:
         raise KeyError(name)
 
 
+def roles_met(plan: Plan) -> set[str]:
+    """The roles whose replicas a host of this plan meets."""
+    crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
+    targets = {edge.target_role for edge in crossing if edge.source_role == plan.role}
+    return targets | {edge.source_role for edge in crossing if edge.target_role == plan.role}
+
+
+def peers_most(plan: Plan, most: Mapping[str, int]) -> int:
+    """The most replicas that a host of this plan meets in a run with at most so many of some roles, and otherwise with
+    as many as the graph has."""
+    return sum(most.get(role, plan.replicas[role][1]) for role in roles_met(plan))
+
+
 def roles_of_edges(graph: Template) -> dict[str, tuple[str, str]]:
     """The roles of the source and the target of each edge that may cross between hosts, by its name."""
     edges = [edge for plan in lower(graph).values() for edge in plan.edges.values()]

@@ -28,7 +28,7 @@ from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTran
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
-from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.plans import Plan, roles_met
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import (
@@ -135,10 +135,7 @@ class Meetings:
         self.live: dict[Replica, Member] = {member.replica: member}
         self._is_here = is_here
         self._member, self._reach, self._channel, self._tell = member, reach, channel, tell
-        crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
-        mine = member.replica.role
-        self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
-        self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
+        self._roles = roles_met(plan)
         self._relay: Member | None = None
         self._directory = NOBODY
         self._gone: dict[Replica, int] = {}

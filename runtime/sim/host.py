@@ -20,7 +20,7 @@ from isthmus.runtime.channels.contract import Parcel, Receiver
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_messages import PHASES, Phase
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.graph.plans import EdgePlan, Plan
+from isthmus.runtime.graph.plans import EdgePlan, Plan, peers_most
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
@@ -170,6 +170,7 @@ class UniverseSetting:
     checkers: Sequence[Witness]
     trace: Trace | None
     limits: Limits
+    most: Mapping[str, int]
     ended: Callable[[Life, str], None]
     failed: Callable[[Life, str, str], None]
     spoke: Callable[[Life, bytes], None]
@@ -224,7 +225,7 @@ class Life:
             sockets=EtherSockets(setting.ether, address, self.clock.run, rng),
             run=RUN.name,
             fingerprint="fingerprint",
-            limits=setting.limits,
+            limits=setting.limits.for_peers(peers_most(self.plan, setting.most)),
             watch=self._watch,
             on_peer_up=self._connected,
             on_peer_lost=lambda peer, reason: self._connected(peer),

@@ -157,6 +157,9 @@ class Universe:
         joining = sorted({Replica.parse(fault.host) for fault in faults if isinstance(fault, Join)})
         names = sorted({HOME, *map(machines.place, [*replicas, *joining])})
         check(faults, list(plans), replicas, names)
+        slots: dict[str, int] = {}
+        for replica in [*replicas, *joining]:
+            slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
         self.addresses = {name: f"127.0.{i >> 8}.{i & 255}" for i, name in enumerate(names, 1)}
         self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in names}
         self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in names}
@@ -173,6 +176,7 @@ class Universe:
             checkers=self._checkers,
             trace=trace,
             limits=limits,
+            most=slots,
             ended=lambda life, node: self.ended.add((str(life.member.replica), node)),
             failed=self._failed,
             spoke=self._spoke,
@@ -183,9 +187,6 @@ class Universe:
         )
         self.machines = {name: SimulatedMachine(name, self.addresses[name], self.disks[name]) for name in names}
         self.links = ControlLinks(self.clock, self.weather, self.addresses, seed)
-        slots: dict[str, int] = {}
-        for replica in [*replicas, *joining]:
-            slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
         places = {replica: where for replica in replicas if (where := machines.place(replica)) != HOME}
         owners = {name: Party(owner_party(owner.name)) for name, owner in machines.owners.items()}
         edges = {

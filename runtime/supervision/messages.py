@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, UnsetType
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.errors import shortened
-from isthmus.runtime.ids import Count, Lasting, MachineOwner, Member, Name, Replica
+from isthmus.runtime.ids import LIVES_MAX, Count, Lasting, MachineOwner, Member, Name, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import (
     PLACES_MAX,
@@ -45,8 +45,6 @@ DoorAddress: TypeAlias = Annotated[str, Meta(pattern=rf"^(\[[0-9A-Fa-f:.]{{2,45}
 """HOST:PORT, where the leader of an island of several processes awaits the others; no socket of a channel is there."""
 DoorToken: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}$")]
 """The secret that the others show there."""
-LIVES_MAX: Final = 4096
-"""Of one machine, in a report: a hundred times the islands of a large one."""
 REFUSAL_ROWS_MAX: Final = 256
 """Senders and edges of which one host keeps the refused items (`runtime.host.driver`)."""
 

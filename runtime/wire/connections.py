@@ -52,8 +52,9 @@ REFUSED_MAX: Final = 4096
 """Addresses that are remembered as refused."""
 DEPARTED_MAX: Final = 4096
 """Members that have gone, and of which it is known what has crossed: the oldest are forgotten."""
-EARLY_MAX: Final = 64
-"""Data connections whose control connection has not sent its HELLO yet: they differ by less than a round trip."""
+EARLY_MIN: Final = 64
+"""Data connections whose control connection has not sent its HELLO yet, and at least as many as there may be peers:
+they differ by less than a round trip, but where a host comes back, all its peers dial within one."""
 UNSHARED: Final = frozenset({"segment", "memory"})
 """Reasons of refusals after which a peer and this host share no memory: what could not be mapped or read once would be
 lent, and refused, in every session."""
@@ -100,8 +101,10 @@ class Reception:
         accept: Callable[[AcceptedLink, int, Hello], SessionReceiver],
         counts: Counter[str],
         machine_of: MachineOf,
+        early_max: int = EARLY_MIN,
     ) -> None:
         self._own, self._accept, self._counts = own, accept, counts
+        self._early_max = early_max
         self._keys, self._machine_of = sockets.keys, machine_of
         self._control = sockets.router("control", self._control_came, counts)
         self._data = sockets.router("data", self._data_came, counts)
@@ -109,6 +112,8 @@ class Reception:
         self._datas: dict[bytes, KnownPeer] = {}
         self._awaited: dict[bytes, KnownPeer] = {}
         self._tokens: dict[AcceptedLink, bytes] = {}
+        self._tokens_in_use: set[bytes] = set()
+        self._early_addresses: set[bytes] = set()
         self._early: OrderedDict[bytes, tuple[bytes, list[Bytes], str | None]] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
 
@@ -173,7 +178,7 @@ class Reception:
         if len(frames) != 1:
             raise RefusalError("message", f"a HELLO of {len(frames)} frames")
         connection, hello = read_hello(frames[0], self._own)
-        if hello.token in self._awaited or hello.token in self._tokens.values():
+        if hello.token in self._tokens_in_use:
             raise RefusalError("stranger", f"the token of {hello.source} is in use")
         home = self._machine_of(hello.source)
         if machine is not None and home != machine:
@@ -184,9 +189,11 @@ class Reception:
         receiver = self._accept(link, connection, hello)
         self._controls[address] = link, receiver
         self._tokens[link] = hello.token
+        self._tokens_in_use.add(hello.token)
         self._awaited[hello.token] = link, receiver
         early = self._early.pop(hello.token, None)
         if early is not None:
+            self._early_addresses.discard(early[0])
             self._attach(hello.token, *early)
 
     def _data_came(self, address: bytes, frames: list[Bytes], machine: str | None) -> None:
@@ -220,19 +227,22 @@ class Reception:
             raise RefusalError("stranger", "a second data connection with one token")
         else:
             self._early[token] = address, frames, machine
-            if len(self._early) > EARLY_MAX:
+            self._early_addresses.add(address)
+            if len(self._early) > self._early_max:
                 _, (oldest, _, _) = self._early.popitem(last=False)
+                self._early_addresses.discard(oldest)
                 self._refuse(oldest, RefusalError("crowd", "too many data connections wait for a HELLO"))
 
     def _is_early(self, address: bytes) -> bool:
         """Whether a data connection waits for its HELLO, or in vain: its control connection may have ended first."""
-        return any(address == early for early, _, _ in self._early.values())
+        return address in self._early_addresses
 
     def _forget(self, link: AcceptedLink) -> None:
         """Forget the addresses of a link whose session is over."""
         token = self._tokens.pop(link, None)
         if token is None:
             return
+        self._tokens_in_use.discard(token)
         self._awaited.pop(token, None)
         for addresses, address in ((self._controls, link.control), (self._datas, link.data)):
             if address is not None:
@@ -469,7 +479,9 @@ class Connections:
     def bind(self, endpoint: str) -> Endpoints:
         """Listen. ConfigError where that is not possible."""
         if self._reception is None:
-            self._reception = Reception(self._sockets, self.own, self.accept, self._counts, self._machine_of)
+            early_max = max(EARLY_MIN, self._limits.peers_max)
+            parts = self._sockets, self.own, self.accept, self._counts, self._machine_of
+            self._reception = Reception(*parts, early_max=early_max)
         return self._reception.bind(endpoint)
 
     def accept(self, link: AcceptedLink, connection: int, hello: Hello) -> SessionReceiver:

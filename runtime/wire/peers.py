@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.runtime.channels.contract import Endpoints, Parcel
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import PEERS_MAX, Member
 from isthmus.runtime.items.layout import Bytes
 from isthmus.runtime.wire.protocol_credit import Intake
 from isthmus.runtime.wire.protocol_messages import RELAY
@@ -167,7 +167,8 @@ class RelayedLink:
 Route: TypeAlias = Endpoints | Member | None
 """The route to a peer: its endpoints, the peer that relays, or None for one that dials us."""
 
-PEERS_MAX: Final = 1024
+LIVES_OF_PEER: Final = 2
+"""Of each replica that a host meets, the life that its roster names, and the next one, which may dial before."""
 
 
 class Limits(NamedTuple):
@@ -177,8 +178,9 @@ class Limits(NamedTuple):
     """Accepted from one peer beyond what was reported as taken; eight chunks, 50 ms of 5 Gbit/s."""
     relay_window_bytes: int = 8 << 20
     """The same for a relayed peer: two chunks, so that one goes while the other one is passed on."""
-    peers_max: int = PEERS_MAX
-    """Members at once; each may dial two sockets, and libzmq keeps a table of all."""
+    peers_max: int = LIVES_OF_PEER * 512
+    """Members at once, a bound of what strangers may cost; each may dial two sockets, and libzmq keeps a table of all.
+    A host of a run has that of the replicas which it meets (`for_peers`)."""
     heartbeat: Duration = milliseconds(250)
     """The interval at which hosts report to daemons, too."""
     silence_max: Duration = seconds(5)
@@ -192,6 +194,10 @@ class Limits(NamedTuple):
     """A restarted process is back within a second or so."""
     retry_max: Duration = seconds(1)
     """A refused attempt costs both sides about 0.1 ms."""
+
+    def for_peers(self, count: int) -> Limits:
+        """The same for a host that meets so many replicas at most."""
+        return self._replace(peers_max=LIVES_OF_PEER * min(max(count, 1), PEERS_MAX))
 
 
 FAR_LIMITS: Final = Limits(

@@ -35,7 +35,7 @@ from isthmus.runtime.system import forks
 from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
-from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
+from isthmus.runtime.wire.peers import Gone, Limits, OnMessage, Purpose, Reached, Socket
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
@@ -61,8 +61,10 @@ TURN_BYTES_MAX: Final = CHUNK_BYTES
 """Bytes read in one turn of the loop: at 4 GB/s and 5 us a message, about a millisecond."""
 TURN_FRAMES_KEPT: Final = FRAMES_MAX + 4
 """Further frames of a message are dropped as they come; the session refuses a message with so many."""
-SOCKETS_MAX: Final = 16
+SOCKETS_MIN: Final = 16
 """Sockets of a context, beside four for each peer: two to dial with, and a monitor for each."""
+SOCKETS_MAX: Final = 65_535
+"""libzmq makes no context for more (ZMQ_SOCKET_LIMIT); a peer that dials us needs none."""
 
 ENDS: Final = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
 PROGRESS: Final = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -350,6 +352,7 @@ class ZmqSockets:
 
     With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it, and through no porter. `is_far`: some peers
     are reached through a bucket, and show their keys late. `desk`: where hosts of this machine share memory.
+    `peers_max`: peers that are dialled at once.
     """
 
     def __init__(
@@ -360,11 +363,12 @@ class ZmqSockets:
         *,
         is_far: bool = False,
         desk: SegmentDesk | None = None,
+        peers_max: int = Limits().peers_max,
     ) -> None:
         self.keys, self._proxy, self._is_far, self.desk = keys, proxy, is_far, desk
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
+        self._context.set(zmq.MAX_SOCKETS, min(4 * peers_max + SOCKETS_MIN, SOCKETS_MAX))
         self._zap: Zap | None = None
         self._relay: PorterRelay | None = None
         """From the first socket that dials through a proxy on."""

@@ -44,7 +44,7 @@ from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
 from isthmus.programs.reading.found import contents, find
 from isthmus.runtime.errors import ConfigError, shortened
-from isthmus.runtime.ids import LEARNER, MachineOwner, Party, Replica, leader, owner_party
+from isthmus.runtime.ids import HOSTS_MAX, LEARNER, LEARNERS_MAX, MachineOwner, Party, Replica, leader, owner_party
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.disk import open_regular
 from isthmus.runtime.system.files import read_text, write_json
@@ -173,8 +173,6 @@ def _check_part(part: str, doing: str) -> None:
         raise ConfigError(doing, expected, shortened(repr(part), 200), _DO)
 
 
-HOSTS_MAX: Final = 1024
-"""Hosts that a run may have at its start, and slots."""
 MOVABLE: Final = (SYNCER, REGION, EVALUATOR)
 """Roles whose next life may be on another machine; where machines have regions, the syncer of one on those of its own.
 """
@@ -427,11 +425,11 @@ class Handover:
                 raise ConfigError(doing, "run.snapshots at a URL", shortened(run_spec.settings.snapshots, 200), do)
         counts = [*run_spec.roles.values(), *run_spec.most.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
-        if not is_counted or sum(run_spec.roles.values()) > HOSTS_MAX:
+        slots = max([run_spec.roles.get(LEARNER, 0), *run_spec.most.values()]) if is_counted else 0
+        if not is_counted or sum(run_spec.roles.values()) > HOSTS_MAX or slots > LEARNERS_MAX:
+            expected = f"at most {LEARNERS_MAX} learners and slots, LEARNERS_MAX, and {HOSTS_MAX} hosts, HOSTS_MAX"
             do = "Ask for fewer learners, and lower run.slots_max."
-            raise ConfigError(
-                doing, f"at most {HOSTS_MAX} hosts, and slots", shortened(", ".join(map(str, counts)), 200), do
-            )
+            raise ConfigError(doing, expected, shortened(", ".join(map(str, counts)), 200), do)
 
     def make_folder(self, root: RunRoot, zero_ns: int, secret: Path | None, own: OwnData | None = None) -> Path:
         """Make the run folder on the home machine; ConfigError if it cannot be made.

@@ -1,5 +1,5 @@
 """The islands of this machine where nobody has said how many learners there are: of as many devices each as the model
-needs, and as many of them as fit, LEARNERS_MAX at most.
+needs, and as many of them as fit, ISLANDS_BY_DEFAULT_MAX at most.
 
 Decides the number of learners of a run on this machine's accelerators, and says by which figures: those of `isthmus
 compile`, where it has compiled this run, and else the state and a gradient, without activations. A card that is not in
@@ -29,7 +29,7 @@ from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 
-LEARNERS_MAX: Final = 8
+ISLANDS_BY_DEFAULT_MAX: Final = 8
 """More islands gain less each: a merge of more votes, each of them of fewer tokens."""
 _DOING: Final = "Dividing this machine into islands"
 _CARDS: Final = Path("/proc/driver/nvidia/gpus")
@@ -64,7 +64,7 @@ def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find,
     there = _devices(total)
     device = _device(card)
     if device is None or device.memory_bytes is None:
-        learners = min(total, LEARNERS_MAX)
+        learners = min(total, ISLANDS_BY_DEFAULT_MAX)
         return DefaultIslands(learners, 1, f"of {there}, 1 each", (_unknown(card, state_bytes),))
     room = int(device.memory_bytes * MEMORY_SHARE)
     counts = [count for count in _COUNTS if count <= min(total, most)]
@@ -74,13 +74,13 @@ def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find,
         found = f"{size(needed)} of each of {_devices(counts[-1])}, {source}"
         do = "Use a smaller model or batch, or islands of several machines (docs/how-to/islands.md)."
         raise ConfigError(_DOING, f"at most {size(room)}, of the {size(device.memory_bytes)} of {card}", found, do)
-    learners = min(total // each, LEARNERS_MAX)
+    learners = min(total // each, ISLANDS_BY_DEFAULT_MAX)
     needed, source = _needed(device, each, state_bytes, find)
     left = total - learners * each
     parts = [f"of {there}, {each} each: {size(needed)} of the {size(device.memory_bytes)} of one, {source}"]
     parts += [f"{left} left over"] if left else []
     if left >= each:
-        parts.append(f"{LEARNERS_MAX} learners at most by themselves: say --learners for more")
+        parts.append(f"{ISLANDS_BY_DEFAULT_MAX} learners at most by themselves: say --learners for more")
     else:
         parts.append(
             "another would share a device and its memory" if each == 1 else f"another would need {each - left} more"

@@ -44,7 +44,7 @@ from isthmus.programs.engine.machine.links import (
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.ids import ITS_OWN, MachineOwner
+from isthmus.runtime.ids import ITS_OWN, LIVES_MAX, MachineOwner
 from isthmus.runtime.system.files import put_bytes
 from isthmus.runtime.system.refusals import remedy
 from isthmus.runtime.system.shared_loop import Loop
@@ -59,7 +59,6 @@ ENDING: Final = ".invite"
 STANDARD_INPUT: Final = Path("-")
 COUNT_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
-ISLANDS_MAX: Final = 4096
 DO_INVITE: Final = "Name a file that `isthmus invite` has written."
 
 
@@ -228,9 +227,9 @@ class InviteRequest:
         if self.count is not None and not 1 <= self.count <= COUNT_MAX:
             do = "Give the number of machines that may have such a name."
             faults.append(Fault("Reading --count", f"1 to {COUNT_MAX}", str(self.count), do))
-        if self.islands is not None and not 1 <= self.islands <= ISLANDS_MAX:
+        if self.islands is not None and not 1 <= self.islands <= LIVES_MAX:
             do = "Give the number of islands that each of its machines may offer."
-            faults.append(Fault("Reading --islands", f"1 to {ISLANDS_MAX}", str(self.islands), do))
+            faults.append(Fault("Reading --islands", f"1 to {LIVES_MAX}", str(self.islands), do))
         if self.owner is not None:
             with collecting(faults):
                 cluster_file.checked_name(self.owner, "Reading --owner", "for example --owner lab-b")

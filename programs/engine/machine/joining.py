@@ -29,6 +29,7 @@ from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import LIVES_MAX
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
@@ -137,9 +138,10 @@ def _checked(
             home = _home(request)
     with collecting(faults):
         permitted = machine_file.read(request.config, request.own_data)
-    if request.islands < 1:
-        do = "Each island is for one learner."
-        faults.append(Fault("Reading --islands", "1 or more", str(request.islands), do))
+    if not 1 <= request.islands <= LIVES_MAX:
+        do = "Each island is for one learner; divide a larger machine into several, each with a name of its own."
+        expected = f"1 or more, at most {LIVES_MAX}, LIVES_MAX"
+        faults.append(Fault("Reading --islands", expected, str(request.islands), do))
     if request.wait_seconds is not None and not request.wait_seconds > 0:
         do = "Leave it out to wait for ever."
         faults.append(Fault("Reading --wait", "seconds above 0", str(request.wait_seconds), do))

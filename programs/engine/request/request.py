@@ -60,10 +60,11 @@ from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import AnyTask, OwnTask, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.plans import Plan, lower, peers_most
 from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.ids import HOSTS_MAX, LEARNER, PEERS_MAX
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_json
 
@@ -274,6 +275,7 @@ def _prepare(
     proof = verify(graph)
     _check_learners(graph, job, parts.run)
     plans = lower(graph)
+    _check_hosts(graph, plans, parts.run)
     tasks = parts.subject.tasks
     faults = [
         *item_faults(graph),
@@ -611,6 +613,21 @@ def _nearest_learners(graph: Template, count: int) -> int:
         if role.name == "learner" and isinstance(low, int) and isinstance(high, int):
             return max(1, low, min(count, high))
     return count
+
+
+def _check_hosts(graph: Template, plans: Mapping[str, Plan], run: RunSettings) -> None:
+    """ConfigError if there may be more hosts than a run may have, or one of them may meet more than a channel knows."""
+    counts = {role.name: role.replicas_max for role in graph.roles}
+    if LEARNER in counts:
+        counts[LEARNER] = max(run.learners, min(run.slots_max, counts[LEARNER]))
+    total, do = sum(counts.values()), "Lower run.slots_max, or the replicas of another role."
+    if total > HOSTS_MAX:
+        expected = f"at most {HOSTS_MAX} hosts, HOSTS_MAX"
+        raise ConfigError("Counting the hosts of the run", expected, f"up to {total}", do)
+    for role, plan in plans.items():
+        if (count := peers_most(plan, counts)) > PEERS_MAX:
+            doing = f"Counting the hosts that one of role {role!r} meets"
+            raise ConfigError(doing, f"at most {PEERS_MAX} peers, PEERS_MAX", f"up to {count}", do)
 
 
 def _check_learners(graph: Template, job: Job, run: RunSettings) -> None:

@@ -16,6 +16,7 @@ from isthmus.programs.evaluations import SHARE, RunSize, When
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import LEARNERS_MAX
 from isthmus.runtime.supervision.home_events import EXIT_SECONDS, SILENT_SECONDS, START_SECONDS, STUCK_SECONDS
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
@@ -65,6 +66,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Setting(
             "The most learners that there can be, with those that join. With a cluster of more islands, their number.",
             ge=1,
+            le=LEARNERS_MAX,
+            expected=f"from 1 to {LEARNERS_MAX}, LEARNERS_MAX",
             remedy=f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}.",
         ),
     ] = SLOTS_MAX_DEFAULT
@@ -304,6 +307,9 @@ def _rules(run: RunSettings) -> Iterator[Fault]:
         remedy = "Say 1 or more, or 0 for none."
         yield Fault("Reading run.moments_every", "0, or at least 1", str(run.moments_every), remedy)
     most = max(run.slots_max, 1)
-    if not 0 <= run.learners <= most:
+    if run.learners > LEARNERS_MAX:
+        remedy = "Set fewer learners, on more devices each."
+        yield Fault("Reading run.learners", f"at most {LEARNERS_MAX} learners, LEARNERS_MAX", str(run.learners), remedy)
+    elif not 0 <= run.learners <= most:
         remedy = "Change run.learners; run.slots_max is the most there can be."
         yield Fault("Reading run.learners", f"from 1 to {most}", str(run.learners), remedy)

@@ -22,7 +22,7 @@ from isthmus.programs.engine.run.plans_apart import plans_of
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.graph.body import has
-from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.plans import Plan, peers_most
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.host.own_process import HostProcess, PeerReach, RunLife, meets
@@ -31,7 +31,7 @@ from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system import phases
 from isthmus.runtime.system.processes import BESIDE_NICENESS, began_ns, end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel
-from isthmus.runtime.wire.peers import FAR_LIMITS
+from isthmus.runtime.wire.peers import FAR_LIMITS, Limits
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from isthmus.runtime.wire.segment_links import SegmentDesk
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
@@ -121,6 +121,7 @@ def host_of(
         is_inside=here.is_inside,
         keys=Keyring(read_pair(Path(here.secret)), name=here.machine) if here.secret else None,
     )
+    limits = (FAR_LIMITS if here.is_far else Limits()).for_peers(peers_most(plan, run_spec.most))
     return HostProcess(
         plan,
         RunLife(
@@ -143,12 +144,13 @@ def host_of(
                 reach.keys,
                 os.environ.get(PROXY, ""),
                 is_far=here.is_far,
+                peers_max=limits.peers_max,
                 # What is shared passes no proxy, which is there to be passed.
                 desk=SegmentDesk() if run_spec.settings.shared_memory and PROXY not in os.environ else None,
             ),
             run=run_spec.run,
             fingerprint=run_spec.fingerprint,
-            limits=FAR_LIMITS if here.is_far else None,
+            limits=limits,
             watch=watch,
             machine_of=lambda other: reach.machines.get(other.replica),
             holds_strangers=True,

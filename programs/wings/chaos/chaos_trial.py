@@ -27,7 +27,6 @@ from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
 from isthmus.programs.engine.run.host_process import PROXY
 from isthmus.programs.engine.run.private_daemon import kill_all
-from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.programs.wings.chaos.chaos_plan import (
     DAEMON,
     FORK_SERVER,
@@ -59,7 +58,7 @@ from isthmus.programs.wings.chaos.chaos_strikes import (
 )
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
-from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.ids import LEARNER, LEARNERS_MAX
 from isthmus.runtime.system.disk import opened_at_end
 from isthmus.runtime.system.files import read_text
 

@@ -21,10 +21,11 @@ from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked
-from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, step_tokens_most, subject
+from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, step_tokens_most, subject
 from isthmus.programs.wings.data_parallel.elastic_rounds import Average, Caller
 from isthmus.programs.wings.data_parallel.gradient_step import ElasticStep
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
+from isthmus.runtime.ids import LEARNERS_MAX
 
 EVALUATIONS: Final = 20
 """Models that the learners send in a run."""

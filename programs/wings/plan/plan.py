@@ -38,13 +38,13 @@ from isthmus.programs.wings.simulation.goodput import (
     DATA_PARALLEL,
     DECOUPLED,
     ELASTIC,
-    LEARNERS_MAX,
     SECONDS,
     TERMS,
     YEAR_SECONDS,
     goodput_of,
 )
 from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.ids import LEARNERS_MAX
 
 PARAMETERS_MAX: Final = 1e14
 _DOING: Final = "Reading the options of `isthmus plan`"

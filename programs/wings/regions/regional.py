@@ -38,7 +38,6 @@ from isthmus.programs.program_graph import REGION, ProgramGraph
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
-    LEARNERS_MAX,
     PUSH,
     Bounded,
     ClipAnswers,
@@ -63,6 +62,7 @@ from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionS
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
+from isthmus.runtime.ids import LEARNERS_MAX
 
 NAME: Final = "regional-diloco"
 

@@ -30,7 +30,7 @@ from isthmus.programs.wings.report.charts_drawing import (
     titled,
 )
 from isthmus.programs.wings.report.charts_merges import describe, merges_by_fragment
-from isthmus.programs.wings.report.charts_timeline import LEARNERS_MAX, Steps, TimeWindow, steps_between
+from isthmus.programs.wings.report.charts_timeline import LEARNERS_DRAWN_MAX, Steps, TimeWindow, steps_between
 
 GUTTER: Final = 104.0
 _TOP: Final = 26.0
@@ -52,7 +52,7 @@ def draw_absence(
     marks: Sequence[float] = (),
 ) -> Markup:
     """The activity in `window` around `absences`, `width` pixels wide, with vertical lines at `marks` (seconds)."""
-    learners = steps_between(record, window)[:LEARNERS_MAX]
+    learners = steps_between(record, window)[:LEARNERS_DRAWN_MAX]
     others = [host for host in (*_shards(record, absences), "evaluator/0") if _is_worth_a_lane(record, host)]
     bottom = _TOP + (_HIGH + _BETWEEN) * len(learners) + (_LOW + _BETWEEN) * len(others)
     x = Scale(window.begin, window.end, GUTTER, width - 2)

@@ -244,7 +244,7 @@ def _meets(absence: Absence, window: TimeWindow) -> bool:
     return absence.begun <= window.end and (absence.ended is None or absence.ended >= window.begin)
 
 
-LEARNERS_MAX: Final = 8
+LEARNERS_DRAWN_MAX: Final = 8
 OTHERS_MAX: Final = 4
 ROW_HEIGHT: Final = 17
 
@@ -290,7 +290,7 @@ def arrange(timeline: Timeline, window: TimeWindow, rounds: Sequence[RoundSpan],
     others.sort(key=lambda host: (not host.startswith("syncer/"), host_order(host)))
     y = top
     shown = 0
-    for host in [*learners[:LEARNERS_MAX], *others]:
+    for host in [*learners[:LEARNERS_DRAWN_MAX], *others]:
         mine = [item for item in rounds if item.host == host]
         nodes = _nodes(timeline, window, host, bool(mine))
         if not nodes or (host in others and shown >= OTHERS_MAX):

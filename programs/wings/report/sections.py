@@ -56,7 +56,7 @@ from isthmus.programs.wings.report.charts_graph import draw_graph, parse_graph
 from isthmus.programs.wings.report.charts_lines import charts
 from isthmus.programs.wings.report.charts_merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
 from isthmus.programs.wings.report.charts_timeline import (
-    LEARNERS_MAX,
+    LEARNERS_DRAWN_MAX,
     TimeWindow,
     close_ups,
     draw_timeline,
@@ -481,7 +481,7 @@ _WINDOW_FACTS: Final = (
     "[ and {rounds} opened, answered and merged][. The longest time without a step of a learner was {pause:seconds}]"
     "[; in the whole run all learners together waited {stalls:seconds} for an item or a credit. What gaps are left are "
     "threads that were due, and waited for a core]."
-    f"[{{hidden}} The first {LEARNERS_MAX} of {{learners}} learners are drawn.]"
+    f"[{{hidden}} The first {LEARNERS_DRAWN_MAX} of {{learners}} learners are drawn.]"
 )
 
 
@@ -501,7 +501,7 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
         "rounds": None if not rounds else "one round was" if rounds == 1 else f"{whole(rounds)} rounds were",
         "pause": max(pauses, default=None),
         "stalls": record.stall_seconds,
-        "hidden": len(hosts) > LEARNERS_MAX,
+        "hidden": len(hosts) > LEARNERS_DRAWN_MAX,
     }
     span = f"From {window.begin:{places}} to {window.end:{places}} s of the run, "
     return span + say(_WINDOW_FACTS, facts, learners=len(hosts))

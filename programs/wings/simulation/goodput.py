@@ -191,7 +191,7 @@ TERMS: Final = {
 """Calibrated. Data-parallel training begins again from its last snapshot, with a spare slice: 82 s a failure."""
 SECONDS: Final = 86_400.0
 CHIPS_MAX: Final = 10_000_000
-LEARNERS_MAX: Final = 1024
+LEARNERS_SIMULATED_MAX: Final = 1024
 SEEDS_MAX: Final = 100
 """All three maxima together take some 5 minutes; ten thousand chips that fail once a year fail 27 times a day."""
 PUBLISHED_CHIPS: Final = (150_000, 300_000, 600_000, 1_200_000)
@@ -299,8 +299,8 @@ def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
     least = slice_chips * max([1, *learners])
     demands = [
         Demand(
-            bool(learners) and all(1 <= count <= LEARNERS_MAX for count in learners),
-            f"--learners from 1 to {LEARNERS_MAX}",
+            bool(learners) and all(1 <= count <= LEARNERS_SIMULATED_MAX for count in learners),
+            f"--learners from 1 to {LEARNERS_SIMULATED_MAX}",
             ", ".join(map(str, learners)) or "none",
             "Say how many, as in 1,2,4.",
         ),

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
-from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.plans import Plan, lower, peers_most
 from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import Meetings, PeerReach, meets, phase
 from isthmus.runtime.ids import ONE_MACHINE, HostMachine, MachineOwner, Member, Replica
@@ -38,6 +38,12 @@ def plan(*, to_others: bool) -> Plan:
     graph.edge(node["result"], near["result"], Latest(), **({"to": learner.next} if to_others else {}))
     graph.edge(node["result"], recorder.node("take", take)["result"], Latest(), to=recorder.all)
     return lower(graph.freeze())["learner"]
+
+
+def test_how_many_a_host_meets_at_most() -> None:
+    assert peers_most(plan(to_others=False), {"learner": 3}) == 1
+    assert peers_most(plan(to_others=True), {"learner": 3}) == 4  # Its own role counts whole.
+    assert peers_most(plan(to_others=True), {}) == 5
 
 
 class Story:

@@ -13,7 +13,8 @@ import pytest
 from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import PEERS_MAX, Member
+from isthmus.runtime.wire.peers import Limits
 from tests.procfs import threads
 from tests.runtime.wire.cables import HASTY, LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats
 
@@ -26,6 +27,11 @@ def world() -> Iterator[World]:
 
 
 # -- connections end ---------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_of_a_channel_follows_from_the_replicas_that_its_host_meets() -> None:
+    assert [Limits().for_peers(count).peers_max for count in (0, 3, PEERS_MAX)] == [2, 6, 2 * PEERS_MAX]
+    assert Limits().for_peers(PEERS_MAX + 1).peers_max == 2 * PEERS_MAX
 
 
 @pytest.mark.slow

@@ -19,13 +19,14 @@ import pytest
 import uvloop
 
 from isthmus.programs import SHIPPED_TASK
-from isthmus.programs.engine.cluster.handover import HOSTS_MAX, RunRoot
+from isthmus.programs.engine.cluster.handover import RunRoot
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.wings.doctor.trial_ports import OPEN_MAX
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import HOSTS_MAX, LEARNERS_MAX
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.programs.engine.machine.owner import Owner
@@ -253,7 +254,9 @@ def test_only_logs_of_hosts_can_be_named(alpha: Alpha, name: str) -> None:
 CLUSTER = handover()["handover"]["cluster"]
 ABSURD: list[dict[str, Any]] = [
     {"spec": spec(roles={"learner": 10**9})},
-    {"spec": spec(roles={"learner": HOSTS_MAX, "syncer": 1})},
+    {"spec": spec(roles={"learner": LEARNERS_MAX, "syncer": HOSTS_MAX - LEARNERS_MAX + 1})},
+    {"spec": spec(roles={"learner": LEARNERS_MAX + 1})},
+    {"spec": spec(most={"learner": LEARNERS_MAX + 1})},
     {"spec": spec(roles={"learner": -1})},
     {"spec": spec(roles={"learner": "many"})},
     {"spec": spec(roles={"learner": 1.5})},

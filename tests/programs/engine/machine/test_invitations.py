@@ -35,7 +35,7 @@ from isthmus.programs.engine.machine.invitations import InvitationClaim, Invitat
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.programs.loop_script import INVITE
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import ITS_OWN, MachineOwner, Party
+from isthmus.runtime.ids import ITS_OWN, LIVES_MAX, MachineOwner, Party
 from isthmus.runtime.wire.control_client import HUNG_UP, ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.command_line import app
@@ -326,6 +326,7 @@ def written(place: Path, address: str = NOWHERE, *, home: str = ALPHA.public, **
         (lambda path: None, ("--cluster", "cluster.toml"), "found --invite, --cluster"),
         (lambda path: None, ("--wait", "0"), "found 0"),
         (lambda path: None, ("--islands", "0"), "found 0"),
+        (lambda path: None, ("--islands", f"{LIVES_MAX + 1}"), f"LIVES_MAX, found {LIVES_MAX + 1}"),
     ],
 )
 def test_what_join_refuses_starts_and_leaves_nothing(

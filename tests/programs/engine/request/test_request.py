@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import optax
@@ -18,10 +19,12 @@ from isthmus.programs import settings
 from isthmus.programs.engine.cluster.placement import Machine, Topology
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.request import new_folder, new_spec, reference
+from isthmus.programs.engine.request import request as request_module
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.programs.job import TensorSpec
 from isthmus.runtime.errors import ConfigError, GraphError
+from isthmus.runtime.ids import LEARNERS_MAX
 from isthmus.runtime.system.processes import XLA_FLAGS
 from tests.effort import soaked
 
@@ -207,7 +210,9 @@ def test_faults_of_all_parts_are_told_together(folder: Path) -> None:
         ({"tokens": 0}, "at least 1", "0"),
         ({"tokens": -5}, "at least 1", "-5"),
         ({"seed": -1}, "from 0 to 9223372036854775807", "-1"),
-        ({"slots_max": 0, "learners": 1}, "at least 1", "0"),
+        ({"slots_max": 0, "learners": 1}, f"from 1 to {LEARNERS_MAX}, LEARNERS_MAX", "0"),
+        ({"slots_max": LEARNERS_MAX + 1}, f"from 1 to {LEARNERS_MAX}, LEARNERS_MAX", f"{LEARNERS_MAX + 1}"),
+        ({"learners": LEARNERS_MAX + 1}, f"at most {LEARNERS_MAX} learners, LEARNERS_MAX", f"{LEARNERS_MAX + 1}"),
         ({"slots_max": 3}, "from 1 to 3", "4"),
         ({"learners": 1}, "from 2 to 8 learners, the replicas of role 'learner'", "1"),
         ({"learners": 9}, "from 2 to 8 learners, the replicas of role 'learner'", "9"),
@@ -216,6 +221,28 @@ def test_faults_of_all_parts_are_told_together(folder: Path) -> None:
 def test_values_out_of_range(folder: Path, run: dict[str, int], expected: str, found: str) -> None:
     (fault,) = refusal(run=run).faults
     assert (fault.expected, fault.found) == (expected, found)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "expected", "found"),
+    [
+        ("HOSTS_MAX", 8, "at most 8 hosts, HOSTS_MAX", "up to 9"),
+        ("PEERS_MAX", 7, "at most 7 peers, PEERS_MAX", "up to 8"),
+    ],
+)
+def test_hosts_and_peers_have_a_bound(folder: Path, bound: str, value: int, expected: str, found: str) -> None:
+    """Of 8 learners in a ring and a recorder."""
+    with mock.patch.object(request_module, bound, value + 1):
+        ring()
+    with mock.patch.object(request_module, bound, value):
+        (fault,) = refusal().faults
+    assert (fault.expected, fault.found) == (expected, found)
+
+
+def test_a_run_may_have_as_many_learners_as_the_bound_says(folder: Path) -> None:
+    run = {"learners": LEARNERS_MAX, "slots_max": LEARNERS_MAX}
+    job = prepare("decoupled-diloco", "mine.py:task", run=run).job
+    assert (job.learners, job.slots_max) == (LEARNERS_MAX, LEARNERS_MAX)
 
 
 def test_a_run_of_a_cluster_may_begin_with_no_learner(folder: Path) -> None:
