@@ -51,6 +51,7 @@ class _Reading:
 
     child: Child
     found: asyncio.Future[Sequence[Mapping[str, Any]] | None]
+    is_told: bool = False
 
 
 @final
@@ -88,10 +89,15 @@ class OwnDataReader:
             expected, do = "data that are read", "Wait: its home asks again."
             raise UnreadError(self._doing, expected, "it reads them still", do) from None
         try:
-            return self._judged(task, answers, of_run)
+            own, table = self._judged(task, answers, of_run)
         except ConfigError:
             self.taken(task)  # The owner may mend them.
             raise
+        if answers and not reading.is_told:
+            reading.is_told = True
+            for line in answers[0]["lines"]:
+                self._tell(f"its own data: {line}")
+        return own, table
 
     def taken(self, task: str) -> None:
         """A run has begun with what was read: the next one reads them again."""
@@ -127,7 +133,7 @@ class OwnDataReader:
     def _judged(
         self, task: str, answers: Sequence[Mapping[str, Any]] | None, of_run: Mapping[str, Any]
     ) -> tuple[OwnData, Mapping[str, Any]]:
-        """What was found by each task of the run, told to the owner; ConfigError for what cannot be trained on."""
+        """What was found by each task of the run; ConfigError for what cannot be trained on."""
         if answers is None:
             raise self._refusal(LOST, "It has printed why, or was killed: look at the memory of this machine.")
         for answer in answers:
@@ -139,9 +145,8 @@ class OwnDataReader:
         if is_exact and of_run and _are_ids(first["table"]) is not _are_ids(of_run):
             do = "Name data in the form of the run's, or join a run of a model folder: its tokenizer reads texts."
             raise self._refusal(UNLIKE, do)
-        for line in first["lines"]:
-            self._tell(f"its own data: {line}")
-        terms = SiteTerms(first["digest"], first["bytes"], first["tokens"], self._rules.is_told, self._rules.keeps_own)
+        figures = {name: first[name] for name in ("digest", "bytes", "tokens", "text_bytes")}
+        terms = SiteTerms(**figures, is_told=self._rules.is_told, keeps_own=self._rules.keeps_own)
         return OwnData(self._rules.data, terms), first["table"]
 
     def _refusal(self, kind: str, reason: str) -> ConfigError:
@@ -161,6 +166,7 @@ def found_of(text: str) -> dict[str, Any]:
     them, and its `faults`."""
     from isthmus.programs.engine.request.request import task_module
     from isthmus.programs.engine.results.data_words import lines
+    from isthmus.programs.reading.forms import TEXT, FileForm, form_of
     from isthmus.programs.reading.found import find, finding_once
     from isthmus.programs.settings import Schema
 
@@ -181,7 +187,14 @@ def found_of(text: str) -> dict[str, Any]:
     except OSError as error:
         return {"kind": UNREADABLE, "faults": [["Reading the machine's own data", "files", str(error), "Look there."]]}
     tokens = table.predicted if table.predicted is not None else table.tokens
-    figures = {"digest": digest, "bytes": table.bytes, "tokens": tokens}
+    # Of rows, ids and packed files it is not known how many bytes of text they have.
+    are_texts = all(form_of(f"data{kind}") == FileForm(TEXT, "") for kind in table.tokens_by_kind)
+    figures = {
+        "digest": digest,
+        "bytes": table.bytes,
+        "tokens": tokens,
+        "text_bytes": table.bytes if are_texts else None,
+    }
     warnings = [f"warning: {warning}" for warning in table.warnings()]
     return {**figures, "table": table.as_dict(), "lines": [*lines(table), *warnings]}
 
