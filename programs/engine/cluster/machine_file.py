@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
-from isthmus.programs import SHIPPED, SHIPPED_TASK, settings
+from isthmus.programs import SHIPPED, SHIPPED_TASKS, settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.permitted_scripts import NO_SCRIPTS, PermittedScripts
 from isthmus.programs.engine.request import reference
@@ -103,7 +103,7 @@ class MachineConfig:
     def faults(self, program: str, task: str, machine: str, *, computes: bool = True) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load; of a script, which it may not start where it
         `computes`: no other machine starts any."""
-        shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK, OPEN}
+        shipped = {*SHIPPED, *SHIPPED.values(), *SHIPPED_TASKS, OPEN}
         for kind, text in (("program", program), *(("task", text) for text in references_of(task))):
             if kind == "task" and (script := reference.script_of(text)) is not None:
                 yield from self.scripts.faults(script, machine) if computes else ()

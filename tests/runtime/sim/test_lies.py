@@ -13,7 +13,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.lies import ANY, CLAIMS, FIELDS, SHOWN_FIELDS, VALUES, Liar, forged
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, Places, ReportCame, SendOrders
-from isthmus.runtime.supervision.incidents import CodePlace, Exited, Starved
+from isthmus.runtime.supervision.incidents import CodePlace, DataSpent, Exited, Starved
 from isthmus.runtime.supervision.messages import (
     FOUND_LENGTH_MAX,
     Formed,
@@ -58,7 +58,8 @@ def told(beats: int) -> Report:
     missing, starved = (Missing(life("learner/0")),), Starved("inner-step", "data", 9, 9)
     flows = Flows((EdgeFlow(0, 1, 2, seconds(3)),), (NodeFlow(0, 1, seconds(2)),))
     heartbeat = Heartbeat("stepping", endpoints("learner/1"), beats, node="inner-step", starved=starved, peers=3,
-                          missing=missing, refusals=refusals, formed=Formed(1, 1), flows=flows)  # fmt: skip
+                          missing=missing, refusals=refusals, formed=Formed(1, 1), flows=flows,
+                          spent=DataSpent(9, 9, 1.0))  # fmt: skip
     kept = BOOM.kept_on("beta", "learner/1")
     end = Exited(1, places=(CodePlace("train.py", 9, "evaluate"),))
     ended = msgspec.structs.replace(gone("learner/3", end, kept), flows=flows)
