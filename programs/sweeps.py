@@ -71,9 +71,9 @@ def outer_default(sweeps: float, table: Sequence[tuple[float, tuple[float, float
 
 
 def few_sweeps(job: Job, interval: int) -> Fault | None:
-    """The warning about a run that has fewer sweeps than an outer step needs; None if it has enough."""
+    """The warning about a run that has fewer sweeps than an outer step needs; None if it has enough, or one learner."""
     sweeps = sweeps_of(job, interval)
-    if sweeps >= SWEEPS_MIN:
+    if sweeps >= SWEEPS_MIN or job.learners == 1:
         return None
     enough = SWEEPS_MIN * job.learners * interval * job.tokens_per_batch
     return Fault(

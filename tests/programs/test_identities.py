@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from isthmus import Program
+from isthmus.ops.data.batches import At
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.ops.syncer import merge as merge_node
 from isthmus.ops.syncer.merge import Merge
+from isthmus.programs.command import beginning
 from isthmus.programs.wings.simulation import virtual_run
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.clock import milliseconds
@@ -149,6 +155,28 @@ def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
     assert first.eval_loss == second.eval_loss
     for name, tensor in final_model(second.folder).items():
         assert np.array_equal(final_model(first.folder)[name], tensor)
+
+
+@pytest.mark.parametrize("interval", [5, 12])
+def test_one_learner_that_keeps_what_it_has_is_a_plain_loop(world: Worlds, interval: int) -> None:
+    """What is published is rounded once, theta - (theta - w), and the learner goes on with its own w."""
+    settings = {"interval": interval, **beginning.ALONE}
+    result = world.run(Program(beginning.ALONE_BY, **settings), task=ADAM, learners=1, steps=STEPS, jitter=0.0)
+    assert result.summary["merged_share"] == 1.0
+    learner = Learner(ADAM, (), life=LearnerLife(0, 0, 1))
+    learner.begin()
+    for position in range(STEPS):
+        learner.step(ADAM.batch(At(0, 0, position)), 0.0)
+    names = [name for name, _ in named_leaves(ADAM.init(jax.random.key(0)))]
+    plain = dict(zip(names, learner.whole(), strict=False))
+    found = final_model(result.folder)
+    assert found.keys() == plain.keys()
+    largest = max(float(np.abs(tensor).max()) for tensor in plain.values())
+    for name, tensor in plain.items():
+        np.testing.assert_allclose(found[name], tensor, rtol=0, atol=2.0**-23 * largest)
+    # Were it given what is published, every rounding would go into the steps that follow: half of them would differ.
+    differing = sum(int((found[name] != tensor).sum()) for name, tensor in plain.items())
+    assert differing < 0.05 * sum(tensor.size for tensor in plain.values())
 
 
 @pytest.mark.long

@@ -471,8 +471,12 @@ class Outposts:
     def _keep_models(self, folder: Path) -> None:
         """Keep the models that learners have left for their site, and tell the owner where they are."""
         try:
-            for line in kept_models.keep_left(folder).lines:
+            lines = list(kept_models.keep_left(folder).lines)
+            for line in lines:
                 self._tell(line)
+            if lines:
+                count, size = kept_models.bytes_kept(self._folder)
+                self._tell(f"keeps {count} models in all, {size / 1e6:.3g} MB, below {self._folder}: yours to delete")
         except (KeyError, TypeError, ValueError, *_UNABLE) as error:
             self._tell(f"keeps no models of the run in {folder}: {error}")
 
