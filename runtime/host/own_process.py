@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import uvloop
+from msgspec import UNSET
 
 from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTransfer
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
@@ -63,6 +64,7 @@ from isthmus.runtime.supervision.messages import (
     Directory,
     Form,
     Formed,
+    HostFigures,
 )
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.disk import DISK
@@ -319,33 +321,31 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
     traffic, published, member = host.traffic, host.published, host.member
     firings, reachability = host.busy.firings(now), channel.reachability()
     refusals = list(host.refusals.values())
-    return {
-        "replica": str(member.replica),
-        "incarnation": member.incarnation,
-        "published": published,
-        "figures": {
-            **({"now_ns": now} if any("compiles_since" in each for each in published.values()) else {}),
-            "formed": msgspec.to_builtins(formed),
-            "bytes_sent": traffic.bytes_sent,
-            "bytes_received": traffic.bytes_received,
-            "refused": sum(host.refused.values()) + sum(each.count for each in refusals),
-            "steps": steps(published),
-            "busy_ns": firings.busy,
-            "firing_ns": firings.oldest,
-            "firing_node": firings.node,
-            "outside_ns": firings.outside,
-            "peers": reachability.peers,
-            "unreached": len(reachability.missing),
-            "relayed": [str(peer.replica) for peer in reachability.relayed[:MISSING_MAX]],
-            "missing": [
-                [str(missing.replica), missing.incarnation, silence]
-                for missing, silence in reachability.missing[:MISSING_MAX]
-            ],
-            "refusals": [msgspec.to_builtins(each) for each in refusals],
-            "flows": msgspec.to_builtins(host.flows),
-            **figures,
-        },
-    }
+    is_compiling = any("compiles_since" in each for each in published.values())
+    known = HostFigures(
+        now_ns=now if is_compiling else UNSET,
+        formed=formed,
+        bytes_sent=traffic.bytes_sent,
+        bytes_received=traffic.bytes_received,
+        refused=sum(host.refused.values()) + sum(each.count for each in refusals),
+        steps=steps(published),
+        busy_ns=firings.busy,
+        firing_ns=firings.oldest,
+        firing_node=firings.node,
+        outside_ns=firings.outside,
+        peers=reachability.peers,
+        unreached=len(reachability.missing),
+        relayed=tuple(str(peer.replica) for peer in reachability.relayed[:MISSING_MAX]),
+        missing=tuple(
+            (str(missing.replica), missing.incarnation, silence)
+            for missing, silence in reachability.missing[:MISSING_MAX]
+        ),
+        refusals=tuple(refusals),
+        flows=host.flows,
+        **figures,
+    )
+    told = {"replica": str(member.replica), "incarnation": member.incarnation, "published": published}
+    return {**told, "figures": msgspec.to_builtins(known)}
 
 
 KEPT_BEATS_MAX: Final = 8
@@ -620,8 +620,8 @@ class HostProcess:
             cpu_seconds=used.ru_utime + used.ru_stime + self._island.cpu_seconds(),
             memory_bytes=self._memory.peak_bytes,
             places=self._places_of_user(),
-            starved=None if starved is None else msgspec.to_builtins(starved),
-            full=DISK.full.now()[:FULL_MAX],
+            starved=starved,
+            full=tuple(DISK.full.now()[:FULL_MAX]),
         )
         phase = self._phase(self._host.published)
         said = {"type": kind, "run": self._life.run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}

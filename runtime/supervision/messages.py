@@ -218,6 +218,8 @@ FULL_MAX: Final = 16
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`."""
 
+    now_ns: Count | UnsetType = UNSET
+    """Its clock; told while it compiles, so that people see for how long."""
     cpu_seconds: Seconds | UnsetType = UNSET
     memory_bytes: Count | UnsetType = UNSET
     bytes_sent: Count | UnsetType = UNSET
