@@ -145,7 +145,7 @@ def test_whose_the_machine_of_a_host_is_outlives_its_life() -> None:
         HostMachine(),
     ]
     lives = [Member(Replica("learner", slot), life) for slot, life in ((0, 1), (1, 1), (2, 1), (2, 2))]
-    assert [made.machine_of(life) for life in lives] == ["a", "b", ONE_MACHINE, ""]
+    assert [made.was_on(life) for life in lives] == ["a", "b", ONE_MACHINE, ""]
 
 
 def test_where_learners_send_each_other_nothing_they_do_not_meet() -> None:
