@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -26,6 +28,7 @@ from tests.programs.engine.machine.cluster_place import accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.machine.namespaces import Namespaces, why_not
 from tests.programs.engine.machine.tunnel import within
+from tests.programs.engine.run.process_run import ISTHMUS
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -195,3 +198,18 @@ def test_a_secret_in_texts_names_and_errors_of_a_site_does_not_reach_the_home(ne
     assert "text" in found_in((folder / "beta.log").read_bytes())
     logs = [path for path in (folder / "state-beta").rglob("learner-*.log*") if path.is_file()]
     assert any("text" in found_in(path.read_bytes()) for path in logs)
+
+
+@pytest.mark.long
+def test_three_institutions_follow_the_guide() -> None:
+    """A home and two sites in namespaces, without a shared folder, with keys, and one open port."""
+    environment = {**os.environ, "TOKENS": "60000", "PATH": f"{ISTHMUS.parent}:{os.environ['PATH']}"}
+    script = Path(__file__).parents[4] / "docs" / "examples" / "three-sites.sh"
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = done.stdout.partition("--- what the home sees")[2]
+    for site in ("north", "south"):
+        assert re.search(rf"^site {site} .* passes over its", told, re.MULTILINE), told
+        assert f"Texts of errors of {site} stay there" in told
+    assert done.stdout.count("keeps the model of all") == 1  # That of the site which asked for it.
+    assert "Traceback" not in done.stdout + done.stderr
