@@ -886,6 +886,30 @@ def test_where_the_user_has_made_no_step_none_is_counted() -> None:
     assert body.phase == "leaving"
 
 
+@dataclass(frozen=True)
+class LoopedOnSite(LoopedTask):
+    site: SiteTerms | None = SITE
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def test_a_loop_whose_data_are_spent_leaves_behind_the_step_that_has_spent_them() -> None:
+    """What a step trains is known behind it only: the last one exceeds what is left, and no other is let be made."""
+    task = LoopedOnSite()
+    body, _, context = on_site(2.0, task)
+    for _ in range(3):
+        assert not context.leaves_itself
+        firing = body(batch=batch(task, 0))
+        assert next(firing) is None
+        task.made.append(6)
+        with pytest.raises(StopIteration):
+            next(firing)
+    drive(body, batch=batch(task, 0))
+    assert (body.phase, context.leaves_itself, len(body._learner.opened)) == ("leaving", True, 3)
+    assert context.published[-1]["spent"]["tokens"] == 24 + 18
+
+
 def test_losses_that_are_not_finite_are_counted_those_that_healing_drops_too() -> None:
     task = SmallTask()
     body, parts, context = stepping(task)
