@@ -38,10 +38,12 @@ def batches_by_set(task: Any, own: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def some_of(batches: Mapping[str, Sequence[Any]], most: int) -> dict[str, Sequence[Any]]:
-    """`most` of the batches of an evaluation, in proportion of each set, and evenly spaced; two of each set at least,
-    where it has them, so that the losses have errors."""
-    share = min(1.0, most / max(1, sum(map(len, batches.values()))))
-    return {name: _spaced(each, max(min(2, len(each)), int(len(each) * share))) for name, each in batches.items()}
+    """`most` of the batches of an evaluation at most, in proportion of each set, and evenly spaced; two of each set at
+    least, where it has them, so that the losses have errors."""
+    least = {name: min(2, len(each)) for name, each in batches.items()}
+    more = sum(map(len, batches.values())) - sum(least.values())
+    share = min(1.0, max(0, most - sum(least.values())) / max(1, more))
+    return {name: _spaced(each, least[name] + int((len(each) - least[name]) * share)) for name, each in batches.items()}
 
 
 def _spaced(batches: Sequence[Any], count: int) -> Sequence[Any]:

@@ -29,11 +29,14 @@ from isthmus.ops.data.held_out import FORWARD, Extract
 from isthmus.ops.data.positions import of_slot
 from isthmus.ops.data.site_terms import SHARE, SiteTerms
 from isthmus.ops.exchange.messages import CompanionReport, EvaluationKind, SiteEvaluated, SiteReport, SiteScores
-from isthmus.ops.island.contract import Evaluating, count_of, parts_of
+from isthmus.ops.island.contract import Evaluating, Unevaluated, count_of, parts_of
 from isthmus.ops.island.evaluation_time import EvaluationTime
 from isthmus.ops.island.scores import ERROR, LOSS, batches_by_set, some_of
 from isthmus.ops.learner.boundary import Boundary, Companion
 
+PLANNED: Final = 0.75 * SHARE
+"""Of its steps, what a plan spends: the rest is for reading parameters, and for batches that cost more than a third of
+a step, as on CPUs (`tests/bench/long/bench_site_evaluation.py`)."""
 TIMES: Final = 5
 """How often a site evaluates, where its share leaves a choice between that and more text."""
 TIMES_MAX: Final = 20
@@ -53,14 +56,14 @@ class SitePlan(NamedTuple):
     steps: float
 
     @classmethod
-    def of(cls, steps: float, batch_steps: float, batches: int) -> SitePlan:
-        """That of a learner of so many steps, of whose held-out part there are so many batches, of which each costs
-        `batch_steps` steps where one model predicts it. All together cost at most SHARE of its steps, unless the least
-        does: two evaluations on two batches."""
-        most = SHARE * steps / batch_steps
-        kept = min(batches, max(BATCHES_MIN, int(most / _models(TIMES))))
-        times = (int(most / kept) + 1) // 2
-        return cls(kept, max(2, min(TIMES_MAX, times)), 2 * kept * batch_steps)
+    def of(cls, steps: float, batch_steps: float, batches: int, least: int = BATCHES_MIN) -> SitePlan:
+        """That of a learner of so many steps, of whose held-out part and sets there are so many batches, of which each
+        costs `batch_steps` steps where one model predicts it. All together cost at most PLANNED of its steps, unless
+        two evaluations on the `least` batches do."""
+        most = PLANNED * steps / batch_steps
+        kept = min(batches, max(least, int(most / _models(TIMES))))
+        times = min((int(most / kept) + 1) // 2, TIMES_MAX if kept == batches else TIMES)
+        return cls(kept, max(2, times), 2 * kept * batch_steps)
 
 
 def _models(times: int) -> int:
@@ -102,14 +105,17 @@ def judge_of(task: SiteTask, boundary: Boundary) -> SiteJudge:
     own = list(task.evaluation_batches(seed, slot % math.prod(task.paths)))
     batches = batches_by_set(task, own)
     trained = of_slot(task.tokens_most, slot)
+    if not own:
+        return SiteJudge(Unevaluated(), SitePlan(1, 2, 0.0))
     predicted = of_slot(task.tokens_most, 0) * len(own)
     if task.extract is not None:
         predicted = task.extract.windows * task.extract.tokens
     steps = boundary.budget / boundary.learners / trained
-    cost = batch_steps(predicted / max(1, len(own)), trained)
-    plan = SitePlan.of(steps, cost, sum(map(len, batches.values())))
+    counts = [len(each) for each in batches.values()]
+    least = sum(min(BATCHES_MIN, count) for count in counts)
+    plan = SitePlan.of(steps, batch_steps(predicted / len(own), trained), sum(counts), least)
     kept = some_of(batches, plan.batches)
-    return SiteJudge(task.site_evaluator(seed, kept, slot), plan, predicted * len(kept[""]) // max(1, len(own)))
+    return SiteJudge(task.site_evaluator(seed, kept, slot), plan, predicted * len(kept[""]) // len(own))
 
 
 def judge_of_loop(evaluation: Evaluating) -> SiteJudge:

@@ -89,10 +89,10 @@ class Driven:
     step_ns = 10_000_000_000
     """So long that an evaluation, in which the clock is read some times, costs nothing beside it."""
 
-    def __init__(self, task: SmallTask, context: Context | None = None) -> None:
+    def __init__(self, task: SmallTask, context: Context | None = None, budget: int = BUDGET) -> None:
         self.task, self.parts = task, fragments_of(task, 2)
         self.context = SiteContext() if context is None else context
-        self.body = InnerStep(task, fragments=self.parts, report_every=1, tokens=BUDGET, learners=2)
+        self.body = InnerStep(task, fragments=self.parts, report_every=1, tokens=budget, learners=2)
         self.body.open(self.context)
         self.report: dict[str, Any] = {}
         self.position = 0
@@ -314,11 +314,11 @@ def test_a_report_with_evaluations_keeps_to_its_schema(task: SiteTask) -> None:
 @pytest.mark.parametrize(
     ("steps", "cost", "batches", "expected"),
     [
-        (500, 1 / 3, 32, (3, 5)),  # 255,000 tokens of each of four learners in batches of 512.
+        (700, 1 / 3, 32, (3, 5)),  # 358,000 tokens of each learner in batches of 512.
         (125, 1 / 3, 32, (2, 2)),
         (1e6, 1 / 3, 32, (32, TIMES_MAX)),
         (10, 1 / 3, 32, (2, 2)),  # The least, which costs more than its share.
-        (500, 1 / 3, 1, (1, 15)),
+        (500, 1 / 3, 1, (1, 11)),  # All that there are, so more often.
     ],
 )
 def test_a_plan_costs_its_share_at_most_unless_the_least_does(
@@ -357,7 +357,7 @@ def test_batches_are_some_of_those_of_the_task_evenly_and_of_each_set() -> None:
     driven = Driven(task)
     boundary = driven.body._boundary()
     judge = judge_of(task, boundary)
-    assert judge.plan.batches == 2
+    assert judge.plan.batches == 4
     assert {name: len(each) for name, each in judge.evaluation._batches.items()} == {"": 2, "code": 2}  # type: ignore[attr-defined]
     assert judge.predicted == 2 * 8
     every = list(task.evaluation_batches(0))
@@ -368,7 +368,7 @@ def test_batches_are_some_of_those_of_the_task_evenly_and_of_each_set() -> None:
 def test_what_is_trained_has_the_same_bits_with_and_without() -> None:
     trained = []
     for task in (SmallTask(evaluation=1), WholeTask(evaluation=1)):
-        driven = Driven(task)
+        driven = Driven(task, budget=2 * BUDGET)
         driven.begin(others=400)
         for number in range(1, 25):
             value = float(number) / 8
