@@ -257,7 +257,11 @@ class InnerStep:
             self._move_on()  # Steps begin only once their position is known.
         # Updates before pulls: an answer captured before an update would have a stale base.
         if update is not None:
-            self._adopt_all(update, is_last=bool(self.companions) and self._ends_with(update, pull, control))
+            if self.companions:
+                is_last = self._ends_with(update, pull, control)
+                for each in self.companions:
+                    each.adopting(is_last=is_last)
+            self._adopt_all(update)
         # Before the answers: once the budget is spent none is postponed.
         if control is not None:
             self._follow_control(control)
@@ -365,16 +369,13 @@ class InnerStep:
         rows = (row for item in (*items, *(control or {}).values()) for row in item["totals"])
         return 0 < self._budget <= self._totals.trained_with(rows)
 
-    def _adopt_all(self, update: Mapping[Any, Any], *, is_last: bool) -> None:
-        """Adopt updates of fragments or, in a program without fragments, whole trees; `is_last`: no step follows."""
+    def _adopt_all(self, update: Mapping[Any, Any]) -> None:
+        """Adopt updates of fragments or, in a program without fragments, whole trees."""
         if self._fragments:
             # The first boundary after an absence: the model has gone on, and what it overwrites is told.
             is_back = self._times.away > self._away_known
             before = self._wasted() if is_back else 0.0
-            items = sorted(update.values(), key=itemgetter("fragment"))
-            for each in self.companions:
-                each.adopting(is_last=is_last)
-            for item in items:
+            for item in sorted(update.values(), key=itemgetter("fragment")):
                 self._adopt(item)
             if is_back:
                 self._away_known = self._times.away
