@@ -399,7 +399,7 @@ class Cluster:
         """The same without some machines, of which others may join only; ConfigError if none would be left to be the
         home."""
         if self.machines and self.machines[0].name in names:
-            do = "Leave it in: the syncer and the run's books are there. It may have no learners, with islands = 0."
+            do = "Leave it in: the syncer and the run's books are there."
             raise ConfigError("Reading run.without", "machines other than the home", self.machines[0].name, do)
         machines = tuple(each for each in self.machines if each.name not in names)
         return replace(self, machines=machines, tasks={n: t for n, t in self.tasks.items() if n not in names})
