@@ -27,7 +27,7 @@ from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")
 TASK: Final = ("run", "task")
-WITHOUT: Final = "without"
+LEAVES_OUT: Final = "leaves_out"
 
 _ADAMW: Final = {"optimizer": "adamw"}
 """Where Muon, the default, was not compared (decision 0051)."""
@@ -124,17 +124,17 @@ def read(
 
 
 def left_out(file: Path | None, sets: Iterable[str], cluster: Cluster) -> tuple[str, ...]:
-    """The machines that `run.without` names: in --set, the file of --config or the cluster file, of which the first
+    """The machines that `run.leaves_out` names: in --set, the file of --config or the cluster file, of which the first
     counts. What has another form is told where the sections are read."""
     with suppress(ConfigError, ValueError):
         for text in sets:
             section, key, value = assignment(text)
-            if (section, key) == ("run", WITHOUT):
+            if (section, key) == ("run", LEAVES_OUT):
                 return _names(settings.parse(value))
         document = {} if file is None else settings.read_file(file, "the configuration", "Name a file with --config.")
         for each in (document, cluster.sections):
-            if WITHOUT in (table := each.get("run", {})):
-                return _names(table[WITHOUT])
+            if LEAVES_OUT in (table := each.get("run", {})):
+                return _names(table[LEAVES_OUT])
     return ()
 
 

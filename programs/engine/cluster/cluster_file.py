@@ -400,7 +400,7 @@ class Cluster:
         home."""
         if self.machines and self.machines[0].name in names:
             do = "Leave it in: the syncer and the run's books are there."
-            raise ConfigError("Reading run.without", "machines other than the home", self.machines[0].name, do)
+            raise ConfigError("Reading run.leaves_out", "machines other than the home", self.machines[0].name, do)
         machines = tuple(each for each in self.machines if each.name not in names)
         return replace(self, machines=machines, tasks={n: t for n, t in self.tasks.items() if n not in names})
 

@@ -249,7 +249,7 @@ class MachineRun:
 
     def leaves_out(self, machine: str) -> bool:
         """Whether this run is to go without a machine that is linked."""
-        return machine in self._spec.settings.without
+        return machine in self._spec.settings.leaves_out
 
     @property
     def is_watched(self) -> bool:

@@ -1,7 +1,7 @@
 """`isthmus compare --without SITE --cluster FILE`: the sites train again, with SITE and without it.
 
 The same sites are asked as for any run of the cluster, and each trains on its own data, which stay with it. For each
-seed there are two runs, one after the other: with all sites, and without the one (`run.without`), whose home lets it
+seed there are two runs, one after the other: with all sites, and without the one (`run.leaves_out`), whose home lets it
 take no part. The second has as many tokens fewer as SITE trained in the first, so that the others train as long in
 both. What was found of each run is kept in the folder of the comparison, and the same command goes on with the others.
 """
@@ -24,6 +24,7 @@ from isthmus.programs.command.start_there import prepared_there
 from isthmus.programs.engine.cluster.handover import Handover
 from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request.new_folder import RUNS, InUseError, RunLock
+from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import summary_of
 from isthmus.programs.engine.run.in_processes import Submitted
 from isthmus.programs.engine.run.watch_loop import Watch
@@ -55,11 +56,11 @@ class LeavingOut:
 
     def of(self, seed: int, *, is_without: bool, tokens: int | None = None) -> Options:
         """The options of one run."""
-        run: dict[str, str | bool] = {**self.options.run, "seed": str(seed)}
+        run = dict(self.options.run, seed=str(seed))
         if tokens is not None:
-            run["tokens"] = str(tokens)
+            run.update(tokens=str(tokens))
         wanted = replace(self.options, run=run, run_dir=None)
-        return wanted.with_sets([f"run.without={json.dumps([self.site])}"]) if is_without else wanted
+        return wanted.with_sets([f"run.leaves_out={json.dumps([self.site])}"]) if is_without else wanted
 
 
 def leave_out(wanted: LeavingOut, *, as_json: bool) -> bool:
@@ -73,7 +74,7 @@ def leave_out(wanted: LeavingOut, *, as_json: bool) -> bool:
     try:
         with RunLock(folder):
             runs = _Runs(folder / KEPT)
-            tokens = int(prepared.spec["settings"]["tokens"])
+            tokens = msgspec.convert(prepared.spec["settings"], RunSettings).tokens
             cost = cost_of(tokens, wanted.seeds, runs.pace() or _pace(wanted.options))
             progress = ProgressLine()
             progress.say(f"Leaving {wanted.site} out takes {cost.words}. No data move.")

@@ -43,7 +43,7 @@ def test_a_site_keeps_its_own_last_model_and_that_of_all_and_goes_on_from_it(pla
     machines.here("alpha")
     asked = ("--learners", "0", "--tokens", "12000", "--data", "alpha-data", *SIZES, "--run-dir", "run")
     cluster = machines.cluster({})
-    trained = place.call("train", "--cluster", cluster, "--set", 'run.without=["gamma"]', *asked)
+    trained = place.call("train", "--cluster", cluster, "--set", 'run.leaves_out=["gamma"]', *asked)
     assert trained.returncode == 0, trained.stderr
     wait_for(lambda: "finished its part" in machines.lines("beta"))
     assert "takes part" not in machines.lines("gamma")

@@ -51,18 +51,20 @@ class Sites:
         assert not faults
         cluster = options.machines
         assert cluster is not None
-        run = {key: json.loads(str(value)) if key == "without" else int(value) for key, value in sections.run.items()}
-        settings = {"seed": 0, "without": [], **run}
+        run = {
+            key: json.loads(str(value)) if key == "leaves_out" else int(value) for key, value in sections.run.items()
+        }
+        settings = {"seed": 0, "leaves_out": [], **run}
         return SimpleNamespace(spec={"settings": settings}, config="", machines=[m.name for m in cluster.machines])
 
     def run(self, daemon: Any, handed: Any, viewed: Any) -> Any:
         wanted = handed.spec["settings"]
         with viewed(SimpleNamespace(job=SimpleNamespace(tokens=wanted["tokens"]))) as watch:
             watch.update({"tokens": 5})
-        self.asked.append((wanted["seed"], wanted["tokens"], tuple(wanted["without"]), handed.machines))
+        self.asked.append((wanted["seed"], wanted["tokens"], tuple(wanted["leaves_out"]), handed.machines))
         if len(self.asked) in self.fails:
             raise RunError("it failed")
-        names = [name for name in self.have_part if name not in wanted["without"]]
+        names = [name for name in self.have_part if name not in wanted["leaves_out"]]
         sites = [
             {"site": name, "tokens": 1000, "global_last": 2.0, "is_final": True, "learners": [slot]}
             for slot, name in enumerate(names)
@@ -139,11 +141,11 @@ def test_what_is_kept_and_cannot_be_read_is_told(sites: Sites) -> None:
 
 
 def test_a_run_without_machines_has_the_learners_of_the_others(sites: Sites) -> None:
-    found, faults = sites.options.with_sets(['run.without=["gamma"]']).sections()
+    found, faults = sites.options.with_sets(['run.leaves_out=["gamma"]']).sections()
     assert not faults
     assert found.run["learners"] == 2
     assert sites.options.sections()[0].run["learners"] == 4
-    text = CLUSTER.replace("[run]\n", '[run]\nwithout = ["beta", "gamma"]\n')
+    text = CLUSTER.replace("[run]\n", '[run]\nleaves_out = ["beta", "gamma"]\n')
     assert sites.options.cluster is not None
     sites.options.cluster.write_text(text)
     cluster = sites.options.machines
