@@ -369,6 +369,8 @@ class Merging(TypedDict):
     """[slot, share] of those that were longer than the run permits any."""
     opposed: Positions
     """[slot, merges] of learners that have pulled against all others in so many merges in a row."""
+    agreement: NotRequired[list[Annotated[list[Any], tuple[Count, Finite]]]]
+    """[slot, cosine] of outer gradients with the mean of the others', of learners on the newest version."""
     capped: list[Annotated[list[Any], tuple[str, Finite, Finite]]]
     """[member, share, capped share] of members that would have had more of the weight than they may."""
     reason: str

@@ -72,6 +72,21 @@ def opposed(gradients: Sequence[Float32]) -> list[bool]:
     return [bool(each) for each in (pairs > least) & (against < -least)]
 
 
+def agreements(gradients: Sequence[Float32]) -> list[float]:
+    """The cosine of each gradient (float32[n], finite) with the mean of the others' directions; none where there is one
+    alone, or one is all zeros."""
+    stride = stride_of(len(gradients[0])) if gradients else 1
+    sample: NDArray[np.float64] = np.array([gradient[::stride] for gradient in gradients], np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", sample, sample)) if len(gradients) > 1 else np.zeros(1)
+    if not lengths.all():
+        return []
+    sample /= lengths[:, None]
+    others = sample.sum(axis=0) - sample
+    of_others = np.sqrt(np.einsum("ij,ij->i", others, others))
+    cosines = np.einsum("ij,ij->i", sample, others)
+    return [float(min(1.0, max(-1.0, c / n))) if n > 0 else 0.0 for c, n in zip(cosines, of_others, strict=True)]
+
+
 def least_of(size: int) -> float:
     """The least meaningful cosine of gradients with `size` values; from 1 on there is none."""
     return max(COSINE_MIN, NOISE_DEVIATIONS / math.sqrt(len(range(0, size, stride_of(size)))))

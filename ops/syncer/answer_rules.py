@@ -24,7 +24,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.merge_rules import Float64
 from isthmus.ops.exchange.messages import Answer, Merging, Round
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
+from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, agreements, stride_of
 from isthmus.ops.kernels.buffers import Float32
 
 if TYPE_CHECKING:
@@ -257,13 +257,19 @@ class _Dissenters(AnswerJudge):
         self._place, self._refuses, self._counter = place, refuses, DissentCounter()
 
     def judge(self, tally: RoundTally) -> None:
-        """Compare the learners that answer on the newest version, and have stepped; others pull elsewhere anyway."""
+        """Compare the learners that answer on the newest version, and have stepped; others pull elsewhere anyway.
+
+        Of two it is known how far they agree; which of them is against all others is not.
+        """
         stepped = [vote for vote in tally.answers if tuple(vote["base"] or ()) == tally.newest and vote["steps"]]
-        if len(stepped) >= LEARNERS_MIN:
+        if len(stepped) > 1:
             coding, fragment = self._place.coding, self._place.fragments[tally.round["fragment"]]
             stride = stride_of(fragment.size)
             samples = [coding.sampled(coding.as_sent(vote, "gradient"), fragment, stride) for vote in stepped]
-            tally.record["opposed"] = self._counter.observe(samples, [_life(vote) for vote in stepped])
+            cosines = zip(stepped, agreements(samples), strict=False)
+            tally.record["agreement"] = [[vote["slot"], round(cosine, 4)] for vote, cosine in cosines]
+            if len(stepped) >= LEARNERS_MIN:
+                tally.record["opposed"] = self._counter.observe(samples, [_life(vote) for vote in stepped])
         if self._refuses:
             tally.refuse("against all others", lambda vote: self._counter.opposes(_life(vote)))
 

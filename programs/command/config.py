@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")
 TASK: Final = ("run", "task")
+LEAVES_OUT: Final = "leaves_out"
 
 _ADAMW: Final = {"optimizer": "adamw"}
 """Where Muon, the default, was not compared (decision 0051)."""
@@ -119,6 +121,25 @@ def read(
     sections = _by_section({**merged, **absolute(requested.values, Path.cwd())}, faults)
     sections.machine_tasks = {} if cluster is None else cluster.tasks
     return sections, faults
+
+
+def left_out(file: Path | None, sets: Iterable[str], cluster: Cluster) -> tuple[str, ...]:
+    """The machines that `run.leaves_out` names: in --set, the file of --config or the cluster file, of which the first
+    counts. What has another form is told where the sections are read."""
+    with suppress(ConfigError, ValueError):
+        for text in sets:
+            section, key, value = assignment(text)
+            if (section, key) == ("run", LEAVES_OUT):
+                return _names(settings.parse(value))
+        document = {} if file is None else settings.read_file(file, "the configuration", "Name a file with --config.")
+        for each in (document, cluster.sections):
+            if LEAVES_OUT in (table := each.get("run", {})):
+                return _names(table[LEAVES_OUT])
+    return ()
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list | tuple) and _are_texts(value) else ()
 
 
 def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:

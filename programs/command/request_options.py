@@ -160,8 +160,14 @@ class Options:
 
     @property
     def machines(self) -> ClusterFile | None:
-        """The contents of the cluster file, if one was named; ConfigError with all its faults."""
-        return cluster_of(self.cluster)
+        """The contents of the cluster file, if one was named, without the machines that the run is to go without;
+        ConfigError with all its faults."""
+        cluster = cluster_of(self.cluster)
+        if cluster is None:
+            return None
+        from isthmus.programs.command import config
+
+        return cluster.without(config.left_out(self.config, self.sets or (), cluster))
 
     def resumed(self, folder: Path) -> Options:
         """The options of the run in a folder."""

@@ -7,8 +7,9 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -36,6 +37,28 @@ from isthmus.runtime.system.processes import cpu_seconds
 def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     """Let the machines of a cluster train."""
     is_detached, quiet = starting.is_detached, starting.quiet
+    with preparing(quiet=quiet):
+        prepared = prepared_there(options, cluster)
+    daemon, handed = DaemonClient.of(cluster), prepared.handed
+    announce(prepared.chosen, prepared.warnings, prepared.data, quiet=quiet)
+    if is_detached:
+        submitted = handing_over.hand_over_detached(daemon, handed)
+        typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
+        return
+    start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
+
+
+class PreparedThere(NamedTuple):
+    """A run that its home takes: what is handed over, and what is told of it."""
+
+    handed: Handover
+    warnings: Sequence[Fault]
+    chosen: Mapping[str, Any]
+    data: Sequence[str]
+
+
+def prepared_there(options: Options, cluster: Cluster) -> PreparedThere:
+    """Prepare a run of a cluster, and have all of its machines check it; ConfigError with all faults."""
     daemon = DaemonClient.of(cluster)
     folder = handing_over.folder_there(daemon, daemon.find()["root"], options.run_dir)
 
@@ -49,16 +72,9 @@ def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
         lines = request.data_lines
         return {"handover": handed.as_data(), "warnings": warnings, "chosen": dict(request.chosen), "data": lines}
 
-    with preparing(quiet=quiet):
-        prepared = in_child(work)
-    handed = Handover.read(prepared["handover"])
+    prepared = in_child(work)
     warnings = [Fault(*warning) for warning in prepared["warnings"]]
-    announce(prepared["chosen"], warnings, prepared["data"], quiet=quiet)
-    if is_detached:
-        submitted = handing_over.hand_over_detached(daemon, handed)
-        typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
-        return
-    start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
+    return PreparedThere(Handover.read(prepared["handover"]), warnings, prepared["chosen"], prepared["data"])
 
 
 def handover(

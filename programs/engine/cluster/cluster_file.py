@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, final
@@ -387,6 +387,15 @@ class Cluster:
     def topology(self) -> Topology:
         """The machines as `placement` takes them."""
         return Topology(self.machines)
+
+    def without(self, names: Collection[str]) -> Cluster:
+        """The same without some machines, of which others may join only; ConfigError if none would be left to be the
+        home."""
+        if self.machines and self.machines[0].name in names:
+            do = "Leave it in: the syncer and the run's books are there."
+            raise ConfigError("Reading run.leaves_out", "machines other than the home", self.machines[0].name, do)
+        machines = tuple(each for each in self.machines if each.name not in names)
+        return replace(self, machines=machines, tasks={n: t for n, t in self.tasks.items() if n not in names})
 
 
 def read(file: Path) -> Cluster:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
+import msgspec
+
 from isthmus.ops.data.site_folders import FOLDER, GLOBAL, NOTE, OWN
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.kept_model import KEPT, keep
@@ -29,8 +31,6 @@ from isthmus.runtime.system.files import read_text, write_bytes, write_json
 MODELS: Final = "models"
 """The folder of the kept models in the folder of a run."""
 _PART: Final = ".part-"
-_NOT_OURS: Final = ("argv", "snapshots")
-"""Settings of the run that only its home can mean."""
 
 
 @final
@@ -55,7 +55,8 @@ def begin(folder: Path, run_spec: Spec) -> None:
     beside = folder / FOLDER
     beside.mkdir(parents=True, exist_ok=True)
     task = run_spec.task_of(Replica(LEARNER, 0))
-    settings = {name: value for name, value in run_spec.settings.section().items() if name not in _NOT_OURS}
+    # The command line and the store are the home's.
+    settings = msgspec.structs.replace(run_spec.settings, argv=(), snapshots="").section()
     config: Mapping[str, Mapping[str, Any]] = {
         "run": {"program": run_spec.job.program, **settings, "task": task},
         "program": run_spec.job.settings,

@@ -343,7 +343,7 @@ class Neighbours:
 
     def _may_join(self, run: MachineRun, name: str, *, is_loop: bool) -> bool:
         """Whether a machine may join a run now: loops join runs of loops, in which the first of them comes first."""
-        if run.takes_loops != is_loop:
+        if run.takes_loops != is_loop or run.leaves_out(name):
             return False
         if self._first_loop not in ("", name) and self.links.is_up(self._first_loop):
             return not is_loop
@@ -386,7 +386,7 @@ class Neighbours:
         """Let the machines of an island that is whole join a run, once each confirms that it may load the program."""
         keys = [(run.name, self.links.instance(name)) for name in names]
         is_begun = any(key in self._joining or key in self._refused for key in keys)
-        if not names or is_begun or set(names) & set(run.daemon.home.fleet.others):
+        if not names or any(map(run.leaves_out, names)) or is_begun or set(names) & set(run.daemon.home.fleet.others):
             return
         self._joining.update(keys)
         task = self._loop.create_task(self._join_island(run, names, keys))

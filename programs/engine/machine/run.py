@@ -247,6 +247,10 @@ class MachineRun:
         """Whether its learners are loops that start themselves, and no others."""
         return is_open_loop(self._spec.job.task.text)
 
+    def leaves_out(self, machine: str) -> bool:
+        """Whether this run is to go without a machine that is linked."""
+        return machine in self._spec.settings.leaves_out
+
     @property
     def is_watched(self) -> bool:
         """Whether it ends with its command."""

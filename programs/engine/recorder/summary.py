@@ -37,6 +37,7 @@ from isthmus.programs.engine.recorder.accounts import (
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.recorder.sites import SiteSummary
+from isthmus.programs.engine.results.agreement import LearnerAgreement, by_learner
 from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.program_graph import REGION, training_of
 from isthmus.runtime.graph.template import Every, Template
@@ -84,8 +85,18 @@ def note_ends(record: Mapping[str, Any], folder: Path) -> None:
 
 def merges(folder: Path) -> int:
     """The merges in merges.jsonl, the file that it was rotated to included; each counts once."""
-    merges = [line for former in (".1", "") for line in recorded(folder, DISK, MergeRecord, former=former)]
-    return len({(line.fragment, line.epoch, line.round) for line in merges if line.kind == "merge" and line.version})
+    return len(_merges(folder))
+
+
+def agreement(folder: Path, fragments: int) -> list[LearnerAgreement]:
+    """How far learners agree, by merges.jsonl."""
+    return by_learner(_merges(folder).values(), fragments)
+
+
+def _merges(folder: Path) -> dict[tuple[int, int, int], MergeRecord]:
+    """Each merge on the way, by fragment, epoch and round."""
+    lines = (line for former in (".1", "") for line in recorded(folder, DISK, MergeRecord, former=former))
+    return {(line.fragment, line.epoch, line.round): line for line in lines if line.kind == "merge" and line.version}
 
 
 def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:
@@ -215,6 +226,7 @@ class Summary(TypedDict):
     per_learner: list[LearnerSummary]
     sites: list[SiteSummary]
     per_region: list[RegionSummary]
+    agreement: list[LearnerAgreement]
     begins_from: str | None
     scripts_unfinished: list[str]
     scripts_unfinished_why: dict[str, str]
@@ -339,6 +351,7 @@ def summarise(
         "per_learner": rows,
         "sites": status.get("sites", []),
         "per_region": [] if graph is None else _per_region(graph, flows, by_slot),
+        "agreement": [],
         "begins_from": None,
         "scripts_unfinished": [],
         "scripts_unfinished_why": {},

@@ -71,6 +71,13 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             remedy=f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}.",
         ),
     ] = SLOTS_MAX_DEFAULT
+    leaves_out: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Machines that take no part, by name, though they are linked or in the cluster file.",
+            sweeps="`isthmus compare --without MACHINE --cluster FILE` trains with and without one.",
+        ),
+    ] = ()
     local_batch: Annotated[
         Literal["same", "paced"],
         Setting(

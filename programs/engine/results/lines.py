@@ -138,6 +138,7 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="merges"):
     shortened: list[tuple[int, float]] = []
     clipped: list[tuple[int, float]] = []
     opposed: list[tuple[int, int]] = []
+    agreement: list[tuple[int, float]] = []
     capped: list[tuple[str, float, float]] = []
     quorum_ms: float | None = None
     grace_ms_used: float | None = None

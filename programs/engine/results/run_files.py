@@ -200,6 +200,7 @@ class _SummaryForm(msgspec.Struct):
     ending_seconds: float | None = None
     start_seconds: float = 0.0
     paused_seconds: float = 0.0
+    agreement: list[dict[str, Any]] = []
     begins_from: str | None = None
     scripts_unfinished: list[str] = []
     scripts_unfinished_why: dict[str, str] = {}

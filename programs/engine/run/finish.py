@@ -110,6 +110,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
     if ending.outcome == "done" and not run_spec.settings.keep_to_go_on:
         drop_kept(folder)
+    summary["agreement"] = recorded.agreement(folder, len(sizes))
     summary["begins_from"] = origin_of(folder)
     summary["scripts_unfinished"] = list(ending.unfinished)
     summary["scripts_unfinished_why"] = ending.unfinished

@@ -12,12 +12,13 @@ from isthmus.programs.command.commands import FAILED, Commands
 from isthmus.programs.command.options import EXPERIMENTS
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.command.request_options import Options
+from isthmus.runtime.errors import ConfigError
 
 commands = typer.Typer(cls=Commands)
 
 
 @commands.command(rich_help_panel=EXPERIMENTS)
-@takes_options("program", "run_dir", "transport", "cluster")
+@takes_options("program", "run_dir", "transport")
 def compare(
     requested: Options,
     programs: Annotated[
@@ -35,6 +36,16 @@ def compare(
             "--sweep",
             metavar="section.key=A,B",
             help="A side for each of these values; may be repeated: then for each combination.",
+            show_default=False,
+        ),
+    ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="SITE",
+            help="What a machine with data of its own brings to the others: with --cluster FILE, whose sites train "
+            "again with it and without it, each seed.",
             show_default=False,
         ),
     ] = None,
@@ -82,6 +93,17 @@ def compare(
 
     Exit status 1 if a run failed.
     """
+    if without is not None:
+        from isthmus.programs.wings.compare import leaving_out
+
+        others = {"--sweep": sweep, "--margin": margin, "--speeds": speeds, "--delay": delay_ms, "PROGRAM": programs}
+        leaving_out.refuse_others(others)
+        if not leaving_out.leave_out(leaving_out.LeavingOut(requested, without, seeds, folder), as_json=as_json):
+            raise typer.Exit(FAILED)
+        return
+    if requested.cluster is not None:
+        do = "Leave it out, or name a site with --without."
+        raise ConfigError("Reading --cluster", "runs of this machine, which are compared", "a cluster file", do)
     from isthmus.programs.wings.compare.comparing import CompareOptions
     from isthmus.programs.wings.compare.comparing import compare as comparing
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.kernels.bounds import MERGES_MIN, SAMPLE_SIZE, DissentCounter, least_of, opposed
+from isthmus.ops.kernels.bounds import MERGES_MIN, SAMPLE_SIZE, DissentCounter, agreements, least_of, opposed
 
 SIZE = 4000
 LIVES = [(slot, 1) for slot in range(4)]
@@ -97,3 +97,18 @@ def test_the_next_life_is_not_counted_with_the_one_before() -> None:
     for seed in range(MERGES_MIN):
         dissent.observe(gradients(seed, 1, 1, -1, 1), LIVES)
     assert dissent.observe(gradients(0, 1, 1, -1, 1), [(0, 1), (1, 1), (2, 2), (3, 1)]) == []
+
+
+def test_agreement_is_the_cosine_with_the_mean_direction_of_the_others() -> None:
+    some = gradients(3, 1, 1, 1, -1)
+    directions = [each.astype(np.float64) / np.linalg.norm(each.astype(np.float64)) for each in some]
+    for index, found in enumerate(agreements(some)):
+        others = sum(each for at, each in enumerate(directions) if at != index)
+        assert found == pytest.approx(float(directions[index] @ others / np.linalg.norm(others)), abs=1e-6)
+    assert agreements(some)[3] < 0 < min(agreements(some)[:3])
+    first, second = agreements(some[:2])
+    assert first == pytest.approx(second)
+    assert first == pytest.approx(float(directions[0] @ directions[1]), abs=1e-6)
+    assert agreements(some[:1]) == agreements([]) == []
+    assert agreements([*some[:2], np.zeros(SIZE, np.float32)]) == []
+    assert agreements([some[0], -some[0], some[1]])[2] == 0.0  # The others cancel.

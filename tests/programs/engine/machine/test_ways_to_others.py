@@ -131,12 +131,12 @@ def test_a_machine_without_a_way_is_told_and_asked_again_later_and_one_that_refu
         parties=SimpleNamespace(of=lambda name: SimpleNamespace(name=name, slots=None)), learners=[]
     )
     daemon = SimpleNamespace(join=join, home=SimpleNamespace(fleet=fleet))
-    facts = {"name": "run", "folder": tmp_path, "takes_loops": False}
+    facts = {"name": "run", "folder": tmp_path, "takes_loops": False, "leaves_out": lambda name: name == "delta"}
     run: Any = SimpleNamespace(**facts, check=dict, daemon=daemon, other_script=lambda name, answer: "")
     run.station, run.log = (lambda *of: None), (lambda line: None)
 
     def announce() -> bool:
-        for name in () if joined else ("gamma", "beta"):
+        for name in () if joined else ("gamma", "delta", "beta"):  # The run is to go without delta.
             made.neighbours._let_join(run, name, f"instance of {name}", 1, is_loop=False)
         return bool(joined)
 
