@@ -14,6 +14,9 @@ it adopts hosts by their heartbeats, and begins nothing.
 A machine that is to leave begins no life. Its learners are asked to leave first, then the recorder, which has what they
 gave; what is left at the end of the time for that is killed.
 
+Not all processes start at once: so many that were asked for have not spoken yet, and the next ones wait for their first
+heartbeats. What is no island starts first.
+
 Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. A run has
 one home in each term; a station follows the home of the highest term that it has seen, and turns away all others.
 """
@@ -69,6 +72,12 @@ SILENT_BEATS: Final = 4
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
 
+STARTING_MAX: Final = 32
+"""Processes that start at once: more than the islands of a large machine. Of a thousand on one, all would share its
+cores until none has spoken within `run.first_beat_seconds`."""
+STARTING_BEATS: Final = 120
+"""A minute: a script may take as long as it likes to speak, and others do not wait for it."""
+
 STATE: Final = Kind(("supervision", "cores", "ids"))
 
 
@@ -116,15 +125,18 @@ class Station:
     """The processes of one run on one machine.
 
     `is_at_home`: the home is in the same daemon, so that reports are prompt and orders never fail to arrive; elsewhere
-    the station waits for them for `lonely_beats`.
+    the station waits for them for `lonely_beats`. At most `starting_max` processes start at once.
     """
 
-    def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS) -> None:
+    def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS, starting_max: int = STARTING_MAX) -> None:
         self.refused: Counter[str] = Counter()
         self.lives: dict[Replica, Process] = {}
         self._is_at_home, self._lonely_beats_max = is_at_home, lonely_beats
         self._home, self._term = "", 1
         self._noting: set[Member] = set()
+        self._starting_max = starting_max
+        self._queue: dict[Replica, Member] = {}
+        """Recorded lives whose processes are not asked for yet."""
         self._starting: dict[Replica, Member] = {}
         self._ended: dict[Replica, Gone] = {}
         self._newest: dict[Replica, int] = {}
@@ -243,7 +255,7 @@ class Station:
         for life in self.lives.values():
             if not self._is_wanted(life.member):
                 commands.append(KillProcess(life.member))
-        missing, is_news = [], not self._is_at_home
+        missing, is_news = [], self._drop_unwanted() or not self._is_at_home
         for replica, each in wanted.items():
             if replica in self.lives or replica in self._ended or self._is_beginning(replica):
                 continue
@@ -265,19 +277,38 @@ class Station:
         if self._is_lost:  # These members are those that may have been begun before.
             self._is_lost = False
             return [NoteFound()]
-        commands: list[StationCommand] = []
+        if len(self._queue) + len(members) > self._starting_max:
+            members = tuple(sorted(members, key=lambda member: takes_island(member.replica)))
         for member in members:
             self._noting.discard(member)
             self._newest[member.replica] = member.incarnation  # Wanted or not: a recorded number is never begun again.
-            if self._may_begin(member):
-                self._starting[member.replica] = member
-                commands.append(StartProcess(member))
-            else:
-                self._ended[member.replica] = Gone(member, Unseen())
-        return commands
+            self._queue[member.replica] = member
+        self._drop_unwanted()
+        return self._start_next()
+
+    def _drop_unwanted(self) -> bool:
+        """Have what waits for its process and is not wanted any more end; returns whether there was any."""
+        dropped = [member for member in self._queue.values() if not self._may_begin(member)]
+        for member in dropped:
+            del self._queue[member.replica]
+            self._ended[member.replica] = Gone(member, Unseen())
+        return bool(dropped)
+
+    def _start_next(self) -> list[StationCommand]:
+        """Start the next processes, as far as those before them have spoken."""
+        if not self._queue:
+            return []
+        silent = sum(not life.beats and life.silent_beats < STARTING_BEATS for life in self.lives.values())
+        free = self._starting_max - len(self._starting) - silent
+        started = list(self._queue.values())[: max(0, free)]
+        for member in started:
+            del self._queue[member.replica]
+            self._starting[member.replica] = member
+        return [StartProcess(member) for member in started]
 
     def _is_beginning(self, replica: Replica) -> bool:
-        return replica in self._starting or any(member.replica == replica for member in self._noting)
+        is_asked = replica in self._starting or replica in self._queue
+        return is_asked or any(member.replica == replica for member in self._noting)
 
     def _may_begin(self, member: Member) -> bool:
         return self._leaving_beats is None and self._is_wanted(member)
@@ -291,6 +322,7 @@ class Station:
     def _leave(self) -> list[StationCommand]:
         """End every process; the station closes once none is left."""
         self._is_over = True  # First: the station closes with the last process, which may be none.
+        self._queue.clear()
         return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
 
     def _begin_to_leave(self, beats: int) -> list[StationCommand]:
@@ -298,6 +330,7 @@ class Station:
         if self._leaving_beats is not None or self._is_over:
             return []
         self._leaving_beats, self._leaving_half = beats, beats // 2
+        self._drop_unwanted()
         return [*self._tell(self._speaking()), self._report(), *self._leave_if_done()]
 
     def _departing(self) -> tuple[Member, ...]:
@@ -340,7 +373,7 @@ class Station:
         member = event.member
         self._starting.pop(member.replica, None)
         self._ended[member.replica] = Gone(member, NotStarted(event.error))
-        return [self._report(member.replica), *self._close_if_alone()]
+        return [self._report(member.replica), *self._start_next(), *self._close_if_alone()]
 
     def _end(self, event: ProcessEnded) -> list[StationCommand]:
         life = self.lives.get(event.member.replica)
@@ -351,7 +384,7 @@ class Station:
         self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.flows)
         next_to_leave = [] if self._leaving_beats is None else self._tell(self._speaking())
         reported = [self._report(event.member.replica)]
-        return [*reported, *next_to_leave, *self._leave_if_done(), *self._close_if_alone()]
+        return [*reported, *next_to_leave, *self._start_next(), *self._leave_if_done(), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -382,7 +415,7 @@ class Station:
             commands += self._tell([life])  # A new host waits for its first roster, and one that has missed some.
         if is_news or self._is_at_home:
             commands.append(self._report(member.replica))
-        return commands
+        return [*commands, *self._start_next()]
 
     def _beat(self, event: StationBeat) -> list[StationCommand]:
         commands: list[StationCommand] = []
@@ -400,7 +433,7 @@ class Station:
         # After a last report: the home may still be there, and only its orders be lost.
         if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:
             commands += self._leave()
-        return [*commands, *self._leave_if_done(), *self._close_if_alone()]
+        return [*commands, *self._start_next(), *self._leave_if_done(), *self._close_if_alone()]
 
     def _speaking(self) -> list[Process]:
         return [life for life in self.lives.values() if life.beats]
@@ -485,7 +518,7 @@ class Station:
             _demand(
                 life.member.incarnation <= newest, about, "{} lives, and {} is the newest number", life.member, newest
             )
-        for replica, member in self._starting.items():
+        for replica, member in (*self._starting.items(), *self._queue.items()):
             about = (CoreSubject("replica", replica),)
             _demand(self._newest.get(replica) == member.incarnation, about, "{} is started and was not noted", member)
         _demand(not self._is_closed or not (self.lives or self._starting), (), "it is closed, and processes are there")

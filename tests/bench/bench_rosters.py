@@ -114,7 +114,8 @@ class StartingRun:
             case NoteLives():
                 self.of_station.feed(LivesNoted(command.members))
             case StartProcess():
-                self.waiting.append(command.member)
+                is_first = command.member.replica.role != "learner"  # So that these hear of all learners.
+                self.waiting.insert(0 if is_first else len(self.waiting), command.member)
             case TellHosts():
                 self.endpoint.tell(command, NOBODY)
             case SendReport():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from isthmus.runtime.clock import Instant
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from tests.runtime.supervision.supervised_world import Computer, World
 
 FULL: Final = "the disk is full"
+STARTING_MAX: Final = 2
+"""Fewer than there are, so that some wait for others."""
 
 
 class DaemonKilledError(Exception):
@@ -110,8 +113,9 @@ class Daemon:
         self.timer_at: Instant | None = None
         self.finished = 0
         self.owed: list[Callable[[], None]] = []
-        self.station = Station(is_at_home=computer.is_home)
-        station = Twin(STATION_STATE, self.station, lambda: Station(is_at_home=computer.is_home))
+        self.station = Station(is_at_home=computer.is_home, starting_max=STARTING_MAX)
+        again = partial(Station, is_at_home=computer.is_home, starting_max=STARTING_MAX)
+        station = Twin(STATION_STATE, self.station, again)
         self.of_station = Driver(station, self._do_here, lambda: world.now)
         self.home = Home(world.cast, world.places)
         home = Twin(HOME_STATE, self.home, lambda: Home(world.cast, world.places))
