@@ -315,6 +315,11 @@ class MembershipCore:
         """The members of a role, suspects among them, by slot."""
         return tuple(member for member, _, _ in self.roster() if member.replica.role == role)
 
+    def has(self, member: Member) -> bool:
+        """Whether this life is a member."""
+        host = self._hosts.get(member.replica)
+        return host is not None and host.member == member
+
     def state(self, replica: Replica) -> State | None:
         """The state of the member of a replica; None if it has none."""
         host = self._hosts.get(replica)

@@ -27,7 +27,7 @@ from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.daemon.ground import Ground
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, opened_to_read
-from isthmus.runtime.daemon.outpost import of_orders, over, read_report
+from isthmus.runtime.daemon.outpost import DIRECTORY, of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member, Party, Replica, keeps_run
 from isthmus.runtime.supervision.fleet import Fleet
@@ -74,6 +74,7 @@ from isthmus.runtime.supervision.incidents import (
     of_line,
 )
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, Directory, Report, ReportError
+from isthmus.runtime.supervision.rosters import DirectoryChange, Table
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.files import Lines
@@ -135,6 +136,8 @@ class Daemon:
         self._on_over, self._send, self._directory, self._parties = on_over, send, directory, parties
         self._terms = terms or DirectoryTerms()
         self._shown: dict[Member, Shown] = {}
+        self._machines, self._held = Table(), dict[str, int]()
+        """The directory, and the mark of the one that each machine holds."""
         self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
         self._events = Lines(self.folder / EVENTS, ground.disk)
@@ -204,6 +207,8 @@ class Daemon:
             if not self._is_closed:
                 self._driver.feed(BadReportCame(machine, error.fault))
             return
+        mark = message.get(DIRECTORY, 0)
+        self._held[machine] = mark if type(mark) is int else 0
         fleet = self.home.fleet
         shown = {member: each for member, each in shown.items() if fleet.name(member.replica) == machine}
         self._on_report(machine, report, shown)
@@ -403,11 +408,16 @@ class Daemon:
         directory, incident = self._terms.told(self._directory().of(command.machines), self.home.fleet)
         if incident is not None:
             self._write(DAEMON, incident)
+        table = self._machines
+        table.follow(directory.rows())
+        self._held[self.name] = self._site.directory_mark
         for machine, orders in command.by_machine():
+            lacking = table.after(self._held.get(machine, 0))
+            change = None if lacking is None else DirectoryChange(table.mark, *lacking)
             if machine == self.name:
-                self._site.order(orders, directory)
+                self._site.order(orders, change)
             else:
-                self._send(machine, of_orders(orders, directory))
+                self._send(machine, of_orders(orders, change))
 
     # -- status --------------------------------------------------------------------------------------------------------
 

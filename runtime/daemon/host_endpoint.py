@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,7 @@ from isthmus.runtime.supervision.messages import (
     Missing,
     Over,
 )
+from isthmus.runtime.supervision.rosters import MachineRow, MetRoles, RosterChange
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 
@@ -38,6 +40,14 @@ HOST_MESSAGES: Final = frozenset({"hello", "heartbeat", "over", "failed"})
 
 Shown = Mapping[str, Any]
 """A host's status for people: {published, figures}."""
+
+
+@dataclass(slots=True)
+class ToldMachines:
+    """The machines in the roster of a host, with what it was told of each, of that directory."""
+
+    rows: dict[str, MachineRow | None] = field(default_factory=dict)
+    directory: Directory | None = None
 
 
 class HostEndpoint:
@@ -56,6 +66,7 @@ class HostEndpoint:
         """Raises what `serve` raises."""
         self._run, self._spoke, self._commands = run, spoke, commands
         self._peers: dict[Member, bytes] = {}
+        self._machines: dict[Member, ToldMachines] = {}
         self._server = serve(self._on_message)
 
     @property
@@ -73,23 +84,46 @@ class HostEndpoint:
         self._server.send(peer, message)
 
     def tell(self, command: TellHosts, directory: Directory) -> None:
-        """Send hosts the roster with what is known of its machines, and the run's flags."""
-        flag = {"is_stopping": command.is_stopping}
-        messages: list[Message] = [{"type": "beat", **flag}]
-        if command.roster is not None:
-            forms, rows = msgspec.to_builtins(command.forms), [list(row) for row in command.roster]
-            known = msgspec.to_builtins(directory)
-            messages = [{"type": "roster", "members": rows, "directory": known, "forms": forms, **flag}]
-        if command.is_ending:
-            messages.append({"type": "exit", "reason": "the run is over", "is_over": True})
+        """Send hosts what they lack of the roster and of what is known of its machines, and the run's flags."""
+        flags, change = {"is_stopping": command.is_stopping}, command.roster
+        roster = None if change is None else msgspec.to_builtins(change)
+        forms = msgspec.to_builtins(command.forms)
         for member in command.members:
-            if member in self._peers:
-                for message in (*messages, *([{"type": "leave"}] if member in command.leaving else [])):
-                    self._server.send(self._peers[member], message)
+            peer = self._peers.get(member)
+            if peer is None:
+                continue
+            message: Message = {"type": "beat", **flags}
+            if change is not None:
+                known = self._news_of_machines(member, change, directory)
+                is_news = change.since is None or change.rows or change.gone or known or forms
+                more = {"directory": known, "forms": forms} if is_news else {}
+                message = {"type": "roster" if is_news else "beat", **flags, "roster": roster, **more}
+            self._server.send(peer, message)
+            if command.is_ending:
+                self._server.send(peer, {"type": "exit", "reason": "the run is over", "is_over": True})
+            if member in command.leaving:
+                self._server.send(peer, {"type": "leave"})
+
+    def _news_of_machines(self, member: Member, change: RosterChange, directory: Directory) -> dict[str, Any]:
+        """What a host was not told of the machines of its roster, by name; None of one of which nothing is known."""
+        told = self._machines.setdefault(member, ToldMachines())
+        if change.since is None:
+            told.rows.clear()
+        names = {row[3]: None for row in change.rows if row[3] not in told.rows}
+        if told.directory is not directory:
+            names |= dict.fromkeys(told.rows)
+        told.directory, news = directory, dict[str, Any]()
+        for name in names:
+            row = directory.row(name)
+            if row != told.rows.get(name):
+                news[name] = None if row is None else msgspec.to_builtins(row[1:])
+            told.rows[name] = row
+        return news
 
     def dismiss(self, member: Member) -> None:
         """Order a host to end whose life is not the present one of its replica."""
         peer = self._peers.pop(member, None)
+        self._machines.pop(member, None)
         if peer is not None:
             self._server.send(
                 peer, {"type": "exit", "reason": "another incarnation has taken this place", "is_over": False}
@@ -98,6 +132,7 @@ class HostEndpoint:
     def forget(self, member: Member) -> None:
         """Forget the peer of a life that is over."""
         self._peers.pop(member, None)
+        self._machines.pop(member, None)
 
     def restore(self) -> None:
         """Listen again where the endpoint was deleted."""
@@ -159,7 +194,8 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     if message["type"] == "over":
         over = Over.of(dict(published.get("record", {})))
     failed = raised_of(message["error"]) if message["type"] == "failed" else None
-    event = HostSpoke(member, int(message["pid"]), heartbeat, failed, over)
+    meets = None if message.get("meets") is None else msgspec.convert(message["meets"], MetRoles)
+    event = HostSpoke(member, int(message["pid"]), heartbeat, failed, over, meets, _count(message, "asks"))
     return event, {"published": published, "figures": figures}
 
 

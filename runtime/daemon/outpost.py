@@ -22,8 +22,6 @@ from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
     BEAT_SECONDS,
     FOUND_LENGTH_MAX,
-    NOBODY,
-    Directory,
     Orders,
     Published,
     Report,
@@ -35,21 +33,24 @@ from isthmus.runtime.supervision.messages import (
     report_of,
     shown_of,
 )
+from isthmus.runtime.supervision.rosters import DirectoryChange
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.wire.control_messages import Message, encode
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 """Size of one host's status: four times that of a learner with 64 fragments, and a sixty-fourth of a message."""
 REPORT: Final = "report"
+DIRECTORY: Final = "directory"
+"""In orders what has changed of it, in a report the mark of the one that its machine holds."""
 ORDERS: Final = "orders"
 
 
-def of_orders(orders: Orders, directory: Directory) -> Message:
-    """A message with orders, and what is known of the machines that take part."""
+def of_orders(orders: Orders, directory: DirectoryChange | None) -> Message:
+    """A message with orders, and what has changed of the machines that take part."""
     return {"type": ORDERS, "orders": msgspec.to_builtins(orders), "directory": msgspec.to_builtins(directory)}
 
 
-def read_orders(message: Mapping[str, Any]) -> tuple[Orders, Directory]:
+def read_orders(message: Mapping[str, Any]) -> tuple[Orders, DirectoryChange | None]:
     """The contents of such a message; KeyError, TypeError or ValueError for one that no home of ours sends."""
     return orders_of(message["orders"]), directory_of(message["directory"])
 
@@ -104,7 +105,7 @@ def _fitting(shown: Shown) -> tuple[Any, Any]:
 
 def over(home: str, term: int) -> Message:
     """Orders of a home, in that term, that release a machine."""
-    return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), NOBODY)
+    return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), None)
 
 
 class Outpost:
@@ -217,7 +218,8 @@ class Outpost:
 
     def _report(self, report: Report, shown: Mapping[Member, Shown]) -> None:
         leaving = without_texts(report, self._name) if self.keeps_texts else report
-        self._send({**of_report(replace(leaving, is_far=self._is_far), shown), "run": self.run})
+        told = {"run": self.run, DIRECTORY: self._site.directory_mark}
+        self._send({**of_report(replace(leaving, is_far=self._is_far), shown), **told})
 
     def _beat(self) -> None:
         if not self._is_closed:

@@ -16,6 +16,7 @@ from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, NOBODY, Directory, Orders, Report
+from isthmus.runtime.supervision.rosters import DirectoryChange, Table
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -85,7 +86,7 @@ class Site:
         self._ground, self._ledger = ground, ground.ledger
         self._home, self._term = home, term
         self._follow, self._turn_away = follow, turn_away
-        self._directory = NOBODY
+        self._directory, self._machines = NOBODY, Table()
         self._report, self._on_over = report, on_over
         self._is_closed = False
         self._driver = ground.drive("station", self.station, self._perform)
@@ -103,10 +104,19 @@ class Site:
         """A machine claims to be the home of the run."""
         self._driver.feed(HomeCalled(home, term))
 
-    def order(self, orders: Orders, directory: Directory) -> None:
-        """Handle orders of a home."""
-        self._directory = directory
+    def order(self, orders: Orders, directory: DirectoryChange | None) -> None:
+        """Handle orders of a home, and what has changed of its machines; None: nothing."""
+        if directory is not None:
+            before = self._machines.mark
+            self._machines.take(directory)
+            if self._machines.mark != before:
+                self._directory = Directory.of_rows(self._machines.rows())
         self._driver.feed(OrdersCame(orders))
+
+    @property
+    def directory_mark(self) -> int:
+        """The mark of the directory that it holds."""
+        return self._machines.mark
 
     def listening(self) -> list[str]:
         """The endpoints at which hosts listen here."""

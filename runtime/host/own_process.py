@@ -47,11 +47,14 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import (
     ONE_MACHINE,
+    ONE_RECORDER,
+    RECORDER,
     HostMachine,
     MachineOwner,
     Member,
     Replica,
     keeps_run,
+    leader,
     leads_island,
     takes_island,
 )
@@ -66,6 +69,7 @@ from isthmus.runtime.supervision.messages import (
     Formed,
     HostFigures,
 )
+from isthmus.runtime.supervision.rosters import Met, RosterChange, RosterCopy, Row
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes
@@ -84,8 +88,6 @@ from isthmus.runtime.wire.security_keys import Keyring, is_loopback
 
 Meeting: TypeAlias = Literal["dial", "wait", "relay"]
 """The way to meet a peer: this host dials it, it dials this host, or both dial a third."""
-Row: TypeAlias = Sequence[Any]
-"""A row of a roster: [replica, incarnation, endpoints, machine]; a third endpoint is the machine's porter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +115,76 @@ class PeerReach:
     keys: Keyring | None = None
 
 
+def met_by(plan: Plan, own: Replica) -> tuple[Met, ...]:
+    """The replicas that a host of this plan meets, itself, and whoever leads its island or relays between learners.
+
+    Of a role to which all its edges lead by groups, those of its own group alone.
+    """
+    met = {Met(own.role, own.slot, 0), Met(leader(own).role, own.slot, 0), Met(RECORDER)}
+    for role in roles_met(plan):
+        between = [each for each in plan.edges.values() if role in (each.source_role, each.target_role)]
+        groups = {each.groups if each.route == "group" else 0 for each in between if each.route != "local"}
+        count = groups.pop() if len(groups) == 1 and role != own.role else 0
+        met.add(Met(role, own.slot % count, count) if count else Met(role))
+    return tuple(sorted(met, key=lambda each: (each.role, each.first, each.step)))
+
+
+class HostRoster:
+    """The roster of one host as its daemon sends it, in changes, and what that says of its machines.
+
+    `meets` is what it asks for. `rows` are all that it holds; `take` returns what a message has changed.
+    """
+
+    def __init__(self, meets: tuple[Met, ...]) -> None:
+        self.meets, self.directory = meets, NOBODY
+        self._copy = RosterCopy()
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows that it holds."""
+        return self._copy.rows()
+
+    def said(self) -> Message:
+        """What the host tells its daemon with each heartbeat."""
+        return {"meets": msgspec.to_builtins(self.meets), "asks": self._copy.asks}
+
+    def take(self, message: Mapping[str, Any]) -> RosterNews | None:
+        """Apply a daemon's message; None where that has nothing new."""
+        if message.get("roster") is None:
+            return None
+        change = msgspec.convert(message["roster"], RosterChange)
+        taken = self._copy.take(change)
+        if taken is None or message["type"] != "roster":
+            return None
+        known = {} if change.since is None else {row[0]: row for row in self.directory.rows()}
+        for name, about in message["directory"].items():
+            known.pop(name, None)
+            if about is not None:
+                known[name] = (name, *msgspec.convert(about, tuple[str, MachineOwner | None]))
+        if message["directory"] or change.since is None:
+            self.directory = Directory.of_rows(known.values())
+        return RosterNews(*taken, self.directory, msgspec.convert(message["forms"], list[Form]))
+
+
+class RosterNews(NamedTuple):
+    """Rows of a roster that are new or have changed, and the names of those that are gone; the directory of the
+    machines, and the forms of the host's island."""
+
+    rows: Sequence[Row]
+    gone: Sequence[str]
+    directory: Directory = NOBODY
+    forms: Sequence[Form] = ()
+
+
 class Meetings:
     """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself.
 
     It decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves
-    to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
-    has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
-    before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
-    later roster. When the relay has a new life, the members behind it are reached through that. `is_here` says of the
-    endpoint of a host that listens on loopback whether that is the loopback of this host.
+    to the core. A member whose row is gone from the roster is gone; one with another incarnation has been replaced. A
+    member that is gone never comes back: a daemon whose disk failed may name lives that ended before it began. Members
+    that it does not meet are ignored; one that cannot be met yet is met with a later roster. When the relay has a new
+    life, the members behind it are reached through that. `is_here` says of the endpoint of a host that listens on
+    loopback whether that is the loopback of this host.
     """
 
     def __init__(
@@ -137,9 +200,13 @@ class Meetings:
         self.live: dict[Replica, Member] = {member.replica: member}
         self._is_here = is_here
         self._member, self._reach, self._channel, self._tell = member, reach, channel, tell
-        self._roles = roles_met(plan)
+        self._roles, self._met = roles_met(plan), met_by(plan, member.replica)
         self._relay: Member | None = None
         self._directory = NOBODY
+        self._rows: dict[Replica, tuple[Member, Sequence[str], str]] = {}
+        """(member, endpoints, machine) by replica, as the rosters say."""
+        self._changed: set[Replica] = set()
+        """Those of which it has to be seen whether they are met."""
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
         self._places: dict[Member, str] = {}
@@ -155,37 +222,58 @@ class Meetings:
         """The name of the machine of a member that was ever in a roster; '' of one that was in none."""
         return self._places.get(member, "")
 
-    def follow(self, rows: Sequence[Row], directory: Directory) -> None:
-        """Meet the new members of a roster, and forget those that are gone. `directory` is about their machines.
+    def follow(self, news: RosterNews) -> None:
+        """Meet the new members of a roster, and forget those that are gone.
 
         A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
         """
-        named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
-        self._reach.machines.update((row[0].replica, row[2]) for row in named)
-        self._places.update((row[0], row[2]) for row in named)
-        self._directory = directory
-        present = {row[0].replica: row for row in named if not self._is_former(row[0])}
-        if present.get(self._member.replica, (None,))[0] != self._member:
+        self._directory = news.directory
+        for name in news.gone:
+            replica = Replica.parse(name)
+            self._rows.pop(replica, None)
+            self._changed.add(replica)
+        for name, incarnation, listens, where in news.rows:
+            replica = Replica.parse(name)
+            self._rows[replica] = Member(replica, incarnation), listens, where
+            self._reach.machines[replica] = where
+            self._places[Member(replica, incarnation)] = where
+            self._changed.add(replica)
+        own = self._present(self._member.replica)
+        if own is None or own[0] != self._member:
             return  # The daemon does not know this host yet.
-        own = present[self._member.replica][2]
-        relay = next((row[0] for replica, row in present.items() if keeps_run(replica)), None)
-        for replica, member in list(self.live.items()):
-            if replica not in present or present[replica][0] != member:
+        changed, self._changed = sorted(self._changed), set()
+        for replica in changed:
+            member, present = self.live.get(replica), self._present(replica)
+            if member is not None and (present is None or present[0] != member):
                 del self.live[replica]
                 self._gone[replica] = member.incarnation
                 self._channel.forget(member)
                 self._tell(ReplicaLeft(member))
-        if relay != self._relay and relay is not None:
-            self._relay = relay
+        relay = self._present(ONE_RECORDER)
+        if relay is not None and relay[0] != self._relay:
+            self._relay = relay[0]
             for replica in sorted(self.live):
                 if replica != self._member.replica and self._reach.meets(replica) == "relay":
-                    self._channel.relay(self.live[replica], relay)
-        for replica, (member, endpoints, machine) in sorted(present.items()):
-            if replica not in self.live and replica.role in self._roles:
-                dialled = self._endpoints(endpoints, machine, own, directory.keys) if endpoints else None
-                if self._meet(member, dialled, relay):
-                    self.live[replica] = member
-                    self._tell(ReplicaJoined(member))
+                    self._channel.relay(self.live[replica], self._relay)
+        for replica in changed:
+            present = self._present(replica)
+            if present is None or replica in self.live or not self._is_met(replica):
+                continue
+            member, endpoints, machine = present
+            dialled = self._endpoints(endpoints, machine, own[2], news.directory.keys) if endpoints else None
+            if self._meet(member, dialled, None if relay is None else relay[0]):
+                self.live[replica] = member
+                self._tell(ReplicaJoined(member))
+            else:
+                self._changed.add(replica)
+
+    def _is_met(self, replica: Replica) -> bool:
+        return replica.role in self._roles and any(met.holds(replica) for met in self._met)
+
+    def _present(self, replica: Replica) -> tuple[Member, Sequence[str], str] | None:
+        """The row of a replica, unless that names a life which has gone."""
+        row = self._rows.get(replica)
+        return None if row is None or self._is_former(row[0]) else row
 
     def _endpoints(self, endpoints: Sequence[str], machine: str, own: str, keys: Mapping[str, str]) -> Endpoints:
         """The endpoints of a host on `machine`, for a host on the machine `own`.
@@ -316,7 +404,9 @@ class Supply:
             self._found[source] = Starved(consumer, source, round(spent / items), round(rest / items))
 
 
-def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Formed, **figures: Any) -> Message:
+def message_of(
+    host: Host, channel: DiallingChannel, now: Instant, *, formed: Formed, roster: HostRoster, **figures: Any
+) -> Message:
     """What a host tells its daemon of itself in every message; `figures` are those that only its process knows."""
     traffic, published, member = host.traffic, host.published, host.member
     firings, reachability = host.busy.firings(now), channel.reachability()
@@ -345,7 +435,7 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
         **figures,
     )
     told = {"replica": str(member.replica), "incarnation": member.incarnation, "published": published}
-    return {**told, "figures": msgspec.to_builtins(known)}
+    return {**told, **roster.said(), "figures": msgspec.to_builtins(known)}
 
 
 KEPT_BEATS_MAX: Final = 8
@@ -518,6 +608,7 @@ class HostProcess:
             tell=self._host.handle,
             is_here=partial(loopback_marks.is_here, life.run),
         )
+        self._roster = HostRoster(met_by(plan, life.member.replica))
         self._mark: socket.socket | None = None
         self._endpoints = list[str]()
         self._island = ONE_PROCESS if island is None else island.processes
@@ -585,8 +676,10 @@ class HostProcess:
         if "is_stopping" in message:
             self._host.follow_stop(is_stopping=message["is_stopping"])
         match message["type"]:
-            case "roster":
-                self._take_roster(message["members"], message["directory"], message["forms"])
+            case "roster" | "beat":
+                news = self._roster.take(message)
+                if news is not None:
+                    self._take_roster(news)
             case "leave":
                 if not self._host.leave_requested:
                     self._host.request_leave()
@@ -601,13 +694,13 @@ class HostProcess:
     def was_on(self, member: Member) -> str:
         return self._meetings.was_on(member)
 
-    def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
-        """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
-        directory = msgspec.convert(known, Directory)
+    def _take_roster(self, news: RosterNews) -> None:
+        """Apply a roster: meet new members, forget those that are gone."""
         if self._reach.keys is not None:
-            self._reach.keys.replace({key: machine for machine, key in directory.keys.items()})
-        self._meetings.follow(rows, directory)
-        self._island.on_roster(rows, msgspec.convert(forms, list[Form]))
+            self._reach.keys.replace({key: machine for machine, key in news.directory.keys.items()})
+        self._meetings.follow(news)
+        if self._island is not ONE_PROCESS:
+            self._island.on_roster(self._roster.rows, news.forms)
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -617,6 +710,7 @@ class HostProcess:
             self._channel,
             self._clock.now(),
             formed=self._island.form_result,
+            roster=self._roster,
             cpu_seconds=used.ru_utime + used.ru_stime + self._island.cpu_seconds(),
             memory_bytes=self._memory.peak_bytes,
             places=self._places_of_user(),

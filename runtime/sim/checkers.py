@@ -20,7 +20,6 @@ from isthmus.runtime.cores.membership_messages import Stall
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import ONE_RECORDER, Member, Replica, leader
 from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Kill, Mute, RefuseStarts
 from isthmus.runtime.sim.host import Life
@@ -42,6 +41,7 @@ from isthmus.runtime.supervision.incidents import (
     Unserved,
 )
 from isthmus.runtime.supervision.liveness import BEAT, LAST_BEATS
+from isthmus.runtime.supervision.rosters import Row
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN
 
 PAYLOADS_MAX: Final = 400

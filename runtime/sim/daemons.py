@@ -30,9 +30,10 @@ from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited, Happened
-from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, Directory, Row
+from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, Directory
+from isthmus.runtime.supervision.rosters import Row
 from isthmus.runtime.supervision.station import Station
-from isthmus.runtime.supervision.station_events import FollowHome, TellHosts
+from isthmus.runtime.supervision.station_events import FollowHome
 from isthmus.runtime.tape.writing import Tape
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 
@@ -301,8 +302,6 @@ class SimulatedDaemon(Ground):
         self._stations: list[Station] = []
         self._drivers: dict[str, Driver] = {}
         """Those of its present cores, by name."""
-        self._roster: tuple[Row, ...] = ()
-        """The hosts of the run, as its station has learned last."""
         self._heard: set[str] = set()
         """The machines whose reports have arrived: they follow this home."""
         clock = DaemonClock(shared.clock, self._died)
@@ -394,8 +393,6 @@ class SimulatedDaemon(Ground):
     def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
         def performing(command: Any) -> None:
             self._live_on()
-            if isinstance(command, TellHosts):
-                self._roster = command.roster or self._roster
             perform(command)
 
         driver = Driver(core, performing, self.clock.now, segment_bytes=SEGMENT_BYTES)
@@ -487,7 +484,7 @@ class SimulatedDaemon(Ground):
 
     def _report(self, message: Message) -> None:
         """A report of the outpost here."""
-        told = self._machine.lied(message, self._roster)
+        told = self._machine.lied(message, self._stations[-1].rows() if self._stations else ())
         self._reach(self._machine.follows[0], lambda daemon: daemon._reported(self._machine.name, told))
 
     def _reported(self, machine: str, message: Message) -> None:

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
-import msgspec
-
 from isthmus.runtime.channels.contract import Parcel, Receiver
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_messages import PHASES, Phase
@@ -26,14 +24,16 @@ from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import (
     DaemonSilence,
+    HostRoster,
     Meeting,
     Meetings,
     Parting,
     PeerReach,
-    Row,
+    RosterNews,
     is_orphan,
     is_searching,
     message_of,
+    met_by,
     phase,
     suspended,
 )
@@ -46,7 +46,8 @@ from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Ether, EtherSockets
 from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Directory, Form, Formed
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Formed
+from isthmus.runtime.supervision.rosters import Row
 from isthmus.runtime.tape.reading import TapeFiles, named
 from isthmus.runtime.tape.writing import Piece, Tape, frames
 from isthmus.runtime.wire.channel import WireChannel
@@ -248,6 +249,7 @@ class Life:
             on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
         )
+        self.roster = HostRoster(met_by(self.plan, member.replica))
         self.meetings = Meetings(
             self.plan,
             member,
@@ -305,7 +307,7 @@ class Life:
 
     def say(self) -> None:
         """Send a heartbeat to the daemon."""
-        told = message_of(self.host, self.channel, self.clock.now(), formed=self.formed)
+        told = message_of(self.host, self.channel, self.clock.now(), formed=self.formed, roster=self.roster)
         kind = "over" if self._is_over else "heartbeat"
         said = {"type": kind, "run": RUN.name, "pid": self.pid, "endpoints": self.endpoints, "phase": self.phase}
         self._setting.spoke(self, encode_message({**told, **said}))
@@ -353,9 +355,10 @@ class Life:
         if "is_stopping" in message:
             self.host.follow_stop(is_stopping=message["is_stopping"])
         match message["type"]:
-            case "roster":
-                directory = msgspec.convert(message["directory"], Directory)
-                self._take_roster(message["members"], directory, msgspec.convert(message["forms"], list[Form]))
+            case "roster" | "beat":
+                news = self.roster.take(message)
+                if news is not None:
+                    self._take_roster(news)
             case "leave":
                 if not self.host.leave_requested:
                     self.host.request_leave()
@@ -365,14 +368,14 @@ class Life:
                     at = Instant(self.clock.now() + round(EXIT_SECONDS * 1e9))
                     self.clock.call_at(at, lambda: self._leave(Exited(0)))
 
-    def _take_roster(self, rows: Sequence[Row], directory: Directory, forms: Sequence[Form]) -> None:
-        for form in forms:
+    def _take_roster(self, news: RosterNews) -> None:
+        for form in news.forms:
             if form.members[0] == self.member and form.number > self.formed.number:
                 stall = FORMING_NS if self.formed.number else 0
                 self.formed = Formed(form.number, len(form.members), stall)
         for checker in self.checkers:
-            checker.rostered(self, rows)
-        self.meetings.follow(rows, directory)
+            checker.rostered(self, self.roster.rows)
+        self.meetings.follow(news)
 
     def _leave(self, how: Exited) -> None:
         """Exit by itself."""

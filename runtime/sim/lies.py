@@ -24,13 +24,13 @@ from isthmus.runtime.supervision.messages import (
     Over,
     Report,
     ReportError,
-    Row,
     Seen,
     ShownHost,
     Stamp,
     hints_of,
     report_of,
 )
+from isthmus.runtime.supervision.rosters import Row
 from isthmus.runtime.wire.control_messages import Message
 
 ANY: Final = "any"

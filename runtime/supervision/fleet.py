@@ -65,6 +65,8 @@ class MachineLives:
     """When a refused report of it was recorded last."""
     is_far: bool = False
     """Its last report says so."""
+    rostered: int = 0
+    """The mark of the roster that it holds, likewise."""
 
     @property
     def is_silent(self) -> bool:

@@ -50,7 +50,8 @@ from isthmus.runtime.supervision.home_events import (
 )
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.liveness import HostLiveness
-from isthmus.runtime.supervision.messages import Report, Row, Stamp
+from isthmus.runtime.supervision.messages import Report, Stamp
+from isthmus.runtime.supervision.rosters import RosterChange, Row
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
 
@@ -281,7 +282,7 @@ class Home:
         if machine.is_leaving and not report.is_leaving:  # Its daemon was killed while it left, and this is the next.
             machine.is_leaving = False
             lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
-        machine.is_leaving, machine.is_far = report.is_leaving, report.is_far
+        machine.is_leaving, machine.is_far, machine.rostered = report.is_leaving, report.is_far, report.rostered
         # An earlier daemon's journal was lost. For this machine alone: what it says moves no other's orders.
         epoch = max(run.stamp.epoch, machine.epoch)
         if report.obeyed.term == run.stamp.term and report.obeyed > Stamp(run.stamp.term, epoch, run.stamp.number):
@@ -370,7 +371,7 @@ class Home:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def _roster(self) -> tuple[Row, ...]:
+    def _rows(self) -> list[Row]:
         rows = []
         for member in self._run.liveness.members():
             if gang_number(member.replica):  # A follower has connections with its leader only.
@@ -379,15 +380,30 @@ class Home:
             heartbeat = None if life is None else life.seen.heartbeat
             endpoints = () if heartbeat is None else heartbeat.endpoints or heartbeat.door or ()
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
-        return tuple(rows)
+        return rows
+
+    def _rosters(self) -> tuple[tuple[RosterChange, ...], dict[str, int]]:
+        """The changes of the roster that machines lack, by what they hold, and which of them a machine lacks."""
+        table, held = self._run.roster, dict[int, int]()
+        table.follow(self._rows())
+        changes, lacking = list[RosterChange](), dict[str, int]()
+        for name, machine in self.fleet.machines.items():
+            if machine.is_away:
+                continue
+            if machine.rostered not in held and (change := table.after(machine.rostered)) is not None:
+                held[machine.rostered] = len(changes)
+                changes.append(RosterChange(table.mark, *change))
+            if machine.rostered in held:
+                lacking[name] = held[machine.rostered]
+        return tuple(changes), lacking
 
     def _order(self) -> None:
-        """Send complete orders to every machine; none while the lives of the run are unknown."""
+        """Send orders to every machine; none while the lives of the run are unknown."""
         run, fleet = self._run, self.fleet
         run.has_news = False  # Also while unsure: `adopted_all` has news of its own.
         if run.is_unsure:
             return
-        roster = None if run.adopting else self._roster()
+        rosters = ((), {}) if run.adopting else self._rosters()
         machines = (fleet.home, *fleet.others)
         run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)  # Stations ignore what is not newer.
         flags = run.is_stopping, run.is_ending
@@ -395,7 +411,7 @@ class Home:
         wanted, forms = fleet.wanted(), run.forms
         if self.is_set_aside:  # Hosts elsewhere go on as if this home had died: they forget nobody.
             wanted = {fleet.home: wanted[fleet.home]}
-        orders = SendOrders(wanted, roster, machines, *flags, run.stamp, fleet.away, fleet.home, forms, epochs)
+        orders = SendOrders(wanted, *rosters, machines, *flags, run.stamp, fleet.away, fleet.home, forms, epochs)
         run.commands.append(orders)
 
     # -- invariants ----------------------------------------------------------------------------------------------------

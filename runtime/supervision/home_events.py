@@ -18,7 +18,8 @@ from isthmus.runtime.supervision.incidents import (
     MachineTaken,
     NumbersLost,
 )
-from isthmus.runtime.supervision.messages import Form, Orders, Report, ReportFault, Row, Stamp, Wanted
+from isthmus.runtime.supervision.messages import Form, Orders, Report, ReportFault, Stamp, Wanted
+from isthmus.runtime.supervision.rosters import RosterChange
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
 
 DAEMON: Final = Member(Replica("daemon", 0), 1)
@@ -290,11 +291,13 @@ class NoteJournal(Record, frozen=True):
 class SendOrders(Record, frozen=True):
     """Send each machine its wanted lives, and all the rest, as in Orders; machines that are `over` are not needed.
 
-    `epochs` has those of machines that have obeyed orders of a later one than that of `stamp`.
+    `lacking` has the numbers of the `changes` of the roster that machines lack, `machines` those that take part, and
+    `epochs` those of machines that have obeyed orders of a later one than that of `stamp`.
     """
 
     wanted: dict[str, tuple[Wanted, ...]]
-    roster: tuple[Row, ...] | None
+    changes: tuple[RosterChange, ...]
+    lacking: dict[str, int]
     machines: tuple[str, ...]
     is_stopping: bool
     is_ending: bool
@@ -306,10 +309,11 @@ class SendOrders(Record, frozen=True):
 
     def by_machine(self) -> Iterator[tuple[str, Orders]]:
         """The orders of each machine."""
-        rest = self.roster, self.machines, self.is_stopping, self.is_ending
+        flags = self.is_stopping, self.is_ending
         for machine, wanted in self.wanted.items():
             stamp = Stamp(self.stamp.term, self.epochs.get(machine, self.stamp.epoch), self.stamp.number)
-            yield machine, Orders(wanted, *rest, machine in self.over, stamp, self.home, self.forms)
+            roster = self.changes[self.lacking[machine]] if machine in self.lacking else None
+            yield machine, Orders(wanted, roster, *flags, machine in self.over, stamp, self.home, self.forms)
 
 
 class WriteIncident(Record, frozen=True):

@@ -12,6 +12,7 @@ from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import HomeCommand, Outcome, WriteIncident
 from isthmus.runtime.supervision.liveness import HostLiveness, Reach, Repeats, Restarts, Service
 from isthmus.runtime.supervision.messages import Form, Seen, Stamp
+from isthmus.runtime.supervision.rosters import Table
 
 
 @dataclass(slots=True)
@@ -122,6 +123,8 @@ class RunState:
     abandon_at: Instant | None = None
     islands: list[ElasticIsland] = field(default_factory=list)
     """The elastic ones."""
+    roster: Table = field(default_factory=Table)
+    """The rows that hosts are told."""
     commands: list[HomeCommand] = field(default_factory=list)
     has_news: bool = False
     """Orders must be sent."""

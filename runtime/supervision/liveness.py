@@ -110,7 +110,7 @@ class HostLiveness:
         return [member for member, _, _ in self._core.roster()]
 
     def has(self, member: Member) -> bool:
-        return member in self.members()
+        return self._core.has(member)
 
     def silence(self, member: Member, now: Instant) -> Endurance | None:
         """How long a member that is suspect has been silent, and may be; None for any other."""

@@ -11,7 +11,7 @@ that whatever `report_of` and `shown_of` return can be counted, stored and shown
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -33,6 +33,7 @@ from isthmus.runtime.supervision.incidents import (
     Starved,
     Text,
 )
+from isthmus.runtime.supervision.rosters import DirectoryChange, MachineRow, RosterChange
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Of processors: 30,000 years."""
@@ -76,9 +77,6 @@ BEAT_SECONDS: Final = 0.5
 LONELY_BEATS: Final = 1200
 """Ten minutes, unless the run sets another limit: after so long without orders the run is lost, and nothing else would
 ever end its hosts."""
-
-Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
-"""A row of a roster: (replica, incarnation, endpoints, machine) of a live member."""
 
 
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -284,6 +282,8 @@ class Report(Part, frozen=True):
     """Its hosts end by themselves, and none begins."""
     is_far: bool = False
     """What it says comes through a bucket, seconds later, and minutes where that is away."""
+    rostered: Count = 0
+    """The mark of the roster that it holds."""
 
 
 class Wanted(Part, frozen=True):
@@ -302,10 +302,8 @@ class Orders(Part, frozen=True):
     """The lives that a machine should have; it ends all others."""
 
     wanted: tuple[Wanted, ...] = ()
-    roster: tuple[Row, ...] | None = None
-    """For all hosts; None: unchanged."""
-    machines: tuple[str, ...] = ()
-    """Those that take part."""
+    roster: RosterChange | None = None
+    """What has changed in that since the one which this machine holds; None: nothing."""
     is_stopping: bool = False
     is_ending: bool = False
     is_over: bool = False
@@ -328,6 +326,23 @@ class Directory(Part, frozen=True):
         """The part of it about these machines."""
         keys = {name: key for name, key in self.keys.items() if name in machines}
         return Directory(keys, {name: owner for name, owner in self.owners.items() if name in machines})
+
+    def row(self, name: str) -> MachineRow | None:
+        """What it says of a machine; None for nothing."""
+        key, owner = self.keys.get(name, ""), self.owners.get(name)
+        return (name, key, owner) if key or owner is not None else None
+
+    def rows(self) -> list[MachineRow]:
+        """What it says of each machine."""
+        names = dict.fromkeys((*self.keys, *self.owners))
+        return [row for row in map(self.row, names) if row is not None]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[MachineRow]) -> Directory:
+        """The directory with these rows."""
+        listed = list(rows)
+        keys = {name: key for name, key, _ in listed if key}
+        return cls(keys, {name: owner for name, _, owner in listed if owner is not None})
 
 
 NOBODY: Final = Directory()
@@ -361,10 +376,10 @@ def shown_of(plain: Any) -> tuple[ShownHost, ...]:
     return shown
 
 
-def directory_of(plain: Any) -> Directory:
-    """The directory decoded from plain data; ValueError if it is not valid."""
+def directory_of(plain: Any) -> DirectoryChange | None:
+    """The change of a directory decoded from plain data; ValueError if it is not valid."""
     try:
-        return msgspec.convert(plain, Directory)
+        return msgspec.convert(plain, DirectoryChange | None)
     except msgspec.ValidationError as error:
         raise ValueError(f"no directory: {error}") from None
 

@@ -14,6 +14,9 @@ it adopts hosts by their heartbeats, and begins nothing.
 A machine that is to leave begins no life. Its learners are asked to leave first, then the recorder, which has what they
 gave; what is left at the end of the time for that is killed.
 
+Not all processes start at once: so many that were asked for have not spoken yet, and the next ones wait for their first
+heartbeats. What is no island starts first.
+
 Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. A run has
 one home in each term; a station follows the home of the highest term that it has seen, and turns away all others.
 """
@@ -23,15 +26,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import CoreSubject, demand
-from isthmus.runtime.ids import Member, Replica, keeps_run, takes_island
+from isthmus.runtime.ids import Member, Replica, keeps_run, leader, takes_island
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
-from isthmus.runtime.supervision.messages import LONELY_BEATS, Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
+from isthmus.runtime.supervision.messages import LONELY_BEATS, Form, Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
+from isthmus.runtime.supervision.rosters import Met, MetRoles, RosterChange, Row, Table
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -68,7 +72,18 @@ SILENT_BEATS: Final = 4
 UNSURE_BEATS: Final = 20
 """Ten seconds: a host finds a new daemon within two or three."""
 
+STARTING_MAX: Final = 32
+"""Processes that start at once: more than the islands of a large machine. Of a thousand on one, all would share its
+cores until none has spoken within `run.first_beat_seconds`."""
+STARTING_BEATS: Final = 120
+"""A minute: a script may take as long as it likes to speak, and others do not wait for it."""
+
 STATE: Final = Kind(("supervision", "cores", "ids"))
+
+
+Told: TypeAlias = tuple[bool, bool, tuple[Form, ...], bool]
+"""What a host is told beside the roster: whether the run is stopping, whether the host is to end, the forms of its
+island, whether it is to leave."""
 
 
 @dataclass(slots=True)
@@ -85,6 +100,14 @@ class Process:
     idle: Duration = NOTHING
     silent_beats: int = 0
     """Beats of the daemon since its last heartbeat."""
+    meets: MetRoles | None = None
+    """The replicas that it meets; None: all."""
+    asks: int = 0
+    """How often it had asked for the whole roster when that was sent to it."""
+    told: int | None = None
+    """The version of the roster that it was told last; None: none."""
+    heard: Told | None = None
+    """What else it was told last."""
 
     def seen(self) -> Seen:
         """Its entry in a report."""
@@ -102,19 +125,25 @@ class Station:
     """The processes of one run on one machine.
 
     `is_at_home`: the home is in the same daemon, so that reports are prompt and orders never fail to arrive; elsewhere
-    the station waits for them for `lonely_beats`.
+    the station waits for them for `lonely_beats`. At most `starting_max` processes start at once.
     """
 
-    def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS) -> None:
+    def __init__(self, *, is_at_home: bool, lonely_beats: int = LONELY_BEATS, starting_max: int = STARTING_MAX) -> None:
         self.refused: Counter[str] = Counter()
         self.lives: dict[Replica, Process] = {}
         self._is_at_home, self._lonely_beats_max = is_at_home, lonely_beats
         self._home, self._term = "", 1
         self._noting: set[Member] = set()
+        self._starting_max = starting_max
+        self._queue: dict[Replica, Member] = {}
+        """Recorded lives whose processes are not asked for yet."""
         self._starting: dict[Replica, Member] = {}
         self._ended: dict[Replica, Gone] = {}
         self._newest: dict[Replica, int] = {}
         self._orders: Orders | None = None
+        self._roster = Table()
+        self._has_roster = False
+        self._wanted: set[Member] = set()
         self._obeyed = Stamp()
         self._lonely_beats = self._unsure_beats = 0
         self._leaving_beats: int | None = None
@@ -165,6 +194,10 @@ class Station:
         """The lives whose threads the user's code may have, with their processes."""
         return {life.member: life.pid for life in self.lives.values() if life.is_in_user_code}
 
+    def rows(self) -> tuple[Row, ...]:
+        """The roster that it holds."""
+        return self._roster.rows()
+
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def _begin(self, event: StationBegan) -> list[StationCommand]:
@@ -205,9 +238,12 @@ class Station:
             self.refused["orders that came late"] += 1
             return []
         self._obeyed = orders.stamp
-        if orders.roster is None and self._orders is not None:
-            orders = msgspec.structs.replace(orders, roster=self._orders.roster)
-        self._orders = orders  # Before any life is judged: `_is_wanted` reads them.
+        if orders.roster is not None:
+            self._roster.take(orders.roster)
+            self._has_roster |= self._roster.mark == orders.roster.mark
+        self._orders = msgspec.structs.replace(orders, roster=None)
+        # Before any life is judged.
+        self._wanted = {each.member for each in orders.wanted if not each.is_condemned}
         wanted = {each.member.replica: each for each in orders.wanted}
         # Before the missing are found: the home no longer asks for the others, so their replicas may begin anew.
         self._ended = {
@@ -219,7 +255,7 @@ class Station:
         for life in self.lives.values():
             if not self._is_wanted(life.member):
                 commands.append(KillProcess(life.member))
-        missing, is_news = [], not self._is_at_home
+        missing, is_news = [], self._drop_unwanted() or not self._is_at_home
         for replica, each in wanted.items():
             if replica in self.lives or replica in self._ended or self._is_beginning(replica):
                 continue
@@ -234,26 +270,45 @@ class Station:
         if missing:
             self._noting.update(missing)  # No number is recorded twice: the next orders find it beginning.
             commands.append(NoteLives(tuple(missing)))
-        return [*commands, *self._tell(), *([self._report()] if is_news else [])]
+        return [*commands, *self._tell_changes(), *([self._report()] if is_news else [])]
 
     def _start(self, members: tuple[Member, ...]) -> list[StationCommand]:
         """Start the processes of recorded lives, as far as they are still wanted."""
         if self._is_lost:  # These members are those that may have been begun before.
             self._is_lost = False
             return [NoteFound()]
-        commands: list[StationCommand] = []
+        if len(self._queue) + len(members) > self._starting_max:
+            members = tuple(sorted(members, key=lambda member: takes_island(member.replica)))
         for member in members:
             self._noting.discard(member)
             self._newest[member.replica] = member.incarnation  # Wanted or not: a recorded number is never begun again.
-            if self._may_begin(member):
-                self._starting[member.replica] = member
-                commands.append(StartProcess(member))
-            else:
-                self._ended[member.replica] = Gone(member, Unseen())
-        return commands
+            self._queue[member.replica] = member
+        self._drop_unwanted()
+        return self._start_next()
+
+    def _drop_unwanted(self) -> bool:
+        """Have what waits for its process and is not wanted any more end; returns whether there was any."""
+        dropped = [member for member in self._queue.values() if not self._may_begin(member)]
+        for member in dropped:
+            del self._queue[member.replica]
+            self._ended[member.replica] = Gone(member, Unseen())
+        return bool(dropped)
+
+    def _start_next(self) -> list[StationCommand]:
+        """Start the next processes, as far as those before them have spoken."""
+        if not self._queue:
+            return []
+        silent = sum(not life.beats and life.silent_beats < STARTING_BEATS for life in self.lives.values())
+        free = self._starting_max - len(self._starting) - silent
+        started = list(self._queue.values())[: max(0, free)]
+        for member in started:
+            del self._queue[member.replica]
+            self._starting[member.replica] = member
+        return [StartProcess(member) for member in started]
 
     def _is_beginning(self, replica: Replica) -> bool:
-        return replica in self._starting or any(member.replica == replica for member in self._noting)
+        is_asked = replica in self._starting or replica in self._queue
+        return is_asked or any(member.replica == replica for member in self._noting)
 
     def _may_begin(self, member: Member) -> bool:
         return self._leaving_beats is None and self._is_wanted(member)
@@ -262,11 +317,12 @@ class Station:
         """Whether a life is wanted; before the first orders, all are."""
         if self._orders is None or self._is_over:
             return not self._is_over
-        return any(each.member == member and not each.is_condemned for each in self._orders.wanted)
+        return member in self._wanted
 
     def _leave(self) -> list[StationCommand]:
         """End every process; the station closes once none is left."""
         self._is_over = True  # First: the station closes with the last process, which may be none.
+        self._queue.clear()
         return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
 
     def _begin_to_leave(self, beats: int) -> list[StationCommand]:
@@ -274,7 +330,8 @@ class Station:
         if self._leaving_beats is not None or self._is_over:
             return []
         self._leaving_beats, self._leaving_half = beats, beats // 2
-        return [*self._tell(), self._report(), *self._leave_if_done()]
+        self._drop_unwanted()
+        return [*self._tell(self._speaking()), self._report(), *self._leave_if_done()]
 
     def _departing(self) -> tuple[Member, ...]:
         """The hosts that are to leave now: learners; once these have, or have had half of the time, the recorder."""
@@ -316,7 +373,7 @@ class Station:
         member = event.member
         self._starting.pop(member.replica, None)
         self._ended[member.replica] = Gone(member, NotStarted(event.error))
-        return [self._report(member.replica), *self._close_if_alone()]
+        return [self._report(member.replica), *self._start_next(), *self._close_if_alone()]
 
     def _end(self, event: ProcessEnded) -> list[StationCommand]:
         life = self.lives.get(event.member.replica)
@@ -325,9 +382,9 @@ class Station:
         del self.lives[event.member.replica]  # Before the report, which would list it as running.
         used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
         self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.flows)
-        next_to_leave = [] if self._leaving_beats is None else self._tell()
+        next_to_leave = [] if self._leaving_beats is None else self._tell(self._speaking())
         reported = [self._report(event.member.replica)]
-        return [*reported, *next_to_leave, *self._leave_if_done(), *self._close_if_alone()]
+        return [*reported, *next_to_leave, *self._start_next(), *self._leave_if_done(), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -350,13 +407,15 @@ class Station:
             return [*commands, DismissHost(member)]
         # Compared with the heartbeat before, so before that is replaced.
         is_news = not life.beats or (event.error and not life.error) or event.over != life.over
+        if event.meets != life.meets or event.asks > life.asks or not life.beats:
+            life.meets, life.asks, life.told = event.meets, event.asks, None
         life.heartbeat, life.beats, life.silent_beats = event.heartbeat, life.beats + 1, 0
         life.error, life.over = life.error or event.error, event.over
-        if is_news:
-            commands += self._tell(member)  # A new host waits for its first roster.
+        if is_news or (life.told is None and self._has_roster):
+            commands += self._tell([life])  # A new host waits for its first roster, and one that has missed some.
         if is_news or self._is_at_home:
             commands.append(self._report(member.replica))
-        return commands
+        return [*commands, *self._start_next()]
 
     def _beat(self, event: StationBeat) -> list[StationCommand]:
         commands: list[StationCommand] = []
@@ -370,22 +429,63 @@ class Station:
         for life in self.lives.values():  # Before the report, which excuses the silence.
             life.is_stopped = life.member in event.stopped
             life.idle, life.silent_beats = idle.get(life.member, Duration(0)), life.silent_beats + 1
-        commands += [*self._tell(), self._report()]
+        commands += [*self._tell(self._speaking()), self._report()]
         # After a last report: the home may still be there, and only its orders be lost.
         if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:
             commands += self._leave()
-        return [*commands, *self._leave_if_done(), *self._close_if_alone()]
+        return [*commands, *self._start_next(), *self._leave_if_done(), *self._close_if_alone()]
 
-    def _tell(self, *members: Member) -> list[StationCommand]:
-        """Send hosts (all, where none is named) the home's last roster, flags and forms."""
-        named = members or tuple(life.member for life in self.lives.values() if life.beats)
+    def _speaking(self) -> list[Process]:
+        return [life for life in self.lives.values() if life.beats]
+
+    def _tell_changes(self) -> list[StationCommand]:
+        """Tell those hosts what has changed for which something has; the others hear of it at the next beat."""
+        roster, departing, news = self._roster, self._departing(), dict[tuple[int, Met], bool]()
+        changed = []
+        for life in self._speaking():
+            if life.heard != self._heard_by(life, departing):
+                changed.append(life)
+            elif self._has_roster and life.told != roster.version:
+                if life.told is None or life.meets is None:
+                    changed.append(life)
+                    continue
+                for met in life.meets:  # What many hosts meet is looked up once.
+                    key = life.told, met
+                    if key not in news:
+                        news[key] = roster.has_news(*key)
+                    if news[key]:
+                        changed.append(life)
+                        break
+        return self._tell(changed)
+
+    def _heard_by(self, life: Process, departing: tuple[Member, ...]) -> Told:
         orders = self._orders or Orders()
-        if not named:
-            return []
-        flags = orders.is_stopping, orders.is_ending
-        departing = self._departing()
-        leaving = tuple(member for member in named if member in departing)
-        return [TellHosts(named, orders.roster, orders.machines, *flags, orders.forms, leaving)]
+        island = leader(life.member.replica)
+        forms = tuple(form for form in orders.forms if form.leader == island)
+        return orders.is_stopping, orders.is_ending, forms, life.member in departing
+
+    def _tell(self, lives: list[Process]) -> list[StationCommand]:
+        """Send hosts what they lack of the home's roster, flags and forms."""
+        departing, groups = self._departing(), dict[Any, list[Member]]()
+        for life in lives:
+            life.heard = self._heard_by(life, departing)
+            change = None
+            if self._has_roster:
+                change = self._lacking(life)
+                life.told = self._roster.version
+            groups.setdefault((change, life.heard[:3]), []).append(life.member)
+        commands: list[StationCommand] = []
+        for (change, (is_stopping, is_ending, forms)), members in groups.items():
+            leaving = tuple(member for member in members if member in departing)
+            commands.append(TellHosts(tuple(members), change, is_stopping, is_ending, forms, leaving))
+        return commands
+
+    def _lacking(self, life: Process) -> RosterChange:
+        """What a host lacks of the roster, of the replicas that it meets."""
+        if life.told == self._roster.version:
+            return RosterChange(self._roster.version, life.told)
+        rows, gone = self._roster.since(life.told or 0, life.meets)
+        return RosterChange(self._roster.version, life.told, rows, gone if life.told is not None else ())
 
     def _report(self, *replicas: Replica) -> StationCommand:
         """Report some lives to the home, or all."""
@@ -398,6 +498,7 @@ class Station:
                 newest,
                 self._obeyed,
                 self._leaving_beats is not None,
+                rostered=self._roster.mark,
             )
         )
 
@@ -417,7 +518,7 @@ class Station:
             _demand(
                 life.member.incarnation <= newest, about, "{} lives, and {} is the newest number", life.member, newest
             )
-        for replica, member in self._starting.items():
+        for replica, member in (*self._starting.items(), *self._queue.items()):
             about = (CoreSubject("replica", replica),)
             _demand(self._newest.get(replica) == member.incarnation, about, "{} is started and was not noted", member)
         _demand(not self._is_closed or not (self.lives or self._starting), (), "it is closed, and processes are there")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.ids import Member, Record
+from isthmus.runtime.ids import Count, Member, Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
-from isthmus.runtime.supervision.messages import Form, Heartbeat, Orders, Over, Report, Row
+from isthmus.runtime.supervision.messages import Form, Heartbeat, Orders, Over, Report
+from isthmus.runtime.supervision.rosters import MetRoles, RosterChange
 
 
 class Remembered(Record, frozen=True):
@@ -82,13 +83,16 @@ class ProcessEnded(Record, frozen=True):
 
 
 class HostSpoke(Record, frozen=True):
-    """A host, whose process is `pid`, sent a heartbeat; `error`: a body raised; `over`: a recorder has finished."""
+    """A host, whose process is `pid`, sent a heartbeat; `error`: a body raised; `over`: a recorder has finished; it
+    `meets` these replicas (None: all), and has asked for the whole roster so often."""
 
     member: Member
     pid: int
     heartbeat: Heartbeat
     error: Raised | None = None
     over: Over | None = None
+    meets: MetRoles | None = None
+    asks: Count = 0
 
 
 class StationBeat(Record, frozen=True):
@@ -168,14 +172,14 @@ class KillProcess(Record, frozen=True):
 
 
 class TellHosts(Record, frozen=True):
-    """Send these hosts the roster (None: only a sign of life), and whether the run is stopping and they are to end.
+    """Send these hosts what they lack of the roster (None: it is not known), and whether the run is stopping and they
+    are to end.
 
     Those that are `leaving` are to leave the run.
     """
 
     members: tuple[Member, ...]
-    roster: tuple[Row, ...] | None
-    machines: tuple[str, ...]
+    roster: RosterChange | None
     is_stopping: bool
     is_ending: bool
     forms: tuple[Form, ...] = ()

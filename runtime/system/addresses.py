@@ -12,6 +12,9 @@ LOOPBACK: Final = "127.0.0.1"
 """Where only processes of this machine come."""
 UNHEARD_MS_MAX: Final = 5_000
 """Between hosts, TCP gives a connection up when what was sent is not acknowledged for so long."""
+BACKLOG: Final = 4096
+"""Connections that the kernel has made and their listener has not taken yet, as many as it allows (somaxconn): what
+comes back is dialled by a whole run at once. Of 100, libzmq's default, the others would dial again a second later."""
 PROBED_AFTER_SECONDS, PROBE_SECONDS, PROBES_MAX = 5, 2, 3
 """It probes one that is silent for so long, so often, and gives it up after so many probes without an answer."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")

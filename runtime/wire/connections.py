@@ -614,7 +614,7 @@ class Connections:
         if peer.detour is not None:
             peer.detour.turn(was_up=was_up)
         if peer.route is not None:
-            at = Instant(self._clock.now() + peer.delay(self._limits))
+            at = Instant(self._clock.now() + peer.delay(self._limits, self.own.member))
             self._cancel_retry(peer)
             peer.cancel_retry = self._clock.call_at(at, partial(self._dial, peer))
         self._close_session(peer)

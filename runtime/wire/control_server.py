@@ -15,6 +15,7 @@ from typing import Final
 import zmq
 
 from isthmus.runtime.channels.crossings import Direction
+from isthmus.runtime.system.addresses import BACKLOG
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
@@ -78,6 +79,7 @@ class ControlServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
         security_curve.secure_server(self._socket, keys, "daemon", is_far=is_far)
         self._handshakes: Handshakes | None = None
         if keys is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from zlib import crc32
 
 import msgspec
 
@@ -304,11 +305,16 @@ class Peer:
         size_bytes = limits.relay_window_bytes if isinstance(self.route, Member) else limits.window_bytes
         return Intake(size_bytes, sum(held.cost for held in self.held))
 
-    def delay(self, limits: Limits) -> Duration:
-        """The back-off before the next attempt; doubles until one succeeds."""
+    def delay(self, limits: Limits, own: Member) -> Duration:
+        """The back-off of `own` before the next attempt; doubles until one succeeds.
+
+        From half of it to the whole, by the names of both and the attempt: those whose connections with one host ended
+        together do not dial it together.
+        """
         delay = min(limits.retry_min << min(self.attempts, 20), limits.retry_max)
+        share = crc32(f"{own} {self.member} {self.attempts}".encode()) / 2**32
         self.attempts += 1
-        return Duration(delay)
+        return Duration(round(delay * (1 + share) / 2))
 
     def is_idle(self) -> bool:
         """Whether nothing would be lost by forgetting it."""

@@ -32,7 +32,7 @@ import zmq
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system import forks
-from isthmus.runtime.system.addresses import PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX
+from isthmus.runtime.system.addresses import BACKLOG, PROBE_SECONDS, PROBED_AFTER_SECONDS, PROBES_MAX, UNHEARD_MS_MAX
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.peers import Gone, Limits, OnMessage, Purpose, Reached, Socket
@@ -444,4 +444,5 @@ def _options(kind: int, mark: int, *, is_far: bool) -> dict[int, int]:
     }
     if kind == zmq.ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1
+        options[zmq.BACKLOG] = BACKLOG
     return options

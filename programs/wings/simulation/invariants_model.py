@@ -25,7 +25,6 @@ from isthmus.programs import DEFAULT
 from isthmus.programs.engine.recorder.roles import PERIOD
 from isthmus.runtime.cores.membership_messages import Refused
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import LEARNER, ONE_RECORDER, Member, Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.faults import Forge
@@ -44,6 +43,7 @@ from isthmus.runtime.supervision.incidents import (
     Reformed,
     TooFewProcesses,
 )
+from isthmus.runtime.supervision.rosters import Row
 from isthmus.runtime.system.files import encoded
 
 

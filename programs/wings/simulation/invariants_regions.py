@@ -27,13 +27,13 @@ from isthmus.programs.wings.simulation.invariants_model import (
 )
 from isthmus.programs.wings.simulation.invariants_recoveries import FinalChecker, KeptWorkChecker
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import LEARNER, Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import Happened
+from isthmus.runtime.supervision.rosters import Row
 
 Tokens: TypeAlias = dict[tuple[int, int], int]
 """Tokens by (slot, incarnation)."""

@@ -20,8 +20,6 @@ from isthmus.runtime.errors import shortened
 from isthmus.runtime.ids import MachineOwner
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import (
-    NOBODY,
-    Directory,
     Heartbeat,
     Orders,
     Over,
@@ -30,6 +28,7 @@ from isthmus.runtime.supervision.messages import (
     Seen,
     Stamp,
 )
+from isthmus.runtime.supervision.rosters import DirectoryChange, RosterChange
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
@@ -37,8 +36,7 @@ ORDERS: Final = (
     Orders(),
     Orders(
         wanted("learner/0#2 syncer/0!"),
-        rows("learner/0#2 syncer/0@beta"),
-        ("alpha", "beta"),
+        RosterChange(7, 5, rows("learner/0#2 syncer/0@beta"), ("learner/1",)),
         is_stopping=True,
         is_ending=True,
         stamp=Stamp(2, 3, 77),
@@ -53,7 +51,7 @@ REPORTS: Final = (
         Stamp(2, 3, 77),
     ),
 )
-KNOWN: Final = Directory({"beta": "key"}, {"beta": MachineOwner("ann", 0.25), "gamma": MachineOwner("ann")})
+KNOWN: Final = DirectoryChange(9, 8, (("beta", "key", MachineOwner("ann", 0.25)), ("gamma", "", None)), ("delta",))
 SHOWN: Final = {life("learner/0#2"): {"published": {"inner-step": {"step": 7}}, "figures": {"memory_bytes": 9}}}
 
 
@@ -101,7 +99,7 @@ def test_no_text_of_an_error_leaves_a_machine_that_keeps_it() -> None:
 
 def test_a_machine_that_is_not_needed_is_told_that_all_is_over() -> None:
     orders, directory = read_orders(sent(over("alpha", 3)))
-    assert (orders, directory) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), NOBODY)
+    assert (orders, directory) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), None)
 
 
 FIRST: Final = [["learner", 0], 1]
@@ -169,8 +167,8 @@ def test_what_the_bodies_of_an_honest_machine_publish_never_costs_its_report(pub
     "message",
     [
         {},
-        {"orders": None, "directory": []},
-        {"orders": [[["learner/0"]]], "directory": []},
+        {"orders": None, "directory": None},
+        {"orders": [[["learner/0"]]], "directory": None},
         {"orders": [], "directory": 7},
     ],
 )

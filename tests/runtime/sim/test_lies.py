@@ -73,7 +73,7 @@ class Run(HomeStory):
     def __init__(self) -> None:
         super().__init__(FOUR_LEARNERS, PLACES)
         self.serve(1)
-        self.now, self.roster = 1.0, ()
+        self.now = 1.0
 
     def hears_of_beta(self, message: Message) -> None:
         """A report of beta, and what is honest of the others; a beat passes."""
@@ -90,7 +90,6 @@ class Run(HomeStory):
         for each in commands:
             if isinstance(each, SendOrders):
                 encode({"type": "orders", "epochs": [orders.stamp.epoch for _, orders in each.by_machine()]})
-                self.roster = each.roster or self.roster
 
     def is_unharmed(self) -> bool:
         """Whether the others have the lives that they had, none is condemned, and the run goes on."""
@@ -129,8 +128,8 @@ def test_a_value_in_a_field_is_refused_under_the_name_of_the_field_or_is_one_of_
 def test_no_value_in_any_field_harms_another_machine_or_makes_the_core_raise(number: int) -> None:
     run = Run()
     for beats, field in enumerate(FIELDS, 2):
-        lied = Liar(field, number, "", (ANSWER, UPDATE)).lied(of_report(told(beats), SHOWN), run.roster)
-        run.hears_of_beta(lied)
+        liar = Liar(field, number, "", (ANSWER, UPDATE))
+        run.hears_of_beta(liar.lied(of_report(told(beats), SHOWN), run.core._run.roster.rows()))
         assert run.is_unharmed(), (field, VALUES[number])
 
 
@@ -139,6 +138,6 @@ def test_no_claim_harms_another_machine(claim: str) -> None:
     run, liar = Run(), Liar(claim, 0, "7", (ANSWER, UPDATE))
     for beats in range(2, 40):
         run.hears_of_beta(of_report(told(beats), SHOWN))  # So that its hosts are heard, and may be believed.
-        run.hears_of_beta(liar.lied(of_report(told(beats), SHOWN), run.roster))
+        run.hears_of_beta(liar.lied(of_report(told(beats), SHOWN), run.core._run.roster.rows()))
     assert run.is_unharmed(), claim
     assert run.core._run.now == Instant(seconds(run.now))

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.supervision.messages import LONELY_BEATS, Gone, Heartbeat, Orders, Report, Seen, Stamp
+from isthmus.runtime.supervision.rosters import RosterChange, Row, Table
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
@@ -46,15 +47,30 @@ class StationStory:
 
 
 def orders(text: str = "", number: int = 1, **more: Any) -> OrdersCame:
-    """The `number`-th orders: to have these lives."""
-    return OrdersCame(Orders(wanted(text), stamp=Stamp(1, 1, number), **more))
+    """The `number`-th orders: to have these lives, and the roster as a whole where one is given."""
+    roster = whole(more.pop("roster")) if isinstance(more.get("roster"), tuple) else more.pop("roster", None)
+    return OrdersCame(Orders(wanted(text), roster, stamp=Stamp(1, 1, number), **more))
 
 
-def report(*told: Seen | Gone, newest: str = "", number: int = 1) -> SendReport:
-    """The home is told of these, and of the newest lives; a station tells what it has obeyed each time."""
+def mark_of(roster: tuple[Row, ...]) -> int:
+    """The mark of a table with these rows."""
+    table = Table()
+    table.follow(roster)
+    return table.mark
+
+
+def whole(roster: tuple[Row, ...]) -> RosterChange:
+    """A roster as a whole."""
+    return RosterChange(mark_of(roster), None, roster)
+
+
+def report(*told: Seen | Gone, newest: str = "", number: int = 1, holds: tuple[Row, ...] = ()) -> SendReport:
+    """The home is told of these, and of the newest lives; a station tells what it has obeyed each time, and that it
+    `holds` a roster."""
     there = tuple(each for each in told if isinstance(each, Seen))
     ended = tuple(each for each in told if isinstance(each, Gone))
-    return SendReport(Report(there, ended, lives(newest), Stamp(1, 1 if number else 0, number)))
+    obeyed = Stamp(1, 1 if number else 0, number)
+    return SendReport(Report(there, ended, lives(newest), obeyed, rostered=mark_of(holds)))
 
 
 def there(text: str, beats: int = 0, pid: int = 4711, **more: Any) -> Seen:
@@ -68,10 +84,14 @@ def spoke(text: str, pid: int = 4711, **more: Any) -> HostSpoke:
 
 
 def tell(text: str, roster: Any = None, **flags: Any) -> TellHosts:
-    """What the hosts are told."""
-    return TellHosts(
-        lives(text), roster, flags.pop("machines", ()), **{"is_stopping": False, "is_ending": False} | flags
-    )
+    """What the hosts are told: rows, of the first version of a roster as a whole, or a change."""
+    change = RosterChange(1, None, roster) if isinstance(roster, tuple) else roster
+    return TellHosts(lives(text), change, **{"is_stopping": False, "is_ending": False} | flags)
+
+
+def same(version: int = 1) -> RosterChange:
+    """Nothing has changed since a version."""
+    return RosterChange(version, version)
 
 
 def begun(text: str = "learner/0", *, at_home: bool = False) -> StationStory:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.membership_messages import Phase
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member, Replica, leads_island
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import STATE as HOME_STATE
 from isthmus.runtime.supervision.home import Home
@@ -27,7 +28,7 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Row
+from isthmus.runtime.supervision.rosters import Met, MetRoles, RosterCopy
 from isthmus.runtime.supervision.station import STATE as STATION_STATE
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from tests.runtime.supervision.supervised_world import Computer, World
 
 FULL: Final = "the disk is full"
+STARTING_MAX: Final = 2
+"""Fewer than there are, so that some wait for others."""
 
 
 class DaemonKilledError(Exception):
@@ -65,14 +68,22 @@ class DaemonKilledError(Exception):
 
 @dataclass(slots=True)
 class Process:
-    """A host; `phase` is what it says of itself, `roster` what it was told last."""
+    """A host; `phase` is what it says of itself, `roster` what it holds of that."""
 
     member: Member
     pid: int
     phase: Phase = "serving"
     is_stopped: bool = False
     is_leaving: bool = False
-    roster: tuple[Row, ...] | None = None
+    roster: RosterCopy = field(default_factory=RosterCopy)
+    misses: int = 0
+    """So many messages to it are lost."""
+
+    @property
+    def meets(self) -> MetRoles | None:
+        """What it asks for: a learner for itself and the syncers, others for everything."""
+        own = self.member.replica
+        return (Met(own.role, own.slot, 0), Met("syncer")) if leads_island(own) else None
 
 
 @dataclass(slots=True)
@@ -102,8 +113,9 @@ class Daemon:
         self.timer_at: Instant | None = None
         self.finished = 0
         self.owed: list[Callable[[], None]] = []
-        self.station = Station(is_at_home=computer.is_home)
-        station = Twin(STATION_STATE, self.station, lambda: Station(is_at_home=computer.is_home))
+        self.station = Station(is_at_home=computer.is_home, starting_max=STARTING_MAX)
+        again = partial(Station, is_at_home=computer.is_home, starting_max=STARTING_MAX)
+        station = Twin(STATION_STATE, self.station, again)
         self.of_station = Driver(station, self._do_here, lambda: world.now)
         self.home = Home(world.cast, world.places)
         home = Twin(HOME_STATE, self.home, lambda: Home(world.cast, world.places))
@@ -179,7 +191,10 @@ class Daemon:
     def _tell(self, told: TellHosts) -> None:
         for process in self.computer.processes.values():
             if process.member in told.members:
-                process.roster = process.roster if told.roster is None else told.roster
+                if process.misses:
+                    process.misses -= 1
+                elif told.roster is not None:
+                    process.roster.take(told.roster)
                 process.is_leaving |= told.is_ending
 
     # -- the home ------------------------------------------------------------------------------------------------------

@@ -104,7 +104,9 @@ class Computer:
         elif self.daemon is not None:
             is_over = self.world.is_over and process.member.replica == RECORDER
             said = Heartbeat(process.phase, (f"tcp://{self.name}:{pid}", f"tcp://{self.name}:{pid + 1}"))
-            self.feed(self.daemon.of_station, HostSpoke(process.member, pid, said, over=Over() if is_over else None))
+            more = {"meets": process.meets, "asks": process.roster.asks}
+            over = Over() if is_over else None
+            self.feed(self.daemon.of_station, HostSpoke(process.member, pid, said, over=over, **more))
 
     def beat(self) -> None:
         """Half a second has passed."""
@@ -191,7 +193,7 @@ class World:
             if computer.daemon is not None:
                 computer.daemon.commands_left = None
             for process in computer.processes.values():
-                process.is_stopped = False
+                process.is_stopped, process.misses = False, 0
 
     def live(self, beats: int, *, without: str = "") -> None:
         """Let so many beats pass in which every host speaks, and everything arrives but what goes to or comes from one

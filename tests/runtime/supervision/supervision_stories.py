@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import msgspec
+
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_messages import Phase, Silence
 from isthmus.runtime.cores.membership_suspicion import phi, quantile
@@ -31,7 +33,8 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import End, Ended, Exited, Incident, Raised, Verdict
-from isthmus.runtime.supervision.messages import Gone, Heartbeat, Over, Report, Row, Seen, Stamp, Wanted
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Over, Report, Seen, Stamp, Wanted
+from isthmus.runtime.supervision.rosters import RosterChange, Row
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 
 KILLED: Final = Exited(signal="SIGKILL")
@@ -149,6 +152,14 @@ def without_timers(commands: list[HomeCommand]) -> list[HomeCommand]:
     return [command for command in commands if not isinstance(command, SetHomeTimer)]
 
 
+def in_order(command: HomeCommand) -> HomeCommand:
+    """Orders with the rows of rosters by name, and without their marks, which are digests."""
+    if not isinstance(command, SendOrders):
+        return command
+    changes = [msgspec.structs.replace(each, mark=0, rows=tuple(sorted(each.rows))) for each in command.changes]
+    return msgspec.structs.replace(command, changes=tuple(changes))
+
+
 class HomeStory:
     """A home that is told events at seconds. Numbers that it has noted are noted at once, unless `notes` is off, and
     how it goes on then follows in the list of commands."""
@@ -173,7 +184,7 @@ class HomeStory:
         commands: list[HomeCommand] = []
         waiting = list(events)
         while waiting:
-            came = self.core.handle(waiting.pop(0), Instant(seconds(now)))
+            came = list(map(in_order, self.core.handle(waiting.pop(0), Instant(seconds(now)))))
             self.core.check()
             commands += came
             for command in came:
@@ -219,8 +230,8 @@ class HomeStory:
     def orders(
         self, at_home: str = AT_HOME, beta: str = ON_BETA, roster: str | None = "", *, back: int = 0, **more: Any
     ) -> SendOrders:
-        """The newest orders, or those so many before: what each machine is to have, and the roster. `more` has further
-        fields, and machines."""
+        """The newest orders, or those so many before: what each machine is to have, and the roster, of which none holds
+        a row. `more` has further fields, and machines."""
         names = dict.fromkeys((self.places.home, *self.places.offers, *self.places.machines.values()))
         flags = {"is_stopping": False, "is_ending": False, "machines": tuple(names), "over": ()}
         flags |= {"home": self.places.home, "epochs": {}}
@@ -229,7 +240,8 @@ class HomeStory:
         flags |= {name: value for name, value in more.items() if name in flags}
         return SendOrders(
             wanted={name: tuple(map(self._known, wanted(text))) for name, text in named.items()},
-            roster=None if roster is None else rows(roster),
+            changes=(RosterChange(0, 0, tuple(sorted(rows(roster)))),) if roster else (),
+            lacking=dict.fromkeys((name for name in named if name not in flags["over"]), 0) if roster else {},
             stamp=Stamp(self.stamp.term, self.stamp.epoch, self.stamp.number - back),
             **flags,
         )

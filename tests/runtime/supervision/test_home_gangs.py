@@ -50,7 +50,7 @@ def test_both_processes_get_one_number_and_nobody_hears_of_a_follower() -> None:
     story = began()
     assert story.core.incarnation(life(FOLLOWER).replica) == story.core.incarnation(life("learner/0").replica) == 1
     orders = [each for each in story.beat(2) if isinstance(each, SendOrders)]
-    names = [row[0] for row in orders[-1].roster or ()]
+    names = [row[0] for change in orders[-1].changes for row in change.rows]
     assert "learner/0" in names
     assert FOLLOWER not in names
 

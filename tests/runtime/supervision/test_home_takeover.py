@@ -141,7 +141,7 @@ def test_those_that_have_not_spoken_by_then_are_members_until_they_are_found_to_
         ("syncer/0", 2, (), "beta"),
     )
     (told,) = [command for command in story.fire(11) if isinstance(command, SendOrders)]
-    assert told.roster == rows
+    assert [change.rows for change in told.changes] == [rows]
     assert story.core.state(Replica("syncer", 0)) == "alive"
     assert written("syncer/0#2", Adopted()) in story.hears(12, "beta", seen("syncer/0#2", 1))
 

@@ -25,6 +25,7 @@ from isthmus.runtime.supervision.home_events import (
     StopAsked,
 )
 from isthmus.runtime.supervision.incidents import Exited, Ordered
+from isthmus.runtime.supervision.rosters import MetRoles
 from tests.effort import examples
 from tests.runtime.supervision.supervised_world import Computer, World
 from tests.runtime.supervision.supervision_stories import KILLED
@@ -100,6 +101,12 @@ class Runs(RuleBasedStateMachine):
         if computer.processes:
             computer.processes[chosen(computer, number)].is_stopped = is_stopped
 
+    @rule(name=NAMES, number=st.integers(0, 3), count=st.integers(1, 9))
+    def host_misses_messages(self, name: str, number: int, count: int) -> None:
+        computer = self.world.computers[name]
+        if computer.processes:
+            computer.processes[chosen(computer, number)].misses = count
+
     @rule(name=NAMES, commands=st.integers(0, 12))
     def daemon_is_killed_soon(self, name: str, commands: int) -> None:
         daemon = self.world.computers[name].daemon
@@ -159,9 +166,10 @@ class Runs(RuleBasedStateMachine):
                 gang = [each.incarnation for each in world.living() if each.replica in together]
                 assert gang == [life.incarnation] * len(together)
             leaders = [each for each in world.living() if not gang_number(each.replica)]
-            rows = sorted((str(each.replica), each.incarnation) for each in leaders)
             for process in (process for each in world.computers.values() for process in each.processes.values()):
-                assert sorted(row[:2] for row in process.roster or ()) == rows
+                met = [each for each in leaders if process.meets is None or is_among(each.replica, process.meets)]
+                rows = sorted((str(each.replica), each.incarnation) for each in met)
+                assert sorted(row[:2] for row in process.roster.rows()) == rows
         world.is_over = True
         world.live(ENDED_BEATS)
         assert world.living() == []
@@ -187,6 +195,11 @@ class Runs(RuleBasedStateMachine):
 def chosen(computer: Computer, number: int) -> int:
     """The pid of a process."""
     return sorted(computer.processes)[number % len(computer.processes)]
+
+
+def is_among(replica: Replica, met: MetRoles) -> bool:
+    """Whether a host that meets these is told of a replica."""
+    return any(each.holds(replica) for each in met)
 
 
 class Gangs(Runs):

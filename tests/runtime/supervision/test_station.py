@@ -11,7 +11,7 @@ from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.incidents import Exited, NotStarted, Unseen
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Seen, Stamp
-from isthmus.runtime.supervision.station import Process
+from isthmus.runtime.supervision.station import STARTING_BEATS, STARTING_MAX, Process
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -30,6 +30,8 @@ from isthmus.runtime.supervision.station_events import (
     SendReport,
     StartProcess,
     StationBegan,
+    StationCommand,
+    StationLeft,
     TellHosts,
     WatchProcess,
 )
@@ -88,7 +90,7 @@ def test_what_lives_and_is_not_wanted_is_killed_each_time() -> None:
     story = begun("learner/0 syncer/0")
     for number, asked in ((2, "syncer/0"), (3, "learner/0! syncer/0"), (4, "learner/0#2 syncer/0")):
         told = story.tell(orders(asked, number, roster=ROSTER))
-        assert told[:-1] == [KillProcess(LEARNER), tell("learner/0 syncer/0", ROSTER)]
+        assert told[:-1] == [KillProcess(LEARNER), *([tell("learner/0 syncer/0", ROSTER)] if number == 2 else [])]
 
 
 def test_a_number_that_the_ledger_does_not_take_is_asked_for_again_with_the_next_orders() -> None:
@@ -342,3 +344,59 @@ def test_no_life_begins_on_a_machine_that_leaves_and_a_second_request_changes_no
 def test_where_nobody_is_to_leave_it_ends_at_once() -> None:
     story = begun("syncer/0")
     assert KillProcess(life("syncer/0")) in story.tell(LeaveAsked(20))
+
+
+# -- waves -------------------------------------------------------------------------------------------------------------
+
+
+MANY = [f"learner/{slot}" for slot in range(STARTING_MAX + 8)]
+
+
+def asked(commands: list[StationCommand]) -> list[str]:
+    """The replicas whose processes are asked for."""
+    return [str(each.member.replica) for each in commands if isinstance(each, StartProcess)]
+
+
+def crowd() -> StationStory:
+    """A station that is to have many lives, of which the first ones are asked for."""
+    story = StationStory()
+    names = " ".join([*MANY, "syncer/0"])
+    story.tell(orders(names))
+    assert asked(story.tell(LivesNoted(lives(names)))) == ["syncer/0", *MANY[: STARTING_MAX - 1]]
+    return story
+
+
+def test_no_more_processes_start_at_once_than_may_and_the_next_when_one_has_spoken() -> None:
+    story = crowd()
+    assert asked(story.tell(ProcessStarted(life("syncer/0"), 9))) == []
+    assert asked(story.tell(spoke("syncer/0", 9))) == [MANY[STARTING_MAX - 1]]
+    assert asked(story.tell(spoke("syncer/0", 9))) == []
+    assert asked(story.tell(ProcessNotStarted(life(MANY[0]), "no memory"))) == [MANY[STARTING_MAX]]
+    story.tell(ProcessStarted(life(MANY[1]), 10))
+    assert asked(story.tell(ProcessEnded(life(MANY[1]), KILLED))) == [MANY[STARTING_MAX + 1]]
+
+
+def test_one_that_does_not_speak_for_a_minute_keeps_the_others_no_longer() -> None:
+    story = crowd()
+    story.tell(ProcessStarted(life("syncer/0"), 9))
+    assert asked(story.tell(*[BEAT] * (STARTING_BEATS - 1))) == []
+    assert asked(story.tell(BEAT)) == [MANY[STARTING_MAX - 1]]
+
+
+def test_what_waits_for_its_process_and_is_not_wanted_any_more_has_ended() -> None:
+    story, last = crowd(), MANY[-1]
+    commands = story.tell(orders(" ".join([*MANY[:-1], f"{last}!"]), 2))
+    (told,) = [each.report for each in commands if isinstance(each, SendReport)]
+    assert told.ended == (Gone(life(last), Unseen()),)
+    story.tell(LeaveAsked(20))
+    (told,) = [each.report for each in story.tell(BEAT) if isinstance(each, SendReport)]
+    assert {each.member for each in told.ended} == {life(each) for each in MANY[STARTING_MAX - 1 :]}
+
+
+def test_a_station_that_is_over_starts_nothing_that_waits() -> None:
+    story = crowd()
+    assert asked(story.tell(StationLeft())) == []
+    for number, name in enumerate(["syncer/0", *MANY[: STARTING_MAX - 1]]):
+        commands = story.tell(ProcessStarted(life(name), number), ProcessEnded(life(name), KILLED))
+        assert asked(commands) == []
+    assert CloseStation() in commands

@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.runtime.supervision.incidents import NotStarted
 from isthmus.runtime.supervision.messages import LONELY_BEATS, Over
+from isthmus.runtime.supervision.rosters import Met, RosterChange, Table
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -17,6 +18,7 @@ from isthmus.runtime.supervision.station_events import (
     ProcessEnded,
     ProcessNotStarted,
     ProcessStarted,
+    SendReport,
     StationBeat,
     StationLeft,
 )
@@ -28,24 +30,29 @@ from tests.runtime.supervision.station_stories import (
     SYNCER,
     StationStory,
     begun,
+    mark_of,
     orders,
     report,
+    same,
     spoke,
     tell,
     there,
+    whole,
 )
-from tests.runtime.supervision.supervision_stories import BOOM, KILLED, gone, life
+from tests.runtime.supervision.supervision_stories import BOOM, KILLED, gone, life, rows
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_word_of_a_host_is_answered_and_told_at_once() -> None:
     story = StationStory()
-    flags = {"roster": ROSTER, "machines": ("alpha",), "is_stopping": True, "is_ending": True}
-    story.tell(orders("learner/0", **flags), LivesNoted((LEARNER,)), ProcessStarted(LEARNER, 4711))
-    assert story.tell(spoke("learner/0")) == [tell("learner/0", **flags), report(there("learner/0", 1))]
+    flags, holds = {"is_stopping": True, "is_ending": True}, {"holds": ROSTER}
+    story.tell(orders("learner/0", roster=ROSTER, **flags), LivesNoted((LEARNER,)), ProcessStarted(LEARNER, 4711))
+    told = report(there("learner/0", 1), **holds)
+    assert story.tell(spoke("learner/0")) == [tell("learner/0", ROSTER, **flags), told]
     assert story.tell(spoke("learner/0")) == []
-    assert story.tell(BEAT) == [tell("learner/0", **flags), report(there("learner/0", 2), newest="learner/0")]
+    told = report(there("learner/0", 2), newest="learner/0", **holds)
+    assert story.tell(BEAT) == [tell("learner/0", same(), **flags), told]
 
 
 def test_at_home_every_word_is_told_at_once() -> None:
@@ -62,9 +69,75 @@ def test_what_cannot_wait_is_told_at_once_and_once(more: dict[str, Any]) -> None
 
 def test_a_roster_that_orders_lack_stays_as_it_was() -> None:
     story = begun()
+    assert story.tell(orders("learner/0", 2, roster=ROSTER))[0] == tell("learner/0", ROSTER)
+    told = report(there("learner/0", 1), newest="learner/0", number=3, holds=ROSTER)
+    assert story.tell(orders("learner/0", 3)) == [told]
+    assert story.tell(BEAT)[0] == tell("learner/0", same())
+    gone_by_now = RosterChange(2, 1, (), ("learner/0", "syncer/0"))
+    assert story.tell(orders("learner/0", 4, roster=()))[0] == tell("learner/0", gone_by_now)
+
+
+LATER = rows("learner/0 learner/1 syncer/0#2")
+
+
+def changed(*former: str, since: int | None = None) -> RosterChange:
+    """What has changed until LATER since the roster with these rows."""
+    table = Table()
+    table.follow(rows(" ".join(former)))
+    held = table.mark
+    table.follow(LATER)
+    found = table.after(held)
+    assert found is not None
+    return RosterChange(table.mark, *found)
+
+
+def test_a_change_is_applied_to_the_roster_that_it_begins_at_and_passed_on() -> None:
+    story = begun()
     story.tell(orders("learner/0", 2, roster=ROSTER))
-    assert story.tell(orders("learner/0", 3))[0] == tell("learner/0", ROSTER)
-    assert story.tell(orders("learner/0", 4, roster=()))[0] == tell("learner/0", ())
+    commands = story.tell(orders("learner/0", 3, roster=changed("learner/0 syncer/0")))
+    assert commands == [
+        tell("learner/0", RosterChange(2, 1, rows("learner/1 syncer/0#2"))),
+        report(there("learner/0", 1), newest="learner/0", number=3, holds=LATER),
+    ]
+    told = report(there("learner/0", 1), newest="learner/0", number=4, holds=LATER)
+    assert story.tell(orders("learner/0", 4, roster=changed("learner/0"))) == [told]  # It begins elsewhere.
+    assert story.tell(orders("learner/0", 5, roster=whole(LATER)))[0].report.rostered == mark_of(LATER)
+
+
+def test_a_station_without_the_roster_that_a_change_begins_at_says_so_and_tells_hosts_nothing_of_it() -> None:
+    story = begun()
+    story.tell(orders("learner/0", 2, roster=changed("learner/0 syncer/0")))
+    assert story.tell(BEAT) == [tell("learner/0"), report(there("learner/0", 1), newest="learner/0", number=2)]
+
+
+def test_a_host_is_told_of_those_that_it_meets_alone_and_of_changes_once() -> None:
+    story = begun()
+    meets = (Met("learner", 0, 0), Met("syncer"))
+    story.tell(orders("learner/0", 2, roster=ROSTER))
+    assert story.tell(spoke("learner/0", meets=meets))[0] == tell("learner/0", ROSTER)
+    (told,) = story.tell(orders("learner/0", 3, roster=whole(rows("learner/0 learner/1 learner/2 syncer/0"))))
+    assert isinstance(told, SendReport)  # Nothing for this host: its next beat says which version there is.
+    assert story.tell(BEAT)[0] == tell("learner/0", RosterChange(2, 1))
+    told = story.tell(orders("learner/0", 4, roster=whole(rows("learner/0 learner/2 syncer/0#2"))))
+    assert told[0] == tell("learner/0", RosterChange(3, 2, rows("syncer/0#2")))
+    told = story.tell(orders("learner/0", 5, roster=whole(rows("learner/0 learner/2"))))
+    assert told[0] == tell("learner/0", RosterChange(4, 3, (), ("syncer/0",)))
+
+
+def test_a_host_that_asks_is_told_the_whole_once() -> None:
+    story = begun()
+    story.tell(orders("learner/0", 2, roster=ROSTER))
+    assert story.tell(spoke("learner/0", asks=1)) == [tell("learner/0", ROSTER)]
+    assert story.tell(spoke("learner/0", asks=1)) == []
+    assert story.tell(spoke("learner/0", asks=2)) == [tell("learner/0", ROSTER)]
+
+
+def test_what_the_run_asks_of_hosts_is_told_at_once_and_once() -> None:
+    story = begun()
+    story.tell(orders("learner/0", 2, roster=ROSTER))
+    assert story.tell(orders("learner/0", 3, is_stopping=True))[0] == tell("learner/0", same(), is_stopping=True)
+    (told,) = story.tell(orders("learner/0", 4, is_stopping=True))
+    assert isinstance(told, SendReport)
 
 
 def test_hosts_that_have_not_spoken_are_not_told_anything() -> None:

@@ -14,7 +14,7 @@ from isthmus.runtime.channels.contract import Endpoints
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import PEERS_MAX, Member
-from isthmus.runtime.wire.peers import Limits
+from isthmus.runtime.wire.peers import Limits, Peer
 from tests.procfs import threads
 from tests.runtime.wire.cables import HASTY, LEARNERS, MIB, PATIENT, SYNCER, World, connected, floats
 
@@ -27,6 +27,17 @@ def world() -> Iterator[World]:
 
 
 # -- connections end ---------------------------------------------------------------------------------------------------
+
+
+def test_those_that_lost_one_peer_together_do_not_dial_it_together() -> None:
+    limits, delays = Limits(), []
+    for learner in LEARNERS[:3]:
+        peer = Peer(SYNCER)
+        delays.append([peer.delay(limits, learner) for _ in range(8)])
+    for each in delays:
+        whole = [min(limits.retry_min << attempt, limits.retry_max) for attempt in range(8)]
+        assert all(most / 2 <= delay <= most for delay, most in zip(each, whole, strict=True))
+    assert len({delay for each in delays for delay in each}) == 24
 
 
 def test_the_bound_of_a_channel_follows_from_the_replicas_that_its_host_meets() -> None:

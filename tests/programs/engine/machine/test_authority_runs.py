@@ -34,7 +34,7 @@ from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import NOBODY, Gone, Orders, Report, ReportError, Seen, Stamp, report_of
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, ReportError, Seen, Stamp, report_of
 
 LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
@@ -256,14 +256,14 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_a_home_gives_no_orders_and_reads_no_files_of_another_homes_run(place: Place) -> None:
     assert place.outposts.runs(place.links["alpha"].home) == ["run"]
-    place.hear("gamma", {**of_orders(Orders(is_over=True, home="gamma"), NOBODY), "run": "run"})
+    place.hear("gamma", {**of_orders(Orders(is_over=True, home="gamma"), None), "run": "run"})
     assert place.outposts.runs(place.links["alpha"].home) == ["run"]
     assert "refused what gamma says" in place.lines[-1]
     for asked in ({"type": "files"}, {"type": "piece", "name": "logs/learner-0.log", "offset": 0}):
         with pytest.raises(KeyError):
             place.answer("gamma", {**asked, "run": "run"})
     assert place.answer("alpha", {"type": "files", "run": "run"})["files"] == []
-    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), NOBODY), "run": "run"})
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), None), "run": "run"})
     place.loop.run_until_complete(asyncio.sleep(0))
     assert place.outposts.runs(place.links["alpha"].home) == []
 
@@ -284,7 +284,7 @@ def test_a_machine_that_keeps_texts_gives_no_log_away_and_has_them_when_the_run_
     for name in ("logs/learner-0.log", "logs/learner-0.log.1"):
         with pytest.raises(ConfigError, match="the text is on machine beta, in its log of learner/0"):
             place.answer("alpha", {**asked, "name": name})
-    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), NOBODY), "run": "run"})
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), None), "run": "run"})
     place.loop.run_until_complete(asyncio.sleep(0))
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
     assert left == ["logs/learner-0.log", "logs/learner-0.log.1"]
@@ -297,7 +297,7 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
     place.hear("gamma", later)
     assert "refused what gamma says" in place.lines[-1]
     assert place.outposts.standing("run", "heir") == HomeView("alpha", 1, is_heard=True)
-    place.hear("heir", {**of_orders(Orders(stamp=Stamp(2, 1, 1), home="alpha"), NOBODY), "run": "run"})
+    place.hear("heir", {**of_orders(Orders(stamp=Stamp(2, 1, 1), home="alpha"), None), "run": "run"})
     assert "orders of 'alpha', given by 'heir'" in place.lines[-1]
     place.hear("heir", later)
     assert "follows heir, the home of run in term 2, in place of alpha" in place.lines[-1]
@@ -307,7 +307,7 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
     assert (note["home"]["name"], note["term"]) == ("heir", 2)
     # The former one is told, and ends nothing.
     del place.links["alpha"].sent[:]
-    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), NOBODY), "run": "run"})
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), None), "run": "run"})
     assert place.links["alpha"].sent == [{"type": "superseded", "run": "run", "by": "heir"}]
     assert place.outposts.runs(place.links["heir"].home) == ["run"]
 
@@ -334,7 +334,7 @@ def test_a_part_of_a_run_is_in_a_folder_of_its_own(place: Place, tmp_path: Path,
     [
         {"type": "station"},
         {"type": "orders", "run": "run"},
-        {"type": "orders", "run": "run", "orders": 7, "directory": []},
+        {"type": "orders", "run": "run", "orders": 7, "directory": None},
     ],
 )
 def test_a_home_that_talks_nonsense_is_refused(place: Place, message: dict[str, Any]) -> None:

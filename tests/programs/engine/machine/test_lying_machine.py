@@ -31,7 +31,7 @@ read, honest = outpost.read_orders, outpost.of_report
 
 def read_orders(message):
     orders, directory = read(message)
-    roster[:] = orders.roster or roster
+    roster[:] = (orders.roster.rows if orders.roster else ()) or roster
     return orders, directory
 
 pairs = [(field, value) for value in range(len(VALUES)) for field in FIELDS + SHOWN_FIELDS]
