@@ -10,10 +10,11 @@ import msgspec
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.host.busy import Firings
 from isthmus.runtime.host.contract import Traffic
-from isthmus.runtime.host.own_process import message_of
+from isthmus.runtime.host.own_process import HostRoster, message_of
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.messages import Formed, HostFigures, shown_of
+from isthmus.runtime.supervision.rosters import Met
 
 LIFE = Member(Replica("learner", 0), 1)
 
@@ -33,9 +34,13 @@ def told(published: dict[str, dict[str, Any]]) -> Any:
     rows = [(each, each.silence_ns) for each in missing]
     reach = SimpleNamespace(peers=1, missing=rows, relayed=[Member(Replica("recorder", 0), 1)])
     channel = SimpleNamespace(reachability=lambda: reach)
-    return message_of(
-        cast(Any, host), cast(Any, channel), Instant(9), formed=Formed(), cpu_seconds=0.5, places=[("a.py", 3, "f")]
-    )
+    told = {
+        "formed": Formed(),
+        "roster": HostRoster((Met("syncer"),)),
+        "cpu_seconds": 0.5,
+        "places": [("a.py", 3, "f")],
+    }
+    return message_of(cast(Any, host), cast(Any, channel), Instant(9), **cast(Any, told))
 
 
 def test_a_home_takes_what_a_host_tells_whatever_it_does() -> None:
