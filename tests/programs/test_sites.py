@@ -6,16 +6,21 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from isthmus.ops.data.site_terms import SiteTerms
+from isthmus.ops.island.contract import Unevaluated
+from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.site_evaluation import SiteEvaluation
 from isthmus.programs.engine.results import site_words
 from isthmus.programs.engine.results.run_files import summary_of
+from isthmus.programs.loop_task import LoopTask, ToldModel
 from isthmus.programs.wings.report.page import write_report
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.sim.faults import Kill
+from tests.ops.bodies import Context, SmallTask, fragments_of
 from tests.programs.family import ADAM, recorded
 
 SITE = SiteTerms("00112233445566778899aabbccddeeff", bytes=40_000, tokens=10_000)
@@ -35,6 +40,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
             made.append((_run(worlds, **terms), record))
     yield made
     worlds.close()
+
+
+@pytest.mark.parametrize(("site", "count"), [(SITE, 1), (None, 0)])
+def test_the_learner_of_a_loop_tells_of_its_site_whether_its_script_evaluates_or_not(site: Any, count: int) -> None:
+    body = InnerStep(SmallTask(), fragments=fragments_of(SmallTask(), 2))
+    body.open(Context())
+    for judge in (None, Unevaluated()):
+        loop = LoopTask(ToldModel("model.json"), tokens_per_batch=1, own_judge=cast(Any, judge), site=site)
+        own = [each for each in loop.companions(body._boundary()) if isinstance(each, SiteEvaluation)]
+        assert len(own) == count
+        assert all(each.reported()["site"]["tokens"] == SITE.tokens for each in own)
 
 
 @pytest.mark.slow
