@@ -29,6 +29,7 @@ from rich.text import Text
 
 from isthmus.programs.engine.results import alterations, site_words, words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
+from isthmus.programs.study.terminal import many_learners
 from isthmus.programs.study.terminal.sheet import Column, Sheet
 from isthmus.runtime.cores.membership_messages import SILENT
 from isthmus.runtime.errors import printable
@@ -680,24 +681,32 @@ def _column(name: str) -> str:
 
 
 def learners_table(status: Mapping[str, Any], width: int) -> Table:
-    """A row for each learner: its report, and the daemon's state of its process, if there is one."""
+    """A row for each learner, or, of many, as `many_learners` says: its report, and the daemon's state of its process,
+    if there is one."""
     hosts = {host["name"]: host for host in status.get("hosts", ())}
     reports = {int(slot): report for slot, report in status.get("learners", {}).items()}
     slots = sorted({*reports, *(int(name.rpartition("/")[2]) for name in hosts if name.startswith("learner/"))})
-    rows: list[dict[str, str | Text]] = []
-    for slot in slots:
+    is_over = status.get("phase") == "done"
+    standings = {
+        slot: _standing(hosts.get(f"learner/{slot}"), reports.get(slot, {}), is_over=is_over) for slot in slots
+    }
+    states = {slot: many_learners.kind_of(standing["state"]) for slot, standing in standings.items()}
+    rows = many_learners.summary_rows(states, reports, "learner", figures, COLUMNS)
+    for slot in many_learners.picked(states, reports):
         host, report = hosts.get(f"learner/{slot}"), reports.get(slot, {})
         # The report of a former life is shown until the present one reports.
         is_past = host is not None and host["incarnation"] != report.get("incarnation")
         cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
-        standing = _standing(host, report, is_over=status.get("phase") == "done")
         named = {"learner": str(slot), **path_of(slot, status)}
         figures_of_it = dict(zip(COLUMNS, cells, strict=True))
-        rows.append({**named, **standing, **figures_of_it, **metrics(report), "away": away_for(host, report)})
+        rows.append({**named, **standings[slot], **figures_of_it, **metrics(report), "away": away_for(host, report)})
+        rows[-1] |= many_learners.lost_cell(report)
     scalars = metric_columns(reports.values())
     paths = ("path",) if "paths" in status else ()
-    away = ("away",) if any(row["away"] for row in rows) else ()
-    names = ("learner", *paths, "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:], *away)
+    away = ("away",) if any(row.get("away") for row in rows) else ()
+    lost = (many_learners.LOST,) if len(slots) > many_learners.ROWS_MAX else ()
+    columns = (*COLUMNS[:3], *scalars, *COLUMNS[3:5], *lost, *COLUMNS[5:], *away)
+    names = ("learner", *paths, "state", *(("life",) if hosts else ()), *columns)
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
 
 

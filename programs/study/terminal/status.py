@@ -26,10 +26,12 @@ from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.run_files import OVER, RunFilesError, check_files, summary_of
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.going_on import GoingOn, going_on
-from isthmus.programs.study.terminal import figures
+from isthmus.programs.study.terminal import figures, many_learners
 from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
+from isthmus.programs.study.terminal.many_learners import ROWS_MAX, kind_of, picked, summary_rows
 from isthmus.runtime.errors import ConfigError, nearest, printable
+from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.files import read, read_text
 from isthmus.runtime.wire.control_client import ask
@@ -388,26 +390,42 @@ def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: int) -> Table:
-    """A row for each process; learners also with their reports."""
+    """A row for each process, or, of many learners, as `many_learners` says; learners also with their reports."""
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
     machines = {host.get("machine", "") for host in status["hosts"]} - {""}
     paths = ("path",) if "paths" in training else ()
-    columns = (*paths, *(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
+    lost = (many_learners.LOST,) if sum(host["role"] == LEARNER for host in status["hosts"]) > ROWS_MAX else ()
+    usual = (*paths, *(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory")
+    columns = (*usual, *figures.COLUMNS[:5], *lost, *figures.COLUMNS[5:])
+    is_over = training.get("phase") == "done"
+    learners = {_slot(host): host for host in status["hosts"] if host["role"] == LEARNER}
+    states = {slot: kind_of(figures.state(host, is_over=is_over)) for slot, host in learners.items()}
+    shown = set(picked(states, reports))
     rows: list[dict[str, str | Text]] = []
+    summary = summary_rows(states, reports, "host", figures.figures, figures.COLUMNS)
     for host in status["hosts"]:
-        slot = int(host["name"].rpartition("/")[2]) if host["role"] == "learner" else None
+        if host["role"].partition(".")[0] == LEARNER:
+            rows += summary
+            summary = []
+            if _slot(host) not in shown:
+                continue
+        slot = _slot(host) if host["role"] == LEARNER else None
         report = None if slot is None else reports.get(slot)
         reported: dict[str, str | Text] = {}
         if slot is not None and report is not None:
             reported |= dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
             reported |= {**figures.path_of(slot, training), **figures.metrics(report)}
-            reported |= {"away": figures.away_for(host, report)}
-        state = figures.state(host, is_over=training.get("phase") == "done")
+            reported |= {"away": figures.away_for(host, report), **many_learners.lost_cell(report)}
+        state = figures.state(host, is_over=is_over)
         rows.append({"host": host["name"], "state": state, **_process(host), **reported})
     scalars = figures.metric_columns(reports.values())
     away = ("away",) if any(row.get("away") for row in rows) else ()
     names = ("host", "state", *columns, *scalars, *away)
     return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
+
+
+def _slot(host: Mapping[str, Any]) -> int:
+    return int(host["name"].rpartition("/")[2])
 
 
 def _process(host: Mapping[str, Any]) -> dict[str, str]:
