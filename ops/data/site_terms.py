@@ -13,6 +13,8 @@ from typing import Any, Final, final
 
 SHARE: Final = 0.02
 """What the evaluations on its data may cost a learner of its steps."""
+EVALUATIONS: Final = "site-evaluations.jsonl"
+"""Their lines, in the folder of the run on the site's machine: they are there whether figures are told or not."""
 
 
 @final

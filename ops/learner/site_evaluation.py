@@ -27,7 +27,7 @@ import numpy as np
 
 from isthmus.ops.data.held_out import FORWARD, Extract
 from isthmus.ops.data.positions import of_slot
-from isthmus.ops.data.site_terms import SHARE, SiteTerms
+from isthmus.ops.data.site_terms import EVALUATIONS, SHARE, SiteTerms
 from isthmus.ops.exchange.messages import CompanionReport, EvaluationKind, SiteEvaluated, SiteReport, SiteScores
 from isthmus.ops.island.contract import Evaluating, Unevaluated, count_of, parts_of
 from isthmus.ops.island.evaluation_time import EvaluationTime
@@ -43,8 +43,6 @@ TIMES_MAX: Final = 20
 BATCHES_MIN: Final = 2
 REPORTED: Final = 2
 """Evaluations in a report: while it is overtaken, one more may be made."""
-FILE: Final = "site-evaluations.jsonl"
-"""The lines in the folder of the run on the site's machine: they are there whether figures are told or not."""
 
 
 class SitePlan(NamedTuple):
@@ -306,7 +304,7 @@ class SiteEvaluation(Companion):
         line = {"learner": member.replica.slot, "incarnation": member.incarnation, **made}
         self._unwritten += json.dumps(_finite(line)).encode() + b"\n"
         try:
-            file = context.disk.append(Path(context.folder) / FILE)
+            file = context.disk.append(Path(context.folder) / EVALUATIONS)
             try:
                 self._unwritten = self._unwritten[file.write(self._unwritten) :]
             finally:

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol, final
 
 import zmq
 
+from isthmus.ops.data.site_terms import EVALUATIONS
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
@@ -463,6 +464,9 @@ class Outposts:
         logs = ""
         if held.outpost.keeps_texts and any((folder / LOGS).glob("*")):
             logs, kept = f"; its logs are in {folder / LOGS}", [*kept, LOGS]
+        evaluations = folder / EVALUATIONS
+        if evaluations.exists():  # The site's own, told to the home or not.
+            logs, kept = f"{logs}; its evaluations are {evaluations}", [*kept, EVALUATIONS, DATA]
         with suppress(OSError):
             _remove_all_but(folder, kept)
         self._tell(f"finished its part of {run}, a run of {home}{logs}")

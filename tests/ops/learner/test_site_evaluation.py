@@ -12,13 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from isthmus.ops.data.site_terms import SHARE, SiteTerms, digest_of_words
+from isthmus.ops.data.site_terms import EVALUATIONS, SHARE, SiteTerms, digest_of_words
 from isthmus.ops.exchange.messages import CompanionReport
 from isthmus.ops.island.jax_evaluation import JaxEvaluation
 from isthmus.ops.learner.boundary import Boundary, Companion
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.site_evaluation import (
-    FILE,
     TIMES_MAX,
     SiteEvaluation,
     SiteJudge,
@@ -289,7 +288,7 @@ def test_figures_that_stay_are_in_a_file_of_the_site_and_in_no_report(tmp_path: 
     assert driven.site["evaluations"] == []
     assert not driven.site["is_told"]
     assert not driven.site["awaits"]
-    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / EVALUATIONS).read_text().splitlines()]
     assert [(line["learner"], line["kind"]) for line in lines] == [(0, "initial"), (0, "final")]
     assert lines[0]["of_global"]["loss"] == 0.5
     assert lines[1]["of_global"]["loss"] is None  # JSON has no word for what is not finite.

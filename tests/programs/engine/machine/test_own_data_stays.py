@@ -211,5 +211,6 @@ def test_three_institutions_follow_the_guide() -> None:
     for site in ("north", "south"):
         assert re.search(rf"^site {site} .* passes over its", told, re.MULTILINE), told
         assert f"Texts of errors of {site} stay there" in told
+    assert done.stdout.count("its evaluations are") == 2
     assert done.stdout.count("keeps the model of all") == 1  # That of the site which asked for it.
     assert "Traceback" not in done.stdout + done.stderr
