@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -45,12 +45,14 @@ SUMMARY_SECONDS_MAX: Final = 60.0
 """Time for which a disk may refuse the summary of a run."""
 
 
-def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span], zero: Instant) -> None:
-    """Write summary, trace and report.
+def leave_behind(folder: Path, summary: dict[str, Any], spans: Sequence[Span], zero: Instant) -> None:
+    """Write summary, with what other files say of the run, trace and report.
 
     RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
     if they cannot be written.
     """
+    summary["agreement"] = recorded.agreement(folder, summary["fragments"])
+    summary["begins_from"] = origin_of(folder)
     path, seconds_max = folder / "summary.json", SUMMARY_SECONDS_MAX
     try:
         insist(lambda: write_json(path, summary), seconds_max)
@@ -110,8 +112,6 @@ def finish(folder: Path, ending: RunEnd) -> None:
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
     if ending.outcome == "done" and not run_spec.settings.keep_to_go_on:
         drop_kept(folder)
-    summary["agreement"] = recorded.agreement(folder, len(sizes))
-    summary["begins_from"] = origin_of(folder)
     summary["scripts_unfinished"] = list(ending.unfinished)
     summary["scripts_unfinished_why"] = ending.unfinished
     summary["scripts_dismissed"] = ending.dismissed
