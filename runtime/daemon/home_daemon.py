@@ -74,7 +74,7 @@ from isthmus.runtime.supervision.incidents import (
     of_line,
 )
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, Directory, Report, ReportError
-from isthmus.runtime.supervision.rosters import DirectoryChange, Table
+from isthmus.runtime.supervision.rosters import DirectoryDifference, Table
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.files import Lines
@@ -413,7 +413,7 @@ class Daemon:
         self._held[self.name] = self._site.directory_mark
         for machine, orders in command.by_machine():
             lacking = table.after(self._held.get(machine, 0))
-            change = None if lacking is None else DirectoryChange(table.mark, *lacking)
+            change = None if lacking is None else DirectoryDifference(table.mark, *lacking)
             if machine == self.name:
                 self._site.order(orders, change)
             else:

@@ -30,7 +30,7 @@ from isthmus.runtime.supervision.messages import (
     Missing,
     Over,
 )
-from isthmus.runtime.supervision.rosters import MachineRow, MetRoles, RosterChange
+from isthmus.runtime.supervision.rosters import MachineRow, MetRoles, RosterDifference
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 
@@ -104,7 +104,7 @@ class HostEndpoint:
             if member in command.leaving:
                 self._server.send(peer, {"type": "leave"})
 
-    def _news_of_machines(self, member: Member, change: RosterChange, directory: Directory) -> dict[str, Any]:
+    def _news_of_machines(self, member: Member, change: RosterDifference, directory: Directory) -> dict[str, Any]:
         """What a host was not told of the machines of its roster, by name; None of one of which nothing is known."""
         told = self._machines.setdefault(member, ToldMachines())
         if change.since is None:

@@ -33,7 +33,7 @@ from isthmus.runtime.supervision.messages import (
     report_of,
     shown_of,
 )
-from isthmus.runtime.supervision.rosters import DirectoryChange
+from isthmus.runtime.supervision.rosters import DirectoryDifference
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.wire.control_messages import Message, encode
 
@@ -45,12 +45,12 @@ DIRECTORY: Final = "directory"
 ORDERS: Final = "orders"
 
 
-def of_orders(orders: Orders, directory: DirectoryChange | None) -> Message:
+def of_orders(orders: Orders, directory: DirectoryDifference | None) -> Message:
     """A message with orders, and what has changed of the machines that take part."""
     return {"type": ORDERS, "orders": msgspec.to_builtins(orders), "directory": msgspec.to_builtins(directory)}
 
 
-def read_orders(message: Mapping[str, Any]) -> tuple[Orders, DirectoryChange | None]:
+def read_orders(message: Mapping[str, Any]) -> tuple[Orders, DirectoryDifference | None]:
     """The contents of such a message; KeyError, TypeError or ValueError for one that no home of ours sends."""
     return orders_of(message["orders"]), directory_of(message["directory"])
 

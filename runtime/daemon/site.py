@@ -16,7 +16,7 @@ from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import BEAT_SECONDS, LONELY_BEATS, NOBODY, Directory, Orders, Report
-from isthmus.runtime.supervision.rosters import DirectoryChange, Table
+from isthmus.runtime.supervision.rosters import DirectoryDifference, Table
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -104,7 +104,7 @@ class Site:
         """A machine claims to be the home of the run."""
         self._driver.feed(HomeCalled(home, term))
 
-    def order(self, orders: Orders, directory: DirectoryChange | None) -> None:
+    def order(self, orders: Orders, directory: DirectoryDifference | None) -> None:
         """Handle orders of a home, and what has changed of its machines; None: nothing."""
         if directory is not None:
             before = self._machines.mark

@@ -69,7 +69,7 @@ from isthmus.runtime.supervision.messages import (
     Formed,
     HostFigures,
 )
-from isthmus.runtime.supervision.rosters import Met, RosterChange, RosterCopy, Row
+from isthmus.runtime.supervision.rosters import Met, RosterCopy, RosterDifference, Row
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes
@@ -152,7 +152,7 @@ class HostRoster:
         """Apply a daemon's message; None where that has nothing new."""
         if message.get("roster") is None:
             return None
-        change = msgspec.convert(message["roster"], RosterChange)
+        change = msgspec.convert(message["roster"], RosterDifference)
         taken = self._copy.take(change)
         if taken is None or message["type"] != "roster":
             return None

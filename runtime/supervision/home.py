@@ -51,7 +51,7 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.liveness import HostLiveness
 from isthmus.runtime.supervision.messages import Report, Stamp
-from isthmus.runtime.supervision.rosters import RosterChange, Row
+from isthmus.runtime.supervision.rosters import RosterDifference, Row
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
 
@@ -382,17 +382,17 @@ class Home:
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
         return rows
 
-    def _rosters(self) -> tuple[tuple[RosterChange, ...], dict[str, int]]:
+    def _rosters(self) -> tuple[tuple[RosterDifference, ...], dict[str, int]]:
         """The changes of the roster that machines lack, by what they hold, and which of them a machine lacks."""
         table, held = self._run.roster, dict[int, int]()
         table.follow(self._rows())
-        changes, lacking = list[RosterChange](), dict[str, int]()
+        changes, lacking = list[RosterDifference](), dict[str, int]()
         for name, machine in self.fleet.machines.items():
             if machine.is_away:
                 continue
             if machine.rostered not in held and (change := table.after(machine.rostered)) is not None:
                 held[machine.rostered] = len(changes)
-                changes.append(RosterChange(table.mark, *change))
+                changes.append(RosterDifference(table.mark, *change))
             if machine.rostered in held:
                 lacking[name] = held[machine.rostered]
         return tuple(changes), lacking

@@ -19,7 +19,7 @@ from isthmus.runtime.supervision.incidents import (
     NumbersLost,
 )
 from isthmus.runtime.supervision.messages import Form, Orders, Report, ReportFault, Stamp, Wanted
-from isthmus.runtime.supervision.rosters import RosterChange
+from isthmus.runtime.supervision.rosters import RosterDifference
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
 
 DAEMON: Final = Member(Replica("daemon", 0), 1)
@@ -296,7 +296,7 @@ class SendOrders(Record, frozen=True):
     """
 
     wanted: dict[str, tuple[Wanted, ...]]
-    changes: tuple[RosterChange, ...]
+    changes: tuple[RosterDifference, ...]
     lacking: dict[str, int]
     machines: tuple[str, ...]
     is_stopping: bool

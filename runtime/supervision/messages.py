@@ -33,7 +33,7 @@ from isthmus.runtime.supervision.incidents import (
     Starved,
     Text,
 )
-from isthmus.runtime.supervision.rosters import DirectoryChange, MachineRow, RosterChange
+from isthmus.runtime.supervision.rosters import DirectoryDifference, MachineRow, RosterDifference
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Of processors: 30,000 years."""
@@ -302,7 +302,7 @@ class Orders(Part, frozen=True):
     """The lives that a machine should have; it ends all others."""
 
     wanted: tuple[Wanted, ...] = ()
-    roster: RosterChange | None = None
+    roster: RosterDifference | None = None
     """What has changed in that since the one which this machine holds; None: nothing."""
     is_stopping: bool = False
     is_ending: bool = False
@@ -376,10 +376,10 @@ def shown_of(plain: Any) -> tuple[ShownHost, ...]:
     return shown
 
 
-def directory_of(plain: Any) -> DirectoryChange | None:
+def directory_of(plain: Any) -> DirectoryDifference | None:
     """The change of a directory decoded from plain data; ValueError if it is not valid."""
     try:
-        return msgspec.convert(plain, DirectoryChange | None)
+        return msgspec.convert(plain, DirectoryDifference | None)
     except msgspec.ValidationError as error:
         raise ValueError(f"no directory: {error}") from None
 

@@ -50,7 +50,7 @@ class Met(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 MetRoles: TypeAlias = Annotated[tuple[Met, ...], Meta(max_length=MET_MAX)]
 
 
-class RosterChange(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class RosterDifference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The rows that have changed, and the names of those that are gone, between two marks; `since` None: all rows."""
 
     mark: Count
@@ -59,7 +59,7 @@ class RosterChange(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     gone: tuple[str, ...] = ()
 
 
-class DirectoryChange(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class DirectoryDifference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The same of a directory."""
 
     mark: Count
@@ -68,7 +68,7 @@ class DirectoryChange(msgspec.Struct, frozen=True, gc=False, array_like=True, fo
     gone: tuple[str, ...] = ()
 
 
-Change: TypeAlias = RosterChange | DirectoryChange
+Change: TypeAlias = RosterDifference | DirectoryDifference
 
 
 class Table:
@@ -185,7 +185,7 @@ class RosterCopy:
         """All of them."""
         return list(self._rows.values())
 
-    def take(self, change: RosterChange) -> tuple[list[Row], list[str]] | None:
+    def take(self, change: RosterDifference) -> tuple[list[Row], list[str]] | None:
         """Apply a change; returns the rows that are new or changed, and the names of those that are gone; None for a
         change that begins elsewhere, because one before it was missed."""
         if change.since is not None and change.since != self._mark:

@@ -35,7 +35,7 @@ from isthmus.runtime.errors import CoreSubject, demand
 from isthmus.runtime.ids import Member, Replica, keeps_run, leader, takes_island
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
 from isthmus.runtime.supervision.messages import LONELY_BEATS, Form, Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
-from isthmus.runtime.supervision.rosters import Met, MetRoles, RosterChange, Row, Table
+from isthmus.runtime.supervision.rosters import Met, MetRoles, RosterDifference, Row, Table
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -480,12 +480,12 @@ class Station:
             commands.append(TellHosts(tuple(members), change, is_stopping, is_ending, forms, leaving))
         return commands
 
-    def _lacking(self, life: Process) -> RosterChange:
+    def _lacking(self, life: Process) -> RosterDifference:
         """What a host lacks of the roster, of the replicas that it meets."""
         if life.told == self._roster.version:
-            return RosterChange(self._roster.version, life.told)
+            return RosterDifference(self._roster.version, life.told)
         rows, gone = self._roster.since(life.told or 0, life.meets)
-        return RosterChange(self._roster.version, life.told, rows, gone if life.told is not None else ())
+        return RosterDifference(self._roster.version, life.told, rows, gone if life.told is not None else ())
 
     def _report(self, *replicas: Replica) -> StationCommand:
         """Report some lives to the home, or all."""

@@ -8,7 +8,7 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.ids import Count, Member, Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
 from isthmus.runtime.supervision.messages import Form, Heartbeat, Orders, Over, Report
-from isthmus.runtime.supervision.rosters import MetRoles, RosterChange
+from isthmus.runtime.supervision.rosters import MetRoles, RosterDifference
 
 
 class Remembered(Record, frozen=True):
@@ -179,7 +179,7 @@ class TellHosts(Record, frozen=True):
     """
 
     members: tuple[Member, ...]
-    roster: RosterChange | None
+    roster: RosterDifference | None
     is_stopping: bool
     is_ending: bool
     forms: tuple[Form, ...] = ()

@@ -28,7 +28,7 @@ from isthmus.runtime.supervision.messages import (
     Seen,
     Stamp,
 )
-from isthmus.runtime.supervision.rosters import DirectoryChange, RosterChange
+from isthmus.runtime.supervision.rosters import DirectoryDifference, RosterDifference
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
@@ -36,7 +36,7 @@ ORDERS: Final = (
     Orders(),
     Orders(
         wanted("learner/0#2 syncer/0!"),
-        RosterChange(7, 5, rows("learner/0#2 syncer/0@beta"), ("learner/1",)),
+        RosterDifference(7, 5, rows("learner/0#2 syncer/0@beta"), ("learner/1",)),
         is_stopping=True,
         is_ending=True,
         stamp=Stamp(2, 3, 77),
@@ -51,7 +51,7 @@ REPORTS: Final = (
         Stamp(2, 3, 77),
     ),
 )
-KNOWN: Final = DirectoryChange(9, 8, (("beta", "key", MachineOwner("ann", 0.25)), ("gamma", "", None)), ("delta",))
+KNOWN: Final = DirectoryDifference(9, 8, (("beta", "key", MachineOwner("ann", 0.25)), ("gamma", "", None)), ("delta",))
 SHOWN: Final = {life("learner/0#2"): {"published": {"inner-step": {"step": 7}}, "figures": {"memory_bytes": 9}}}
 
 

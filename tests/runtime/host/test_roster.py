@@ -13,7 +13,7 @@ from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import HostRoster, Meetings, PeerReach, RosterNews, meets, met_by, phase
 from isthmus.runtime.ids import ONE_MACHINE, HostMachine, MachineOwner, Member, Replica
 from isthmus.runtime.supervision.messages import NOBODY, Directory
-from isthmus.runtime.supervision.rosters import ASK_AGAIN, Met, RosterChange, RosterCopy
+from isthmus.runtime.supervision.rosters import ASK_AGAIN, Met, RosterCopy, RosterDifference
 from tests.runtime.graph.example_bodies import collecting
 
 HOME = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
@@ -80,7 +80,7 @@ class ToldMeetings(Meetings):
 
     def whole(self, rows: list[list[Any]], directory: Directory) -> None:
         self.copy = getattr(self, "copy", RosterCopy())
-        taken = self.copy.take(RosterChange(1, None, tuple(map(tuple, rows))))  # type: ignore[arg-type]
+        taken = self.copy.take(RosterDifference(1, None, tuple(map(tuple, rows))))  # type: ignore[arg-type]
         assert taken is not None
         self.follow(RosterNews(*taken, directory))
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.supervision.messages import LONELY_BEATS, Gone, Heartbeat, Orders, Report, Seen, Stamp
-from isthmus.runtime.supervision.rosters import RosterChange, Row, Table
+from isthmus.runtime.supervision.rosters import RosterDifference, Row, Table
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
@@ -59,9 +59,9 @@ def mark_of(roster: tuple[Row, ...]) -> int:
     return table.mark
 
 
-def whole(roster: tuple[Row, ...]) -> RosterChange:
+def whole(roster: tuple[Row, ...]) -> RosterDifference:
     """A roster as a whole."""
-    return RosterChange(mark_of(roster), None, roster)
+    return RosterDifference(mark_of(roster), None, roster)
 
 
 def report(*told: Seen | Gone, newest: str = "", number: int = 1, holds: tuple[Row, ...] = ()) -> SendReport:
@@ -85,13 +85,13 @@ def spoke(text: str, pid: int = 4711, **more: Any) -> HostSpoke:
 
 def tell(text: str, roster: Any = None, **flags: Any) -> TellHosts:
     """What the hosts are told: rows, of the first version of a roster as a whole, or a change."""
-    change = RosterChange(1, None, roster) if isinstance(roster, tuple) else roster
+    change = RosterDifference(1, None, roster) if isinstance(roster, tuple) else roster
     return TellHosts(lives(text), change, **{"is_stopping": False, "is_ending": False} | flags)
 
 
-def same(version: int = 1) -> RosterChange:
+def same(version: int = 1) -> RosterDifference:
     """Nothing has changed since a version."""
-    return RosterChange(version, version)
+    return RosterDifference(version, version)
 
 
 def begun(text: str = "learner/0", *, at_home: bool = False) -> StationStory:

@@ -34,7 +34,7 @@ from isthmus.runtime.supervision.home_events import (
 )
 from isthmus.runtime.supervision.incidents import End, Ended, Exited, Incident, Raised, Verdict
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Over, Report, Seen, Stamp, Wanted
-from isthmus.runtime.supervision.rosters import RosterChange, Row
+from isthmus.runtime.supervision.rosters import RosterDifference, Row
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 
 KILLED: Final = Exited(signal="SIGKILL")
@@ -240,7 +240,7 @@ class HomeStory:
         flags |= {name: value for name, value in more.items() if name in flags}
         return SendOrders(
             wanted={name: tuple(map(self._known, wanted(text))) for name, text in named.items()},
-            changes=(RosterChange(0, 0, tuple(sorted(rows(roster)))),) if roster else (),
+            changes=(RosterDifference(0, 0, tuple(sorted(rows(roster)))),) if roster else (),
             lacking=dict.fromkeys((name for name in named if name not in flags["over"]), 0) if roster else {},
             stamp=Stamp(self.stamp.term, self.stamp.epoch, self.stamp.number - back),
             **flags,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.rosters import ASK_AGAIN, MARKS_MAX, Met, RosterChange, RosterCopy, Row, Table
+from isthmus.runtime.supervision.rosters import ASK_AGAIN, MARKS_MAX, Met, RosterCopy, RosterDifference, Row, Table
 from tests.effort import examples
 from tests.runtime.supervision.supervision_stories import rows
 
@@ -30,7 +30,7 @@ def test_a_receiver_of_changes_has_what_the_sender_has_whatever_is_lost(
         receiver = Table() if begins_anew else receiver
         lacking = sender.after(receiver.mark)
         if not is_lost and lacking is not None:
-            receiver.take(RosterChange(sender.mark, *lacking))
+            receiver.take(RosterDifference(sender.mark, *lacking))
             assert sorted(receiver.rows()) == sorted(listed(lives))
             assert receiver.mark == sender.mark
     lacking = sender.after(receiver.mark)
@@ -51,7 +51,7 @@ def test_a_host_has_the_rows_of_those_that_it_meets_or_asks(
         table.follow(listed(lives))
         if host.asks > asks:
             told, asks = None, host.asks
-        change = RosterChange(table.version, told, *table.since(told or 0, meets))
+        change = RosterDifference(table.version, told, *table.since(told or 0, meets))
         told = table.version
         if not is_lost:
             host.take(change)

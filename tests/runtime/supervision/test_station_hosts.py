@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.supervision.incidents import NotStarted
 from isthmus.runtime.supervision.messages import LONELY_BEATS, Over
-from isthmus.runtime.supervision.rosters import Met, RosterChange, Table
+from isthmus.runtime.supervision.rosters import Met, RosterDifference, Table
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -73,14 +73,14 @@ def test_a_roster_that_orders_lack_stays_as_it_was() -> None:
     told = report(there("learner/0", 1), newest="learner/0", number=3, holds=ROSTER)
     assert story.tell(orders("learner/0", 3)) == [told]
     assert story.tell(BEAT)[0] == tell("learner/0", same())
-    gone_by_now = RosterChange(2, 1, (), ("learner/0", "syncer/0"))
+    gone_by_now = RosterDifference(2, 1, (), ("learner/0", "syncer/0"))
     assert story.tell(orders("learner/0", 4, roster=()))[0] == tell("learner/0", gone_by_now)
 
 
 LATER = rows("learner/0 learner/1 syncer/0#2")
 
 
-def changed(*former: str, since: int | None = None) -> RosterChange:
+def changed(*former: str, since: int | None = None) -> RosterDifference:
     """What has changed until LATER since the roster with these rows."""
     table = Table()
     table.follow(rows(" ".join(former)))
@@ -88,7 +88,7 @@ def changed(*former: str, since: int | None = None) -> RosterChange:
     table.follow(LATER)
     found = table.after(held)
     assert found is not None
-    return RosterChange(table.mark, *found)
+    return RosterDifference(table.mark, *found)
 
 
 def test_a_change_is_applied_to_the_roster_that_it_begins_at_and_passed_on() -> None:
@@ -96,7 +96,7 @@ def test_a_change_is_applied_to_the_roster_that_it_begins_at_and_passed_on() -> 
     story.tell(orders("learner/0", 2, roster=ROSTER))
     commands = story.tell(orders("learner/0", 3, roster=changed("learner/0 syncer/0")))
     assert commands == [
-        tell("learner/0", RosterChange(2, 1, rows("learner/1 syncer/0#2"))),
+        tell("learner/0", RosterDifference(2, 1, rows("learner/1 syncer/0#2"))),
         report(there("learner/0", 1), newest="learner/0", number=3, holds=LATER),
     ]
     told = report(there("learner/0", 1), newest="learner/0", number=4, holds=LATER)
@@ -117,11 +117,11 @@ def test_a_host_is_told_of_those_that_it_meets_alone_and_of_changes_once() -> No
     assert story.tell(spoke("learner/0", meets=meets))[0] == tell("learner/0", ROSTER)
     (told,) = story.tell(orders("learner/0", 3, roster=whole(rows("learner/0 learner/1 learner/2 syncer/0"))))
     assert isinstance(told, SendReport)  # Nothing for this host: its next beat says which version there is.
-    assert story.tell(BEAT)[0] == tell("learner/0", RosterChange(2, 1))
+    assert story.tell(BEAT)[0] == tell("learner/0", RosterDifference(2, 1))
     told = story.tell(orders("learner/0", 4, roster=whole(rows("learner/0 learner/2 syncer/0#2"))))
-    assert told[0] == tell("learner/0", RosterChange(3, 2, rows("syncer/0#2")))
+    assert told[0] == tell("learner/0", RosterDifference(3, 2, rows("syncer/0#2")))
     told = story.tell(orders("learner/0", 5, roster=whole(rows("learner/0 learner/2"))))
-    assert told[0] == tell("learner/0", RosterChange(4, 3, (), ("syncer/0",)))
+    assert told[0] == tell("learner/0", RosterDifference(4, 3, (), ("syncer/0",)))
 
 
 def test_a_host_that_asks_is_told_the_whole_once() -> None:
