@@ -475,8 +475,11 @@ class Outposts:
     def _keep_models(self, folder: Path) -> None:
         """Keep the models that learners have left for their site, and tell the owner where they are."""
         try:
+            own = spec.load(folder).here.own_data
+            if own is None or not own.terms.keeps_own:
+                return
             lines = list(kept_models.keep_left(folder).lines)
-            for line in lines:
+            for line in lines or ["keeps no model of this run: no learner here has left one"]:
                 self._tell(line)
             if lines:
                 count, size = kept_models.bytes_kept(self._folder)
