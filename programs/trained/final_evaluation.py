@@ -25,9 +25,10 @@ from isthmus.ops.island.scores import evaluated, extract_of
 from isthmus.programs import wing_table
 from isthmus.programs.engine.recorder.books import Books, read_into
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
-from isthmus.programs.engine.request.weights import FINAL, tensors_in
+from isthmus.programs.engine.request.weights import tensors_in
 from isthmus.programs.engine.results.lines import EvaluationLine, fields_of, name_of
 from isthmus.programs.engine.results.run_files import SUMMARY, summary_of
+from isthmus.programs.engine.snapshots.snapshot_files import FINAL
 from isthmus.programs.trained.run_model import job_of, task_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK

@@ -28,8 +28,9 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.spec import SPEC
 from isthmus.programs.engine.request.spec import load as load_spec
-from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
+from isthmus.programs.engine.request.weights import listed, tensors_in
 from isthmus.programs.engine.results.run_files import SUMMARY, check_files, summary_of
+from isthmus.programs.engine.snapshots.snapshot_files import FINAL
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER as SNAPSHOTS
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.programs.job import Job

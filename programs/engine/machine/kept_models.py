@@ -24,7 +24,7 @@ from isthmus.ops.data.site_folders import FOLDER, GLOBAL, NOTE, OWN
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.kept_model import KEPT, keep
 from isthmus.programs.engine.request.spec import SPEC, Spec
-from isthmus.programs.engine.request.weights import FINAL
+from isthmus.programs.engine.snapshots.snapshot_files import FINAL
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.files import read_text, write_bytes, write_json
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from isthmus.ops.exchange.fragments import ROWS, Fragment
 from isthmus.ops.learner.first_version import FOLDER as FIRST
 from isthmus.ops.learner.first_version import file_of
+from isthmus.programs.engine.snapshots.snapshot_files import FINAL
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.disk import check_regular
 from isthmus.runtime.system.files import read_text, write_json
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FINAL: Final = Path("snapshots", "final")
 ORIGIN: Final = Path(FIRST, "origin.json")
 """In the folder of a run that does not begin at random."""
 NAMES_MAX: Final = 4

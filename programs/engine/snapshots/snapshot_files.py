@@ -11,6 +11,8 @@ from typing import Final
 FOLDER: Final = "snapshots"
 MANIFEST: Final = "manifest.json"
 BEFORE: Final = "manifest-before.json"
+FINAL: Final = Path(FOLDER, "final")
+"""The folder with the final model of a run that is over."""
 
 
 def has_snapshot(run: Path) -> bool:

@@ -156,7 +156,7 @@ def _made(
 
     @contextmanager
     def viewed(submitted: Submitted) -> Iterator[Watch]:
-        yield _Share(progress, f"{runs.count} of {many} runs; {named}", submitted)
+        yield _PairShare(progress, f"{runs.count} of {many} runs; {named}", submitted)
 
     try:
         outcome = start_on_machine(DaemonClient.of(cluster), _prepared(options), viewed)
@@ -173,7 +173,7 @@ def _made(
 
 
 @final
-class _Share(Watch):
+class _PairShare(Watch):
     """Shows how far a run is."""
 
     def __init__(self, progress: ProgressLine, named: str, submitted: Submitted) -> None:

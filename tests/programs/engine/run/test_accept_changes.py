@@ -34,13 +34,17 @@ SLEEP = "time.sleep(0.004)"
 @pytest.fixture
 def cut_off(tmp_path: Path) -> Path:
     """The folder of a run of two learners that was set aside, as sources of now would have made it."""
-    folder = copied(NUMBER, PROGRAM, tmp_path)
-    run_spec = spec.load(folder)
-    graph = run_spec.graph(is_checked=False)
     from isthmus.programs.engine.recorder.graph_parts import fragments_in
     from isthmus.programs.engine.request.fingerprint import fingerprint
     from isthmus.programs.engine.request.program import Program
 
+    folder = copied(NUMBER, PROGRAM, tmp_path)
+    kept = json.loads((folder / spec.SPEC).read_text())
+    # With the settings that there are by now.
+    kept["job"]["settings"] = Program(PROGRAM).schema().read(kept["job"]["settings"])
+    (folder / spec.SPEC).write_text(json.dumps(kept))
+    run_spec = spec.load(folder)
+    graph = run_spec.graph(is_checked=False)
     own = fingerprint(graph, run_spec.job, Program(PROGRAM).builder())
     fields = json.loads((folder / spec.SPEC).read_text())
     (folder / spec.SPEC).write_text(json.dumps({**fields, "fingerprint": own}))
