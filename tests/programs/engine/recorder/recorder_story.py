@@ -41,7 +41,7 @@ class Context:
     def publish(self, status: dict[str, Any]) -> None:
         self.status = status
 
-    def machine_of(self, member: Any) -> str:
+    def was_on(self, member: Any) -> str:
         return ""
 
     def members(self) -> frozenset[Member]:

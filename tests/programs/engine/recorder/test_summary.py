@@ -128,7 +128,7 @@ class Context:
     def stop_requested(self) -> bool:
         return False
 
-    def machine_of(self, member: Any) -> str:
+    def was_on(self, member: Any) -> str:
         return ""
 
     def members(self) -> frozenset[Any]:
