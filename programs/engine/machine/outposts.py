@@ -37,16 +37,18 @@ from isthmus.programs.engine.machine.kept_models import MODELS
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.own_data_reading import READ_SECONDS, OwnDataReader, UnreadError
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.own_data import OwnData
+from isthmus.programs.engine.request.own_data import OwnData, own_data_faults
 from isthmus.programs.engine.request.reference import is_open_loop
+from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.script_lives import ScriptLives
 from isthmus.programs.loop_script import OPEN_NAME
 from isthmus.runtime.daemon.ground import HostLaunching, LocalGround, Processes
-from isthmus.runtime.daemon.outpost import ORDERS, Outpost
+from isthmus.runtime.daemon.outpost import ORDERS, Outpost, read_orders
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.ids import leader
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system import run_memory
 from isthmus.runtime.system.disk import open_regular
@@ -73,6 +75,8 @@ FILES: Final = re.compile(
 )
 """Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
+_WRONG: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors of messages that no home of ours sends."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
@@ -105,6 +109,7 @@ class HeldOutpost:
     that have spoken as its home; `is_to_return`: it leaves, and what its learners' next lives begin with is kept."""
 
     outpost: Outpost
+    run_spec: Spec
     link: HomeLink
     term: int
     heirs: tuple[HomeAddress, ...]
@@ -184,7 +189,9 @@ class Outposts:
         self._refusals = set[str]()
         self.own_data = OwnDataReader(loop, name, config.site, tell)
         """Of its owner, on which learners here train."""
-        self._stationing: dict[str, asyncio.Task[None]] = {}
+        self._stationing: dict[str, HomeLink] = {}
+        """The runs before whose part here own data are read, and who has asked for them."""
+        self._tasks = set[asyncio.Task[None]]()
         self.guest = guest
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -218,12 +225,14 @@ class Outposts:
             if message["type"] == STATION:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
-                self._heard(link, str(message["run"])).outpost.order(link.home.name, message)
+                self._order(link, message)
             elif message["type"] == NO_MODEL and self.guest is not None:
                 self.guest.refuse([Fault(*map(str, fault)) for fault in message["faults"]])
             elif message["type"] == LEAVE_RUN and message["run"] in self._held:
                 self._leave_run(link, str(message["run"]), float(message["seconds"]))
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            elif message["type"] == LEAVE_RUN and self._stationing.get(str(message["run"])) is link:
+                self._left.add(str(message["run"]))
+        except _WRONG as error:
             self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
 
     async def answer(self, home: HomeAddress, message: Message) -> Message:
@@ -269,6 +278,8 @@ class Outposts:
             self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         self._tell(f"adopts its part of {note['run']}, a run of {note['home']['name']}")
+        if (own := self._held[str(note["run"])].run_spec.here.own_data) is not None or self.own_data.is_used:
+            self.own_data.tell_of_adopted(own)
 
     def leave(self, seconds_max: float) -> None:
         """Let every host here give what it has within so many seconds, and end; accept no new stations."""
@@ -332,13 +343,18 @@ class Outposts:
         if not self.own_data.is_used or not has_learners:
             self._take_part(link, message, zero_ns, None)
         elif run not in self._stationing:
-            self._stationing[run] = self._loop.create_task(self._take_part_with_own_data(link, message, zero_ns, task))
+            self._stationing[run] = link
+            taking = self._loop.create_task(self._take_part_with_own_data(link, message, zero_ns, task))
+            self._tasks.add(taking)
+            taking.add_done_callback(self._tasks.discard)
 
     async def _take_part_with_own_data(self, link: HomeLink, message: Message, zero_ns: int, task: str) -> None:
         """Have a part once the machine's own data are read, on which its learners train."""
         run = str(message["run"])
         try:
             own, table = await self.own_data.read(task, dict(message["spec"].get("data", {})))
+            if run in self._left:  # Meanwhile its home has asked for that.
+                return
             self._take_part(link, message, zero_ns, own)
             if run in self._held:
                 folder = self._held[run].outpost.folder
@@ -346,10 +362,24 @@ class Outposts:
                 write_json(folder / DATA, table)
                 if own.terms.keeps_own:
                     await self._loop.run_in_executor(None, kept_models.begin, folder, spec.load(folder))
-        except (ConfigError, *_UNABLE) as error:
+        except (*_WRONG, ConfigError, *_UNABLE) as error:
             self._unstationed(link, run, error)
         finally:
             del self._stationing[run]
+
+    def _order(self, link: HomeLink, message: Message) -> None:
+        """Carry out a home's orders, unless they give the task of a run to a host that must not have it here."""
+        held = self._heard(link, str(message["run"]))
+        run_spec = held.run_spec
+        if run_spec.here.is_site:
+            wanted = [each.member.replica for each in read_orders(message)[0].wanted]
+            computing = [each for each in wanted if leader(each).role in run_spec.computing]
+            if faults := [fault for each in computing if (fault := run_spec.fault_of(each)) is not None]:
+                error = ConfigError.of(faults)
+                link.send({"type": UNSTATIONED, "run": message["run"], "error": f"{type(error).__name__}: {error}"})
+                self._tell_refusal(link.home, faults)
+                return
+        held.outpost.order(link.home.name, message)
 
     def _take_part(self, link: HomeLink, message: Message, zero_ns: int, own: OwnData | None) -> None:
         run, term = str(message["run"]), int(message["term"])
@@ -363,7 +393,8 @@ class Outposts:
             run_memory.forget(folder)  # Of another run of this name, or of this one before it was resumed.
             # Whatever the message says: only the owner names data of this machine.
             own_data = None if own is None else asdict(own)
-            here = {**message["spec"]["here"], "secret": str(self._config.secret or ""), "own_data": own_data}
+            owners = {"own_data": own_data, "is_site": self.own_data.is_used}
+            here = {**message["spec"]["here"], "secret": str(self._config.secret or ""), **owners}
             spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
             heirs = tuple(HomeAddress(*map(str, heir)) for heir in message["heirs"])
             held = self._hold(folder, run, link, term, heirs, keeps_texts=self._keeps_texts)
@@ -375,7 +406,10 @@ class Outposts:
 
     def _unstationed(self, link: HomeLink, run: str, error: Exception) -> None:
         """Tell a home, and people here, that this machine has no part in a run."""
-        link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
+        # What the system says of a file names it.
+        is_told = isinstance(error, ConfigError) or not self._keeps_texts
+        text = error if is_told else f"its owner sees the reason in what the daemon of {self._name!r} prints"
+        link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {text}"})
         self._tell(f"refused its part of {run}, a run of {link.home.name}: {error}")
 
     def _hold(
@@ -412,7 +446,7 @@ class Outposts:
             keeps_texts=keeps_texts,
             is_far=self._config.is_far,
         )
-        held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
+        held = self._held[run] = HeldOutpost(outpost, run_spec, link, term, heirs, {link.home.name: link})
         self._on_change()
         outpost.start()
         return held
@@ -500,16 +534,19 @@ class Outposts:
                 self.guest.refuse([fault])  # Before it has a slot.
                 raise ConfigError.of([fault])
         script = ""
+        own = self.own_data.is_used
+        if wanted and own and (faults := list(own_data_faults(task, self._name))):
+            raise ConfigError.of(faults)  # Before files that the task names are read.
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
-            own = self.own_data.is_used
             digest = await self._loop.run_in_executor(None, partial(handover.digest, program, task, has_own_data=own))
             if digest != wanted[: len(digest)]:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
-                raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
+                found = "something else" if own else f"something else, {digest[:8]}"  # A part of it checks a guess.
+                raise ConfigError(doing, f"what the command has, {wanted[:8]}", found, do)
             script = await self._loop.run_in_executor(None, checked_digest, task, self._name)
         unread: tuple[Fault, ...] = ()
-        if wanted and self.own_data.is_used:
+        if wanted and own:
             try:
                 await self.own_data.read(task, dict(message.get("data", {})), READ_SECONDS)
             except UnreadError as error:

@@ -30,6 +30,8 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.children import Child, serve_line
 from isthmus.runtime.system.processes import end_after
 
+READINGS_MAX: Final = 4
+"""Tasks by which the data are read, or were for a run that has not begun: a home may ask for any number."""
 READ_SECONDS: Final = 40.0
 """After which the home is told to ask again: less than it waits for an answer."""
 UNREADABLE: Final = "files that the task cannot read"
@@ -82,6 +84,7 @@ class OwnDataReader:
             raise ConfigError.of(faults)
         reading = self._readings.get(task)
         if reading is None:
+            self._make_room()
             reading = self._readings[task] = self._begin(task)
         try:
             answers = await asyncio.wait_for(asyncio.shield(reading.found), seconds_max)
@@ -98,6 +101,26 @@ class OwnDataReader:
             for line in answers[0]["lines"]:
                 self._tell(f"its own data: {line}")
         return own, table
+
+    def tell_of_adopted(self, own: OwnData | None) -> None:
+        """Tell the owner where learners that are there already train on data, or by rules, other than those of now."""
+        rules = self._rules
+        former = SiteRules() if own is None else SiteRules(own.paths, own.terms.is_told, own.terms.keeps_own)
+        if former != rules:
+            names = ", ".join(former.data) or "the data of its run"
+            told = "" if former.is_told or rules.is_told else "; the losses on them go to the home"
+            self._tell(f"its learners there train on {names} still{told}. To change that, end this daemon in order "
+                       "(Ctrl-C) and start it again")  # fmt: skip
+
+    def _make_room(self) -> None:
+        """Forget what was read for a run that has not begun, where there are many; UnreadError if none is read."""
+        if len(self._readings) < READINGS_MAX:
+            return
+        task = next((task for task, each in self._readings.items() if each.found.done()), None)
+        if task is None:
+            do = "Wait: its home asks again."
+            raise UnreadError(self._doing, f"fewer than {READINGS_MAX} runs that have them read", f"{READINGS_MAX}", do)
+        self.taken(task)
 
     def taken(self, task: str) -> None:
         """A run has begun with what was read: the next one reads them again."""

@@ -72,11 +72,21 @@ class SiteMemory(msgspec.Struct):
     tokens: int = 0
     is_told: bool = True
     lives: set[tuple[int, int]] = set()
+    of_former: set[tuple[int, int]] = set()
+    """Those of them that have trained on other data, before the owner named these."""
     points: list[SitePoint] = []
 
     def add(self, life: tuple[int, int], report: SiteReport) -> None:
         """Take in what a life has reported; nothing changes where that is known."""
-        self.digest, self.bytes, self.tokens = digest_of_words(report["digest"]), report["bytes"], report["tokens"]
+        digest = digest_of_words(report["digest"])
+        if digest != self.digest and any(slot == life[0] and later > life[1] for slot, later in self.lives):
+            return  # It is of the data that the owner had named before, and late.
+        if digest != self.digest or not report["is_told"]:
+            # Losses on the held-out parts of other data are no others' history, and what is kept now is shown no more.
+            self.points = []
+        if digest != self.digest:
+            self.of_former = self.lives - {life}
+        self.digest, self.bytes, self.tokens = digest, report["bytes"], report["tokens"]
         self.is_told = report["is_told"]
         self.lives.add(life)
         known = {point.identity for point in self.points}
@@ -151,6 +161,7 @@ def summaries(sites: Mapping[str, SiteMemory], trained: Iterable[Sequence[int]])
 def _summary(name: str, sites: Mapping[str, SiteMemory], tokens: Mapping[tuple[int, int], int]) -> SiteSummary:
     site = sites[name]
     own = sum(tokens.get(life, 0) for life in site.lives)
+    passed = sum(tokens.get(life, 0) for life in site.lives - site.of_former)
     last, before = site.last(), site.before_last()
     models, owns = [point.of_global for point in last], [point.of_own for point in last]
     return SiteSummary(
@@ -161,7 +172,7 @@ def _summary(name: str, sites: Mapping[str, SiteMemory], tokens: Mapping[tuple[i
         data_tokens=site.tokens,
         same_data=[other for other, each in sorted(sites.items()) if other != name and each.digest == site.digest],
         tokens=own,
-        epochs=round(own / site.tokens, 6) if site.tokens else None,
+        epochs=round(passed / site.tokens, 6) if site.tokens else None,
         told=site.is_told,
         is_final=bool(last) and last[0].kind == "final",
         evaluated_tokens=(last[0].predicted or None) if last else None,
@@ -191,9 +202,12 @@ def _summary(name: str, sites: Mapping[str, SiteMemory], tokens: Mapping[tuple[i
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None where one is not known: the others would not stand for it."""
+    """None where one is not known: the others would not stand for it; or where it is beyond all numbers."""
     known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    try:
+        return fmean(known) if known and len(known) == len(values) else None
+    except OverflowError:
+        return None
 
 
 def _means(metrics: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

@@ -30,7 +30,7 @@ from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.loop_script import LoopScript
 from isthmus.programs.program_graph import REGION
 from isthmus.runtime.clock import seconds
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Reference, Template
 from isthmus.runtime.ids import LEARNER, Replica, follower, leader
 from isthmus.runtime.supervision.home_events import RunRoles, UserTerms
@@ -95,6 +95,8 @@ class Here:
     """The way to others, or to some of them, leads through a bucket."""
     own_data: OwnData | None = None
     """What its learners train on in place of the run's data, if its owner says so."""
+    is_site: bool = False
+    """Its owner has data of its own, here as a machine of another's run: no host reads files that the run names."""
 
     @property
     def islands_here(self) -> int:
@@ -208,15 +210,25 @@ class Spec:
     ) -> Callable[[Reference], Any]:
         """`resolve`, where the reference of the run's task means that of a host on this machine, which knows whether
         its data are the owner's."""
-        own = self._own_data_of(replica)
 
         def resolved(one: Reference) -> Any:
             if one != self.job.task:
                 return resolve(one)
+            if fault := self.fault_of(replica):
+                raise ConfigError.of([fault])
+            own = self._own_data_of(replica)
             task = resolve(Reference(self.task_of(replica)))
             return task if own is None else own.given_to(task)
 
         return resolved
+
+    def fault_of(self, replica: Replica) -> Fault | None:
+        """Why a host may not have the run's task on this machine: it would read files that the run names, and so might
+        read those of its owner."""
+        if not self.here.is_site or self._own_data_of(replica) is not None:
+            return None
+        doing = f"Giving the task of the run to {replica} on the machine {self.here.machine!r}, which has own data"
+        return Fault(doing, "a learner, which trains on those", "other data", "Place it on another machine.")
 
     def _own_data_of(self, replica: Replica) -> OwnData | None:
         return self.here.own_data if leader(replica).role == LEARNER else None

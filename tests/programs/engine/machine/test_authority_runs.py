@@ -15,14 +15,17 @@ import msgspec
 import pytest
 import uvloop
 
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.programs import SHIPPED_TASK
-from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.cluster.machine_file import MachineConfig, SiteRules
 from isthmus.programs.engine.machine import run as collect_files
 from isthmus.programs.engine.machine.absent_homes import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, Outposts
 from isthmus.programs.engine.machine.run import gather
+from isthmus.programs.engine.request.own_data import OwnData
+from isthmus.programs.engine.request.reference import called
 from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.run.finish import spans_in
 from isthmus.runtime.clock import Instant
@@ -34,7 +37,7 @@ from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Gone, Orders, Report, ReportError, Seen, Stamp, report_of
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, ReportError, Seen, Stamp, Wanted, report_of
 
 LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
@@ -187,7 +190,7 @@ def test_spans_that_are_none_cost_only_themselves(tmp_path: Path, capsys: pytest
 class Place:
     """The outposts of beta, which has a part in a run of alpha; gamma is another home."""
 
-    def __init__(self, folder: Path, config: MachineConfig | None = None) -> None:
+    def __init__(self, folder: Path, config: MachineConfig | None = None, *, learners: int = 1) -> None:
         self.loop = uvloop.new_event_loop()
         self.lines: list[str] = []
         self.outposts = self.outposts_of(folder, config or MachineConfig())
@@ -198,8 +201,8 @@ class Place:
         job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
                "tokens_by_slot": [], "settings": {}}  # fmt: skip
         told = {"run": "run", "fingerprint": "", "roles": {"learner": 1}, "most": {}, "least": {},
-                "computing": [], "settings": RUN, "tokens_of_step": [1],
-                "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
+                "computing": ["learner", "evaluator"], "settings": RUN, "tokens_of_step": [1],
+                "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", learners)),
                 "job": job}  # fmt: skip
         self.called = {"type": "station", "run": "run", "spec": told, "age_ns": 0, "term": 1}
         self.called["heirs"] = [["heir", "tcp://127.0.0.1:3", ""]]
@@ -499,3 +502,97 @@ def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp
     assert told == [("alpha", ["run"])]
     assert held == set()
     loop.close()
+
+
+# -- a home and the files of a machine with data of its own -----------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Place]:
+    """The outposts of beta, whose owner has data; alpha says that no learner is to be there."""
+    (tmp_path / "ours.txt").write_text("ours " * 100)
+    made = Place(
+        tmp_path, MachineConfig(error_texts="local", site=SiteRules((str(tmp_path / "ours.txt"),))), learners=0
+    )
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("role", ["learner", "evaluator"])
+def test_no_host_at_a_site_has_a_task_that_reads_what_the_home_names(site: Place, role: str) -> None:
+    """Whatever the home says of the hosts there, and of the owner's data."""
+    wanted = Orders((Wanted(Member(Replica(role, 0), 1), is_new=True),), stamp=Stamp(1, 1, 1), home="alpha")
+    site.links["alpha"].sent.clear()
+    site.hear("alpha", {**of_orders(wanted, None), "run": "run"})
+    assert [sent["type"] for sent in site.links["alpha"].sent] == ["unstationed"]
+    told = list(site.lines)
+    site.hear("alpha", {**of_orders(wanted, None), "run": "run"})
+    assert site.lines == told
+    assert not list(site.outposts.folders[0].glob("logs/*"))
+
+
+def test_a_site_reads_no_file_that_a_task_names_to_say_whether_it_is_alike(site: Place, tmp_path: Path) -> None:
+    (tmp_path / "private.csv").write_text("a guess")
+    task = called(SHIPPED_TASK, {"router": str(tmp_path / "private.csv")})
+    asked = {"type": "check", "program": "decoupled-diloco", "task": task, "digest": "0" * 32}
+    with pytest.raises(ConfigError) as refused:
+        site.answer("alpha", asked)
+    assert [fault.found for fault in refused.value.faults] == ["task.router"]
+    with pytest.raises(ConfigError) as unlike:
+        site.answer("alpha", {**asked, "task": SHIPPED_TASK})
+    assert unlike.value.faults[0].found == "something else"
+
+
+def station_with_learner(site: Place, monkeypatch: pytest.MonkeyPatch, **more: Any) -> asyncio.Future[None]:
+    """Ask the site to take part in a run, `later`; returns what its data are read until."""
+    is_read: asyncio.Future[None] = site.loop.create_future()
+
+    async def read(*asked: Any) -> tuple[OwnData, dict[str, Any]]:
+        await is_read
+        return OwnData(("/ours",), SiteTerms("0" * 32, 9, 9)), {}
+
+    monkeypatch.setattr(site.outposts.own_data, "read", read)
+    told = {**site.called["spec"], "here": asdict(Here("127.0.0.1", 1)), **more}
+    site.links["alpha"].sent.clear()
+    site.hear("alpha", {**site.called, "run": "later", "spec": told})
+    return is_read
+
+
+def settle(site: Place) -> None:
+    """Let what is due be done."""
+    for _ in range(5):
+        site.loop.run_until_complete(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("data", ["/etc", 7, {"bytes": "x"}, [[1]], None])
+def test_what_no_home_says_of_its_data_is_refused_and_told(
+    site: Place, monkeypatch: pytest.MonkeyPatch, data: Any
+) -> None:
+    station_with_learner(site, monkeypatch, data=data).set_result(None)
+    settle(site)
+    assert [sent["type"] for sent in site.links["alpha"].sent] == ["unstationed"]
+    assert site.outposts.runs(site.links["alpha"].home) == ["run"]
+
+
+def test_a_site_that_its_home_sends_away_while_it_reads_its_data_takes_no_part(
+    site: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = station_with_learner(site, monkeypatch)
+    settle(site)
+    site.hear("gamma", {"type": "leave-run", "run": "later", "seconds": 5.0})  # Not its home.
+    site.hear("alpha", {"type": "leave-run", "run": "later", "seconds": 5.0})
+    is_read.set_result(None)
+    settle(site)
+    assert site.outposts.runs(site.links["alpha"].home) == ["run"]
+
+
+def test_only_the_home_of_a_run_sends_a_site_away(site: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_read = station_with_learner(site, monkeypatch)
+    settle(site)
+    site.hear("gamma", {"type": "leave-run", "run": "later", "seconds": 5.0})
+    is_read.set_result(None)
+    settle(site)
+    assert site.outposts.runs(site.links["alpha"].home) == ["run", "later"]
+    (folder,) = (each for each in site.outposts.folders if each.name == "later")
+    here = json.loads((folder / "spec.json").read_text())["here"]
+    assert (here["is_site"], here["own_data"]["paths"]) == (True, ["/ours"])

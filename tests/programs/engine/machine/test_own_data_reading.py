@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import uvloop
 
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.programs import SHIPPED_TASK
 from isthmus.programs.engine.cluster.machine_file import SiteRules
 from isthmus.programs.engine.machine.own_data_reading import (
     KINDS,
+    READINGS_MAX,
     UNLIKE,
     UNMEANT,
     UNREADABLE,
@@ -25,7 +28,7 @@ from isthmus.programs.engine.machine.own_data_reading import (
     found_of,
 )
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.own_data import on_own_data
+from isthmus.programs.engine.request.own_data import OwnData, on_own_data
 from isthmus.runtime.errors import ConfigError
 
 TASK = reference.called(SHIPPED_TASK, {"batch": 4, "data": ("/home/there",)})
@@ -109,3 +112,50 @@ def test_they_are_read_once_for_a_run_and_the_home_hears_no_name(texts: Path, lo
         loop.run_until_complete(reader.read(TASK, {}, 0.001))
     reader.close()
     reader.close()
+
+
+class Unread:
+    """What has been begun, and has found nothing so far."""
+
+    def __init__(self, loop: Any) -> None:
+        self.found, self.is_told, self.child = loop.create_future(), False, self
+        self.line, self.ended = self, 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_a_home_that_asks_for_many_tasks_has_few_processes_begun(
+    texts: Path, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = dict[str, Unread]()
+    reader = OwnDataReader(loop, "beta", SiteRules((str(texts),)), lambda line: None)
+    monkeypatch.setattr(reader, "_begin", lambda task: begun.setdefault(task, Unread(loop)))
+
+    def ask(batch: int) -> None:
+        with pytest.raises(UnreadError):
+            loop.run_until_complete(reader.read(reference.called(SHIPPED_TASK, {"batch": batch}), {}, 0.001))
+
+    for batch in range(1, 3 * READINGS_MAX):
+        ask(batch)
+    assert len(begun) == READINGS_MAX
+    first = next(iter(begun.values()))
+    first.found.set_result(None)
+    ask(100)
+    assert (len(begun), first.ended) == (READINGS_MAX + 1, 1)
+
+
+def test_the_owner_is_told_where_learners_go_on_with_what_the_daemon_before_had(texts: Path, loop: Any) -> None:
+    lines: list[str] = []
+    rules = SiteRules((str(texts),), is_told=False)
+    reader = OwnDataReader(loop, "beta", rules, lines.append)
+    terms = SiteTerms("0" * 32, 4, 4, is_told=False)
+    reader.tell_of_adopted(OwnData(rules.data, terms))
+    assert lines == []
+    for former in (None, OwnData(("/before",), terms), OwnData(rules.data, replace(terms, is_told=True))):
+        reader.tell_of_adopted(former)
+    assert len(lines) == 3
+    assert "/before" in lines[1]

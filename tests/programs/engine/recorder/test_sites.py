@@ -94,6 +94,32 @@ def test_a_loss_that_is_not_finite_is_none_and_so_is_a_mean_with_it() -> None:
     assert (row["global_last"], row["own_last"]) == (2.0, None)
 
 
+def test_other_data_begin_a_history_of_their_own() -> None:
+    """Of which the losses are those on another held-out part: none is compared with them."""
+    first, other = made(0, 0, 5.5, None, "initial"), site(made(0, 300, 10.5, None), digest=[1, 2, 3, 4], tokens=500)
+    reports = [((0, 1), site(first, made(1, 200, 3.0, 2.5))), ((0, 2), other), ((0, 1), site(first))]
+    (row,) = summaries(known(a=reports), [[0, 1, 4000], [0, 2, 250]])
+    assert (row["digest"], row["data_tokens"], row["tokens"], row["epochs"]) == (
+        f"{1:08x}{2:08x}{3:08x}{4:08x}",
+        500,
+        4250,
+        0.5,
+    )
+    assert (row["global_first"], row["global_last"], len(row["history"])) == (10.5, 10.5, 1)
+
+
+def test_a_site_that_keeps_its_losses_from_now_on_has_none_here() -> None:
+    reports = [((0, 1), site(made(0, 0, 5.5, None, "initial"))), ((0, 2), site(is_told=False))]
+    (row,) = summaries(known(a=reports), [])
+    assert (row["told"], row["global_first"], row["history"]) == (False, None, [])
+
+
+def test_a_mean_beyond_all_numbers_is_none() -> None:
+    finals = [((slot, 1), site(made(0, 4, 1.7e308, 2.0, "final"))) for slot in (0, 1)]
+    (row,) = summaries(known(a=finals), [])
+    assert (row["global_last"], row["own_last"]) == (None, 2.0)
+
+
 def test_there_is_a_bound_and_the_first_is_kept() -> None:
     sites = known(a=[((0, life), site(made(0, life, 1.0, 1.0))) for life in range(1, POINTS_MAX + 50)])
     assert len(sites["a"].points) == POINTS_MAX

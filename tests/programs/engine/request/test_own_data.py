@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from isthmus.programs.engine.request.own_data import OwnData, on_own_data, own_d
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.engine.request.slot_tasks import SlotTasks
 from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
 
@@ -53,6 +54,21 @@ def test_learners_of_the_machine_train_on_its_data_and_all_else_is_the_runs(text
         "theirs": set(b"xyz "),
     }
     assert on.resolving(learner, lambda one: one.text)(Reference("other.py:task")) == "other.py:task"
+
+
+def test_a_site_gives_no_host_the_task_of_the_run_on_files_that_the_run_names(texts: tuple[str, str]) -> None:
+    ours, theirs = texts
+    told = spec_on(ours, theirs, OwnData((ours,), TERMS))
+    learner, evaluator = Replica("learner", 1), Replica("evaluator", 0)
+    on = replace(told, here=replace(told.here, is_site=True))
+    assert on.fault_of(learner) is None
+    assert on.resolving(learner)(on.job.task).site == TERMS
+    without = replace(on, here=replace(on.here, own_data=None))
+    for one, replica in ((on, evaluator), (without, learner), (without, evaluator)):
+        assert one.fault_of(replica) is not None
+        with pytest.raises(ConfigError):
+            one.resolving(replica)(one.job.task)
+    assert on.resolving(evaluator, lambda one: one.text)(Reference("other.py:task")) == "other.py:task"
 
 
 def test_held_out_sets_of_the_home_are_not_looked_for() -> None:
