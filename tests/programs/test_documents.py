@@ -48,6 +48,7 @@ APART = {
     "docs/how-to/through-a-bucket.md": "a store: tests/programs/engine/machine/test_bucket*.py",
     "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",
     "docs/how-to/ports-and-firewalls.md": "addresses: tests/programs/engine/machine/test_cluster_namespaces.py",
+    "docs/how-to/site-models.md": "a site: tests/programs/engine/machine/test_site_models_runs.py",
     "docs/how-to/sites.md": "three machines: tests/programs/engine/machine/test_own_data_stays.py runs three-sites.sh",
     "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
 }

@@ -251,6 +251,6 @@ def test_the_command_as_text_and_as_a_flowchart(tmp_path: Path) -> None:
         said.index("who waits for whom") < said.index("the run's home is hub") < said.index("predicted, not measured")
     )
     drawn = shown(tmp_path, "mermaid")
-    assert '["learner, 1 to 1024 replicas<br/>1-2 on a, step' in drawn
+    assert '["learner, 1 to 16384 replicas<br/>1-2 on a, step' in drawn
     assert "predicted<br/>0 on b, step 801 us predicted" in drawn
     assert '["syncer, 1 replica<br/>0 on hub"]' in drawn

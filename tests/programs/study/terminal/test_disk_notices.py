@@ -116,7 +116,7 @@ def test_a_summary_is_tried_again_and_in_vain_only_for_so_long(monkeypatch: pyte
     monkeypatch.setattr(finish, "SUMMARY_SECONDS_MAX", 0.0)
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(RunError, match=r"training is over \(done\), but .*summary.json could not be written for 0 s"):
-        leave_behind(tmp_path, {"outcome": "done"}, [], Instant(0))
+        leave_behind(tmp_path, {"outcome": "done", "fragments": 0}, [], Instant(0))
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
