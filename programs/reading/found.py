@@ -233,7 +233,8 @@ class _Search:
         elif path.is_dir():
             self._entries += self._folder(path, ())
         else:
-            raise DataError(READING, f"a file or a folder at {path}", "nothing there", _NAME_OTHERS)
+            found = "a pipe, a socket or a device" if path.exists() else "nothing there"
+            raise DataError(READING, f"a file or a folder at {path}", found, _NAME_OTHERS)
 
     def found(self) -> FoundFiles:
         """All of it, each real file once: in its first place, by the last of its names."""

@@ -22,7 +22,7 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
-from isthmus.programs.engine.machine import services
+from isthmus.programs.engine.machine import kept_models, services
 from isthmus.programs.engine.machine.absent_homes import alone_ns
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.doors import Door, OwnDoor, door_that_leads_in
@@ -469,7 +469,14 @@ class MachineDaemon:
         task = run_spec.job.task.text
         own, _ = await reader.read(task, run_spec.data, READ_SECONDS)
         reader.taken(task)
-        return self._accept(handed, own, is_watched=is_watched)
+        taken = self._accept(handed, own, is_watched=is_watched)
+        if own.terms.keeps_own:
+            folder = Path(taken["run"])
+            try:
+                await self.loop.run_in_executor(None, lambda: kept_models.begin(folder, spec.load(folder)))
+            except OSError as error:  # The run goes on.
+                self.tell(f"keeps no models of the run in {folder}: {error}")
+        return taken
 
     def _trains_on_own_data(self, sites: Sites) -> bool:
         """Whether learners of a run are here, which train on data of this machine's owner."""
@@ -588,6 +595,7 @@ class MachineDaemon:
     def _over(self, run: MachineRun) -> None:
         why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
         self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
+        self.neighbours.outposts.keep_models(run.folder)
         del self._runs[str(run.folder)]
         fleet, outcome = run.daemon.home.fleet, run.daemon.outcome
         self.neighbours.former.add(run.name, outcome, [*fleet.others, *fleet.away])

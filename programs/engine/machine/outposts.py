@@ -339,14 +339,20 @@ class Outposts:
             return
         # Times count from the same moment everywhere, as nearly as the way of this message is short.
         zero_ns = time.monotonic_ns() - int(message["age_ns"])
-        task, has_learners = str(message["spec"]["job"]["task"]), int(message["spec"]["here"]["learners"]) > 0
-        if not self.own_data.is_used or not has_learners:
+        if run in self._stationing:
+            return
+        try:
+            task, learners = str(message["spec"]["job"]["task"]), int(message["spec"]["here"]["learners"])
+        except _WRONG as error:
+            self._unstationed(link, run, error)
+            return
+        if not self.own_data.is_used or learners <= 0:
             self._take_part(link, message, zero_ns, None)
-        elif run not in self._stationing:
-            self._stationing[run] = link
-            taking = self._loop.create_task(self._take_part_with_own_data(link, message, zero_ns, task))
-            self._tasks.add(taking)
-            taking.add_done_callback(self._tasks.discard)
+            return
+        self._stationing[run] = link
+        taking = self._loop.create_task(self._take_part_with_own_data(link, message, zero_ns, task))
+        self._tasks.add(taking)
+        taking.add_done_callback(self._tasks.discard)
 
     async def _take_part_with_own_data(self, link: HomeLink, message: Message, zero_ns: int, task: str) -> None:
         """Have a part once the machine's own data are read, on which its learners train."""
@@ -490,7 +496,9 @@ class Outposts:
         held = self._held.pop(run)
         held.outpost.close()
         folder, home, kept = held.outpost.folder, held.link.home.name, [MODELS]
-        self._keep_models(folder)
+        if self.keep_models(folder):
+            count, size = kept_models.bytes_kept(self._folder)
+            self._tell(f"keeps {count} models in all, {size / 1e6:.3g} MB, below {self._folder}: yours to delete")
         if held.is_to_return:  # With its ledger and the moments of its learners.
             self._tell(f"left {run}, a run of {home}; what its return goes on with is in {folder}")
             self._on_change()
@@ -506,20 +514,20 @@ class Outposts:
         self._tell(f"finished its part of {run}, a run of {home}{logs}")
         self._on_change()
 
-    def _keep_models(self, folder: Path) -> None:
-        """Keep the models that learners have left for their site, and tell the owner where they are."""
+    def keep_models(self, folder: Path) -> bool:
+        """Keep the models that learners have left for their site, and tell the owner where they are; whether there are
+        some."""
         try:
             own = spec.load(folder).here.own_data
             if own is None or not own.terms.keeps_own:
-                return
+                return False
             lines = list(kept_models.keep_left(folder).lines)
-            for line in lines or ["keeps no model of this run: no learner here has left one"]:
-                self._tell(line)
-            if lines:
-                count, size = kept_models.bytes_kept(self._folder)
-                self._tell(f"keeps {count} models in all, {size / 1e6:.3g} MB, below {self._folder}: yours to delete")
-        except (KeyError, TypeError, ValueError, *_UNABLE) as error:
+        except (*_WRONG, ConfigError, *_UNABLE) as error:
             self._tell(f"keeps no models of the run in {folder}: {error}")
+            return False
+        for line in lines or ["keeps no model of this run: no learner here has left one"]:
+            self._tell(line)
+        return bool(lines)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class OwnDataReader:
 
     def _refusal(self, kind: str, reason: str) -> ConfigError:
         """The error for the home, by kind; the owner is told the reason."""
-        self._tell(f"its own data are refused: {kind}. {reason}")
+        self._tell(f"its own data are refused: {kind}. {reason} Its home asks again once this is started again.")
         do = f"Its owner sees the reason in what the daemon of {self._machine!r} prints."
         return ConfigError(self._doing, "data that the task trains on", kind, do)
 

@@ -21,6 +21,8 @@ from isthmus.programs.engine.results.lines import finite, metrics_of
 
 POINTS_MAX: Final = 512
 """Evaluations of a site that are kept: those of 25 lives at most. Beyond that its first one, and the newest."""
+METRICS_MAX: Final = 128
+"""Scalars of an evaluation that are kept, beside the loss; and the letters of the name of one."""
 HISTORY_MAX: Final = 63
 """Evaluations of a site in a status, beside its first one."""
 WAIT_NS: Final = 30_000_000_000
@@ -41,7 +43,9 @@ class SiteModel(msgspec.Struct, frozen=True):
         if scores is None:
             return cls()
         loss, error, bits = (finite(scores.get(name)) for name in ("loss", "error", "bits"))  # type: ignore[arg-type]
-        return cls(loss, error, bits, metrics_of(scores["metrics"]))
+        # As many as a machine that lies may tell would fill the memory of the recorder.
+        metrics = [(name[:METRICS_MAX], value) for name, value in scores["metrics"][:METRICS_MAX]]
+        return cls(loss, error, bits, metrics_of(metrics))
 
 
 class SitePoint(msgspec.Struct, frozen=True):

@@ -148,6 +148,16 @@ def test_the_blobs_of_a_hub_are_read_by_their_links_names(tmp_path: Path) -> Non
     assert read(tmp_path / "snapshots") == [str(tmp_path / "snapshots" / "train.jsonl")]
 
 
+def test_what_is_neither_file_nor_folder_is_refused_as_that(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    for name in ("pipe", "nowhere"):
+        with pytest.raises(DataError) as refused:
+            find([str(tmp_path / name)])
+        found.append(refused.value.found)
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize("target", [".", "..", "../..", "loop"])
 def test_a_circle_of_links_is_refused_by_name(tmp_path: Path, target: str) -> None:
     folder = write(tmp_path / "data" / "deep" / "a.txt", b"a").parent

@@ -71,5 +71,26 @@ def test_a_site_keeps_its_own_last_model_and_that_of_all_and_goes_on_from_it(pla
         each.wait(PATIENCE)
 
 
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_home_whose_own_learners_train_on_data_of_its_owner_keeps_their_models_too(place: Place) -> None:
+    folder = place.folder
+    (folder / "texts").mkdir()
+    for number in range(3):
+        (folder / "texts" / f"{number}.txt").write_text(f"alpha says {number}. " * 400)
+    (folder / "machine.toml").write_text('[runs]\ndata = ["texts"]\nkeep_own = true\n')
+    machines = Machines(place)
+    alpha = machines.start("alpha")
+    asked = ("--learners", "1", "--tokens", "3000", *SIZES, "--run-dir", "run", "--quiet")
+    trained = place.call("train", "--cluster", machines.cluster({}), *asked)
+    assert trained.returncode == 0, trained.stderr
+    alpha.wait_for_line("keeps the model of all")
+    final, of_all, own = (tensors(folder / each) for each in ("run", "run/models/global", "run/models/learner-0"))
+    assert final.keys() == of_all.keys() == own.keys()
+    assert all(np.array_equal(final[name], of_all[name]) for name in final)
+    assert alpha.end() == 0
+
+
 def tensors(folder: Path) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     return opened(folder, "Testing").tensors

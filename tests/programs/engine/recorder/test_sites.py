@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.programs.engine.recorder.books import Books, BooksMemory
 from isthmus.programs.engine.recorder.node import Recorder
-from isthmus.programs.engine.recorder.sites import POINTS_MAX, WAIT_NS, SiteMemory, patience, summaries
+from isthmus.programs.engine.recorder.sites import METRICS_MAX, POINTS_MAX, WAIT_NS, SiteMemory, patience, summaries
 from isthmus.programs.engine.results import words
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import DISK
@@ -124,6 +124,14 @@ def test_there_is_a_bound_and_the_first_is_kept() -> None:
     sites = known(a=[((0, life), site(made(0, life, 1.0, 1.0))) for life in range(1, POINTS_MAX + 50)])
     assert len(sites["a"].points) == POINTS_MAX
     assert sites["a"].points[0].tokens == 1
+
+
+def test_a_site_that_tells_of_many_scalars_has_some_of_them() -> None:
+    many = made(0, 4, 2.0, None, "initial")
+    many["of_global"] = scores(2.0, **{f"{number:x>9999}": 1.0 for number in range(2 * METRICS_MAX)})
+    (row,) = summaries(known(a=[((0, 1), site(many))]), [])
+    assert len(row["global_metrics"]) <= METRICS_MAX
+    assert max(map(len, row["global_metrics"])) == METRICS_MAX
 
 
 def test_the_next_recorder_has_them() -> None:
