@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, final
@@ -93,7 +93,9 @@ def write(
     home_daemon.move(folder, former)
     for name in (*new_folder.AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
-    here = asdict(sites.here(secret))
+    # Learners that have trained on data of this machine's owner go on with these.
+    own = None if former is None else spec.load(former).here.own_data
+    here = asdict(replace(sites.here(secret), own_data=own))
     spec.write(folder, {**fields, "zero_ns": time.monotonic_ns() - spec.age(fields), "here": here})
     write_json(folder / spec.CLUSTER, sites.as_data())
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.programs import SHIPPED_TASK
-from isthmus.programs.engine.cluster.handover import RunRoot
+from isthmus.programs.engine.cluster.cluster_file import Machine
+from isthmus.programs.engine.cluster.handover import RunRoot, Sites
 from isthmus.programs.engine.machine.absent_homes import LATE, alone_ns
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
@@ -114,3 +118,23 @@ def test_learners_on_other_machines_may_live_for_as_long_as_they_do_without_thei
             ledger.note(home_daemon.JOURNAL, msgspec.msgpack.encode(journal))
     alone = alone_ns(tmp_path) / 1e9
     assert alone == (LATE * 30.0 if may_live else 0.0)
+
+
+def test_learners_of_the_next_home_go_on_with_the_data_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they had them in the run of the home before it."""
+    own = {"paths": ["/ours"], "terms": asdict(SiteTerms("0" * 32, 9, 9))}
+    for name, here in (("run", {}), ("former", {"own_data": own, "is_site": True})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / spec.SPEC).write_text(json.dumps({**told(), "here": {**told()["here"], **here}}))
+    sites = Sites.of("beta", [Machine("beta", address="tcp://127.0.0.1:1", islands=1)], {}, "")
+    for name in ("stand_still", "lay_out"):
+        monkeypatch.setattr(failover, name, lambda *asked, **more: None)
+    monkeypatch.setattr(home_daemon, "move", lambda *asked: None)
+    monkeypatch.setattr(Sites, "archive", lambda *asked: None)
+    state: Any = SimpleNamespace(folder=tmp_path / "run", moments=())
+    failover.write(state, sites, None, tmp_path / "former")
+    here = spec.load(tmp_path / "run").here
+    assert here.own_data is not None
+    assert (here.own_data.paths, here.is_site) == (("/ours",), False)
