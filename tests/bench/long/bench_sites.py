@@ -32,7 +32,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -377,17 +376,25 @@ def name_of(case: str, steps: int, seed: int) -> str:
     return f"{case}, {steps} steps, seed {seed}"
 
 
-def measure(bench: SitesBench, kept: KeptCells, asked: argparse.Namespace) -> None:
+def measure(kept: KeptCells, asked: argparse.Namespace) -> None:
     """Cell after cell that is not there yet, until the time is over: seed by seed, so that pairs are complete early."""
     until = time.monotonic() + 60 * asked.minutes
-    for seed, case in product(range(asked.seeds), asked.case or CASES):
-        name = name_of(case, asked.steps, seed)
-        if name in kept:
-            continue
-        if time.monotonic() > until:
-            return
-        kept.keep(name, bench.measured(CASES[case], seed))
-        print(name, json.dumps(kept[name]), file=sys.stderr, flush=True)
+    names = {(seed, case): name_of(case, asked.steps, seed) for seed in range(asked.seeds) for case in asked.cases}
+    missing = {where: name for where, name in names.items() if name not in kept}
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = asked.parts or Path(scratch, "parts")
+        if not parts.exists():
+            subprocess.run(
+                [sys.executable, "-m", "tests.bench.parts_of_text", str(parts)], check=True, stdout=sys.stderr
+            )
+        bench = SitesBench(parts, asked.steps)
+        for (seed, case), name in missing.items():
+            if time.monotonic() > until:
+                return
+            kept.keep(name, bench.measured(CASES[case], seed))
+            print(name, json.dumps(kept[name]), file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -401,12 +408,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no further run begins")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    asked.cases = asked.case or list(CASES)
     kept = KeptCells(asked.kept)
-    with tempfile.TemporaryDirectory() as scratch:
-        parts = asked.parts or Path(scratch, "parts")
-        if not parts.exists():
-            subprocess.run([sys.executable, "-m", "tests.bench.parts_of_text", str(parts)], check=True)
-        measure(SitesBench(parts, asked.steps), kept, asked)
+    measure(kept, asked)
     if asked.json:
         print(json.dumps(kept, indent=1))
         return
