@@ -36,7 +36,7 @@ from isthmus.ops.learner.boundary import Boundary, Companion
 
 PLANNED: Final = 0.75 * SHARE
 """Of its steps, what a plan spends: the rest is for reading parameters, and for batches that cost more than a third of
-a step, as on CPUs (`tests/bench/long/bench_site_evaluation.py`)."""
+a step, as on CPUs (`tests/bench/long/bench_site_rate.py`)."""
 TIMES: Final = 5
 """How often a site evaluates, where its share leaves a choice between that and more text."""
 TIMES_MAX: Final = 20
