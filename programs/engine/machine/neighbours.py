@@ -28,6 +28,7 @@ from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Gu
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault, shortened
+from isthmus.runtime.ids import LIVES_MAX
 from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import Taken
 from isthmus.runtime.wire.control_messages import Message
@@ -289,7 +290,8 @@ class Neighbours:
         """Handle a machine's announcement: send it the runs that it lacks, or let it join."""
         name, instance = str(message["name"]), str(message["instance"])
         held, follows = {str(run) for run in message["runs"]}, [str(run) for run in message["follows"]]
-        islands = None if message["islands"] is None else int(message["islands"])
+        # More than a machine can have would only keep this daemon busy.
+        islands = None if message["islands"] is None else min(int(message["islands"]), LIVES_MAX)
         caller = self._caller()
         if caller is not None and caller != name:
             do = f"Start its daemon with --name {caller}, or admit its key under the name {name!r}."

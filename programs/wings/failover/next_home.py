@@ -114,6 +114,7 @@ class NextHome(DaemonService):
         term = standing.term
         former = outposts.release(run)
         moved = takeover.sites.moved(self._name, _sites(message), term)
+        rules.check_data(moved, former, has_own_data=outposts.own_data.is_used, doing=self._doing)
         try:
             rules.write(takeover, moved, self._machine.config.secret, former, elsewhere_ns=standing.elsewhere_ns)
             if former is not None:

@@ -100,6 +100,15 @@ def write(
     write_json(folder / spec.CLUSTER, sites.as_data())
 
 
+def check_data(sites: Sites, former: Path | None, *, has_own_data: bool, doing: str) -> None:
+    """ConfigError if learners at the new home in `sites` would train on the run's data, where its owner has named
+    others: those that the run does not know, because this machine had no part in it."""
+    if has_own_data and former is None and sites.here(None).learners:
+        expected = "a machine that has trained on its owner's data in this run, or whose owner has named none"
+        do = "Start its daemon without --data and [runs] data, or choose another machine."
+        raise ConfigError(doing, expected, "one with data of its own, which had no part in the run", do)
+
+
 def place(url: str, doing: str) -> StorePlace:
     """The store at a URL; ConfigError for an invalid one, and for a folder.
 

@@ -26,6 +26,7 @@ from isthmus.programs.wings.failover import takeover as failover
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import Journal
 from isthmus.runtime.system.disk import DISK
 
@@ -138,3 +139,21 @@ def test_learners_of_the_next_home_go_on_with_the_data_of_its_owner(
     here = spec.load(tmp_path / "run").here
     assert here.own_data is not None
     assert (here.own_data.paths, here.is_site) == (("/ours",), False)
+
+
+def test_a_machine_with_other_data_that_had_no_part_in_the_run_trains_on_none(tmp_path: Path) -> None:
+    at_home = Sites.of(
+        "beta", [Machine("beta", address="tcp://127.0.0.1:1", islands=1)], {Replica("learner", 0): "beta"}, ""
+    )
+    none_there = Sites.of("beta", [Machine("beta", address="tcp://127.0.0.1:1")], {}, "")
+    for sites, former, has_own_data, fits in (
+        (at_home, None, True, False),
+        (at_home, tmp_path, True, True),
+        (at_home, None, False, True),
+        (none_there, None, True, True),
+    ):
+        if fits:
+            failover.check_data(sites, former, has_own_data=has_own_data, doing="Testing")
+            continue
+        with pytest.raises(ConfigError, match="no part in the run"):
+            failover.check_data(sites, former, has_own_data=has_own_data, doing="Testing")
