@@ -25,6 +25,7 @@ from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -223,10 +224,7 @@ def free_running(
             job.task,
             fragments=parts,
             report_every=math.ceil(steps / len(parts)),
-            tokens=job.tokens,
-            evaluations=job.evaluations,
-            learners=job.learners,
-            epochs_max=epochs_max,
+            run=RunTerms(tokens=job.tokens, evaluations=job.evaluations, learners=job.learners, epochs_max=epochs_max),
             exchange=FragmentExchange(
                 push=push,
                 carries=carried is True,

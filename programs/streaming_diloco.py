@@ -23,6 +23,7 @@ from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import LockStep, StepGate
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -148,9 +149,7 @@ def in_turns(
             job.task,
             fragments=parts,
             report_every=math.ceil(interval / len(parts)),
-            tokens=job.tokens,
-            evaluations=job.evaluations,
-            learners=job.learners,
+            run=RunTerms(tokens=job.tokens, evaluations=job.evaluations, learners=job.learners),
             overlap=overlap,
             exchange=FragmentExchange(push=push, alpha=alpha, frozen=job.frozen),
         ),

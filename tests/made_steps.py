@@ -12,6 +12,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from tests.made_device import MadeDevice
 from tests.ops.bodies import Context, pull, update
 
@@ -40,7 +41,7 @@ class MadeSteps:
         self.fragments = tuple(fragments)
         self.context = MadeContext(made)
         exchange: Any = FragmentExchange(push=push)  # type: ignore[arg-type]
-        self.body = InnerStep(task, fragments=self.fragments, tokens=1 << 40, exchange=exchange)
+        self.body = InnerStep(task, fragments=self.fragments, exchange=exchange, run=RunTerms(tokens=1 << 40))
         self.body.open(self.context)
         self.learner: Any = self.body._learner
         self._send = FragmentSend(self.fragments, push=push)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from isthmus.ops.exchange.messages import CompanionReport
 from isthmus.ops.exchange.token_accounts import Odometer
 from isthmus.ops.island.contract import LastingLearning
 from isthmus.ops.learner.answers import HeldFragment, StepMetrics
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.learner.step_times import StepTimes
 
 
@@ -28,9 +29,7 @@ class Boundary:
         context: that of the body.
         held: the newest version of each of its `fragments`, None before the first one.
         metrics: the scalars of its steps.
-        budget: the tokens of the run.
-        evaluations: how often its model is evaluated on the way.
-        learners: how many begin the run.
+        run: what this learner knows of its run.
         trained: returns how many of these are known to be trained.
         phase: returns the phase of this learner.
         publish: shows a phase in the status of the host.
@@ -43,9 +42,7 @@ class Boundary:
     odometer: Odometer
     times: StepTimes
     metrics: StepMetrics
-    budget: int
-    evaluations: int
-    learners: int
+    run: RunTerms
     trained: Callable[[], int]
     phase: Callable[[], str]
     publish: Callable[[str], None]

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final, Literal, cast
 import numpy as np
 
 from isthmus.ops.data.batches import first_batch, tokens_in
-from isthmus.ops.data.held_out import TIMES_DEFAULT
 from isthmus.ops.data.positions import Cursor, Step
 from isthmus.ops.data.site_terms import DataAllowance, SpentData
 from isthmus.ops.exchange.fragments import Fragment
@@ -51,6 +50,7 @@ from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.fragment_exchange import PLAIN, FragmentExchange
 from isthmus.ops.learner.fragment_send import outer_gradient
 from isthmus.ops.learner.recovery import Inheritance, Lending
+from isthmus.ops.learner.run_terms import UNBOUNDED, RunTerms
 from isthmus.ops.learner.step_times import StepTimes
 
 REPORT_NS: Final = 100_000_000
@@ -69,10 +69,7 @@ class InnerStep:
         fragments: those of the program; none for programs that exchange whole trees.
         emit_every: the steps between two copies of all parameters.
         report_every: the steps between two reports of progress, which come at least every 100 ms.
-        tokens: the budget that the learning rate follows, where no message sets it.
-        evaluations: how often the model is evaluated on the way, where learners do that.
-        learners: how many begin the run.
-        epochs_max: how often a learner may train the data of its site, None where there is no bound.
+        run: what learners know of their run.
         exchange: how fragments are exchanged.
 
     Its local leaves are lent to others on `moments`, and those of others arrive on `loan`.
@@ -96,21 +93,17 @@ class InnerStep:
         fragments: Sequence[Fragment] = (),
         emit_every: int | None = None,
         report_every: int = 3,
-        tokens: int = 0,
-        evaluations: int = TIMES_DEFAULT,
-        learners: int = 1,
-        epochs_max: float | None = None,
+        run: RunTerms = UNBOUNDED,
         exchange: FragmentExchange = PLAIN,
     ) -> None:
         self._task, self._exchange = task, exchange
-        self._allowance = DataAllowance(task, epochs_max)
+        self._allowance = DataAllowance(task, run.epochs_max)
         self._spent: SpentData | None = None
         self._parts = tuple(fragments)
         self._fragments = self._parts if exchange.paths is None else exchange.paths.own
         self._emit_every = emit_every or 0
         self._report_every = report_every
-        self._budget = tokens
-        self._evaluations, self._learners = evaluations, learners
+        self._run, self._budget = run, run.tokens
         self._answers_last = exchange.answers_last and bool(fragments)
         self.is_idle = bool(fragments)
         self.is_finished = False
@@ -231,9 +224,7 @@ class InnerStep:
             self._odometer,
             self._times,
             self._metrics,
-            self._budget,
-            self._evaluations,
-            self._learners,
+            self._run,
             trained=lambda: self._totals.trained,
             phase=lambda: self._phase,
             publish=self._publish,

@@ -20,6 +20,7 @@ from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.fragment_exchange import PLAIN, FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 
 
 class LockStep:
@@ -41,9 +42,7 @@ class LockStep:
         *,
         fragments: Sequence[Fragment],
         report_every: int,
-        tokens: int,
-        evaluations: int,
-        learners: int,
+        run: RunTerms,
         overlap: int,
         exchange: FragmentExchange = PLAIN,
     ) -> None:
@@ -51,9 +50,7 @@ class LockStep:
             task,
             fragments=fragments,
             report_every=report_every,
-            tokens=tokens,
-            evaluations=evaluations,
-            learners=learners,
+            run=run,
             exchange=replace(exchange, answers_last=False),  # A turn is everybody's: none is held for one who leaves.
         )
         self._overlap = overlap

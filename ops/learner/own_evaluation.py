@@ -33,7 +33,7 @@ class OwnEvaluation(Companion):
         context = boundary.context
         self._judge, self._at = judge, boundary
         self._time = EvaluationTime(context.now, context.stop_requested, context.queued)
-        self._schedule = EvaluationSchedule(boundary.budget, boundary.evaluations)
+        self._schedule = EvaluationSchedule(boundary.run.tokens, boundary.run.evaluations)
         self._final = set[int]()
         self._last: Evaluated | None = None
 
@@ -65,7 +65,7 @@ class OwnEvaluation(Companion):
     def _due(self) -> EvaluationKind | None:
         """The evaluation that is due now; None if none is."""
         is_over = self._last is not None and self._last["kind"] == "final"
-        if not all(self._at.held) or is_over or not self._judge.is_on or not self._at.evaluations:
+        if not all(self._at.held) or is_over or not self._judge.is_on or not self._at.run.evaluations:
             return None
         return self._schedule.due(self._at.trained(), is_final=len(self._final) == len(self._at.fragments))
 

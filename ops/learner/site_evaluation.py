@@ -108,7 +108,7 @@ def judge_of(task: SiteTask, boundary: Boundary) -> SiteJudge:
     predicted = of_slot(task.tokens_most, 0) * len(own)
     if task.extract is not None:
         predicted = task.extract.windows * task.extract.tokens
-    steps = boundary.budget / boundary.learners / trained
+    steps = boundary.run.tokens / boundary.run.learners / trained
     counts = [len(each) for each in batches.values()]
     least = sum(min(BATCHES_MIN, count) for count in counts)
     plan = SitePlan.of(steps, batch_steps(predicted / len(own), trained), sum(counts), least)
@@ -218,7 +218,7 @@ class SiteEvaluation(Companion):
 
     def _share_of(self, plan: SitePlan) -> int:
         """How many of the equal parts of the budget are trained, but for the last: the final model has its own time."""
-        return min(plan.times - 2, self._at.trained() * (plan.times - 1) // max(self._at.budget, 1))
+        return min(plan.times - 2, self._at.trained() * (plan.times - 1) // max(self._at.run.tokens, 1))
 
     def _pause(self, began: int) -> None:
         """What has lasted since then was no step."""

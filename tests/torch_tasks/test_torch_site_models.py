@@ -14,6 +14,7 @@ from isthmus.ops.data.site_folders import GLOBAL, OWN, folder_of
 from isthmus.ops.data.site_terms import SiteTerms
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.runtime.system.disk import DISK
 from tests.ops.bodies import Context, Spec, update
@@ -29,7 +30,7 @@ def test_both_models_are_left_and_the_own_one_is_that_before_the_last_adoption(t
     parts = partition([Spec(leaf.name, leaf.shape) for leaf in task.leaves(0) if leaf.kind != "local"], 2)
     context = Context()
     context.disk, context.folder = DISK, tmp_path  # type: ignore[attr-defined]
-    body = InnerStep(task, fragments=parts, report_every=2, tokens=1000)
+    body = InnerStep(task, fragments=parts, report_every=2, run=RunTerms(tokens=1000))
     body.open(context)
     for count, value in ((0, 0.1), (1, 0.2)):
         drive(body, update={("syncer/0", part.index): update(part, count, value) for part in parts})

@@ -28,6 +28,7 @@ from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.step_tokens import AtMost
 from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
 from isthmus.ops.syncer.merge import Merge
@@ -177,10 +178,7 @@ def build(
             job.task,
             fragments=parts,
             report_every=math.ceil(interval / len(parts)),
-            tokens=job.tokens,
-            evaluations=job.evaluations,
-            learners=job.learners,
-            epochs_max=epochs_max,
+            run=RunTerms(tokens=job.tokens, evaluations=job.evaluations, learners=job.learners, epochs_max=epochs_max),
             exchange=FragmentExchange(push=push, frozen=job.frozen),
         ),
         never_waits=True,

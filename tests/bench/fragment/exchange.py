@@ -14,6 +14,7 @@ from isthmus.ops.island.scores import evaluated
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.receive import Receive
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
@@ -53,7 +54,9 @@ def build(
     learner, syncer = graph.role("learner", replicas=(1, 8)), graph.role("syncer", replicas=(1, 1))
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
-        "inner-step", partial(InnerStep, job.task, fragments=parts, report_every=1, tokens=job.tokens), never_waits=True
+        "inner-step",
+        partial(InnerStep, job.task, fragments=parts, report_every=1, run=RunTerms(tokens=job.tokens)),
+        never_waits=True,
     )
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=code))
     pacer = syncer.node(

@@ -24,6 +24,7 @@ from isthmus.ops.learner.first_data import FirstData
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.own_evaluation import OwnEvaluation
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
@@ -46,7 +47,9 @@ def opened(
 ) -> tuple[InnerStep, Any, Context]:
     parts = fragments_of(task, count) if count else ()
     exchange, context = FragmentExchange(**terms), Context()
-    body = InnerStep(task, fragments=parts, emit_every=emit_every, report_every=2, tokens=1000, exchange=exchange)
+    body = InnerStep(
+        task, fragments=parts, emit_every=emit_every, report_every=2, exchange=exchange, run=RunTerms(tokens=1000)
+    )
     body.open(context)
     return body, parts, context
 
@@ -398,7 +401,9 @@ def test_means_of_values_are_replaced_where_the_rest_is_carried_over() -> None:
     part = replace(
         part, units=tuple(replace(unit, merge="mean" if unit.tensor == "w" else unit.merge) for unit in part.units)
     )
-    body = InnerStep(task, fragments=(part,), report_every=2, tokens=1000, exchange=FragmentExchange(carries=True))
+    body = InnerStep(
+        task, fragments=(part,), report_every=2, exchange=FragmentExchange(carries=True), run=RunTerms(tokens=1000)
+    )
     body.open(Context())
     drive(body, update={KEY: update(part, 0, 0.5)})
     drive(body, batch=batch(task, 0))
@@ -547,7 +552,7 @@ def test_a_rate_that_has_come_to_its_end_does_not_begin_again_when_a_learner_hea
 def test_a_life_without_a_state_counts_from_the_merged_steps_of_its_slot(*, merged: int, is_over: bool) -> None:
     task = falling()
     parts = fragments_of(task, 2)
-    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=1000), Context(incarnation=2)
+    body, context = InnerStep(task, fragments=parts, report_every=2, run=RunTerms(tokens=1000)), Context(incarnation=2)
     context.connected = context.connected | {"cursor"}
     body.open(context)
     drive(body, cursor={"begin": merged, "position": merged, "state": None, "left_out": []})
@@ -714,7 +719,7 @@ class OnSite(SmallTask):
 def on_site(epochs_max: float | None, task: SmallTask, *, trained: Any = ()) -> tuple[InnerStep, Any, Context]:
     """A learner in its second life that has adopted all fragments, of a slot whose first life has `trained`."""
     parts, context = fragments_of(task, 2), Context(incarnation=2)
-    body = InnerStep(task, fragments=parts, report_every=1, tokens=1000, epochs_max=epochs_max)
+    body = InnerStep(task, fragments=parts, report_every=1, run=RunTerms(tokens=1000, epochs_max=epochs_max))
     body.open(context)
     told = {"totals": [[0, 1, 24], [1, 1, 400], *trained]}
     drive(body, update={("syncer/0", part.index): {**update(part, 0, 0.5), **told} for part in parts})
@@ -764,7 +769,8 @@ def with_disk(incarnation: int, disk: SimulatedDisk) -> Context:
 
 def living(task: SmallTask, context: Context) -> InnerStep:
     """A learner that has adopted all fragments."""
-    body, parts = InnerStep(task, fragments=fragments_of(task, 2), report_every=2, tokens=1000), fragments_of(task, 2)
+    parts = fragments_of(task, 2)
+    body = InnerStep(task, fragments=parts, report_every=2, run=RunTerms(tokens=1000))
     body.open(context)
     drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
     return body

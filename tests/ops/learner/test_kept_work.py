@@ -16,6 +16,7 @@ from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.kept_work import _without_means
 from isthmus.ops.learner.local_copies import IN_MEMORY, SECOND_NS, SealedFile, opened
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.runtime.sim.machine import MEMORY, Mount, SimulatedDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 from tests.ops.learner.test_inner_step import batch, drive, reports
@@ -35,7 +36,7 @@ class Learner:
         self.context.folder, self.context.disk = Path("/run"), Mount(disk)
         self.context.connected = frozenset({"fragment", "report", "progress"})
         exchange = FragmentExchange(carries=carries)
-        self.body = InnerStep(TASK, fragments=PARTS, report_every=1, tokens=10_000, exchange=exchange)
+        self.body = InnerStep(TASK, fragments=PARTS, report_every=1, exchange=exchange, run=RunTerms(tokens=10_000))
         self.body.open(self.context)
 
     def adopt(self, p: int, count: int, values: Any = 0.5, clock: Any = ()) -> list[Any]:

@@ -16,6 +16,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.learner.recovery import BORROW_STEPS
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.recovery.hold import packed, unpacked
 from tests.ops.bodies import Context, SmallTask, Spec, fragments_of, update
 from tests.ops.island.test_jax_learner import StepTask, begun, drawn
@@ -27,7 +28,8 @@ LENDER = [2, 1]
 
 def stepping(task: SmallTask, *, incarnation: int = 1) -> tuple[InnerStep, Context]:
     parts = fragments_of(task, 2)
-    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=100_000), Context(incarnation=incarnation)
+    body = InnerStep(task, fragments=parts, report_every=2, run=RunTerms(tokens=100_000))
+    context = Context(incarnation=incarnation)
     context.connected |= {"moments"}
     body.open(context)
     drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})

@@ -7,6 +7,7 @@ from typing import Any
 from isthmus.ops.data.batches import At
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.lock_step import LockStep, StepGate
+from isthmus.ops.learner.run_terms import RunTerms
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
 
@@ -139,7 +140,9 @@ def test_lock_step_is_inner_step_with_the_capture_after_the_step() -> None:
     """The same values leave as where inner-step answers at the boundary that follows."""
     task = SmallTask()
     parts = fragments_of(task, 1)
-    lock_step = LockStep(task, fragments=parts, report_every=9, tokens=99, evaluations=20, learners=1, overlap=1)
+    lock_step = LockStep(
+        task, fragments=parts, report_every=9, overlap=1, run=RunTerms(tokens=99, evaluations=20, learners=1)
+    )
     inner_step = InnerStep(task, fragments=parts)
     batches = [task.batch(At(0, 0, position)) for position in range(2)]
     captured = []

@@ -17,6 +17,7 @@ from isthmus.ops.exchange.messages import CompanionReport
 from isthmus.ops.island.jax_evaluation import JaxEvaluation
 from isthmus.ops.learner.boundary import Boundary, Companion
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.learner.site_evaluation import (
     TIMES_MAX,
     SiteEvaluation,
@@ -91,7 +92,7 @@ class Driven:
     def __init__(self, task: SmallTask, context: Context | None = None, budget: int = BUDGET) -> None:
         self.task, self.parts = task, fragments_of(task, 2)
         self.context = SiteContext() if context is None else context
-        self.body = InnerStep(task, fragments=self.parts, report_every=1, tokens=budget, learners=2)
+        self.body = InnerStep(task, fragments=self.parts, report_every=1, run=RunTerms(tokens=budget, learners=2))
         self.body.open(self.context)
         self.report: dict[str, Any] = {}
         self.position = 0
@@ -241,7 +242,11 @@ def test_a_learner_that_leaves_evaluates_nothing_and_is_not_awaited(task: SiteTa
 
     driven = Driven(task)
     driven.body = InnerStep(
-        task, fragments=driven.parts, report_every=1, tokens=BUDGET, exchange=FragmentExchange(answers_last=True)
+        task,
+        fragments=driven.parts,
+        report_every=1,
+        exchange=FragmentExchange(answers_last=True),
+        run=RunTerms(tokens=BUDGET),
     )
     driven.body.open(driven.context)
     driven.begin(others=400)

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from isthmus.ops.data.site_folders import GLOBAL, NOTE, OWN, folder_of
 from isthmus.ops.learner.boundary import Boundary, Companion
 from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.learner.site_models import SiteModels
 from isthmus.runtime.system.disk import KernelDisk
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
@@ -50,7 +51,7 @@ class Site:
         self.context = Context(slot=3)
         self.disk = self.context.disk = Disk()  # type: ignore[attr-defined]
         self.context.folder = folder
-        self.body = InnerStep(self.task, fragments=self.parts, report_every=2, tokens=1000)
+        self.body = InnerStep(self.task, fragments=self.parts, report_every=2, run=RunTerms(tokens=1000))
         self.body.open(self.context)
         self.adopt(0, 0.5)
         for position in range(2):
@@ -147,7 +148,7 @@ def test_of_an_island_of_several_processes_only_what_was_read_in_time_is_known(s
 def test_a_learner_without_a_step_leaves_nothing(tmp_path: Path) -> None:
     task, context = SiteTask(), Context()
     context.disk, context.folder = Disk(), tmp_path  # type: ignore[attr-defined]
-    body = InnerStep(task, fragments=fragments_of(task, 2), report_every=2, tokens=1000)
+    body = InnerStep(task, fragments=fragments_of(task, 2), report_every=2, run=RunTerms(tokens=1000))
     body.close()  # Of a host that was never opened.
     body.open(context)
     body.close()
