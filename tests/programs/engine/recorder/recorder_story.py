@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
-from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.disk import DISK, Disk
 
 SECOND = 1_000_000_000
 TICK = SECOND // 10
@@ -52,6 +52,27 @@ class Context:
 
     def stop_requested(self) -> bool:
         return self.is_stopping
+
+
+class TickedRecorder:
+    """A recorder of one learner's run whose clock moves by ticks; `live` are the hosts beside it."""
+
+    def __init__(self, folder: Path, live: Iterable[Replica], *, has_evaluator: bool) -> None:
+        self.context = Context(DISK, SECOND)
+        self.context.live = {Member(each, 1) for each in live}
+        self.body = Recorder(folder, tokens=64, learners=1, sizes=(), has_model=True, has_evaluator=has_evaluator)
+        self.body.open(self.context)
+
+    def tick(self, **came: Any) -> None:
+        self.context.at += TICK
+        self.body(**came)
+
+    def until_finished(self, seconds_max: int) -> float:
+        """Ticks until it is finished; the seconds that this took."""
+        begun = self.context.at
+        while not self.body.is_finished and self.context.at - begun < seconds_max * SECOND:
+            self.tick()
+        return (self.context.at - begun) / SECOND
 
 
 class DeadlyMount:

@@ -11,12 +11,10 @@ import pytest
 from isthmus.ops.island.evaluation_time import STOPPED_NS
 from isthmus.ops.island.scores import evaluated
 from isthmus.programs.engine.recorder.last_evaluation import SPARE_NS, LastEvaluation
-from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import RunFlows
-from isthmus.runtime.system.disk import DISK
-from tests.programs.engine.recorder.recorder_story import SECOND, TICK, Context
+from tests.programs.engine.recorder.recorder_story import SECOND, TICK, TickedRecorder
 
 LIMIT = STOPPED_NS + SPARE_NS
 LEARNER, EVALUATOR = Replica("learner", 0), Replica("evaluator", 0)
@@ -75,29 +73,15 @@ def report(phase: str) -> dict[str, Any]:
     return {"slot": 0, "incarnation": 1, "tokens": 64, "step": 1, "phase": phase, "loss": 1.0, "totals": [[0, 1, 64]]}
 
 
-class Story:
+class Story(TickedRecorder):
     """A recorder of one learner, whose final model comes at 10 s; `at` moves by ticks."""
 
     def __init__(self, folder: Path) -> None:
-        self.context = Context(DISK, SECOND)
-        self.context.live = {Member(each, 1) for each in (LEARNER, EVALUATOR)}
-        self.body = Recorder(folder, tokens=64, learners=1, sizes=(), has_model=True, has_evaluator=True)
-        self.body.open(self.context)
+        super().__init__(folder, (LEARNER, EVALUATOR), has_evaluator=True)
         self.tick(progress={(LEARNER, None): report("stepping")})
         self.tick(evaluation={(EVALUATOR, "0"): {**evaluated("initial", {"loss": 4.5}, 0), "took": 40 * SECOND}})
         final = {"fragment": 0, "version": [1, 0], "tensors": {}}
         self.tick(progress={(LEARNER, None): report("final")}, final={(EVALUATOR, "0"): final})
-
-    def tick(self, **came: Any) -> None:
-        self.context.at += TICK
-        self.body(**came)
-
-    def until_finished(self, seconds_max: int) -> float:
-        """Ticks until it is finished; the seconds that this took."""
-        begun = self.context.at
-        while not self.body.is_finished and self.context.at - begun < seconds_max * SECOND:
-            self.tick()
-        return (self.context.at - begun) / SECOND
 
     def summary(self) -> dict[str, Any]:
         status = json.loads(json.dumps({**self.context.status, "learners": {}}))

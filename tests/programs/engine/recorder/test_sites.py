@@ -10,12 +10,10 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.recorder.books import Books, BooksMemory
-from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.sites import METRICS_MAX, POINTS_MAX, WAIT_NS, SiteMemory, patience, summaries
 from isthmus.programs.engine.results import words
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.system.disk import DISK
-from tests.programs.engine.recorder.recorder_story import SECOND, TICK, Context
+from isthmus.runtime.ids import Replica
+from tests.programs.engine.recorder.recorder_story import SECOND, TickedRecorder
 
 LEARNER, SYNCER = Replica("learner", 0), Replica("syncer", 0)
 WORDS = [0x00112233, 0x44556677, 0x8899AABB, 0xCCDDEEFF]
@@ -162,27 +160,13 @@ def report(phase: str, **more: Any) -> dict[str, Any]:
     return {"slot": 0, "incarnation": 1, "tokens": 64, "step": 1, "phase": phase, "loss": 1.0, **totals, **more}
 
 
-class Story:
+class Story(TickedRecorder):
     """A recorder of one learner on a site; its final model is there from the beginning."""
 
     def __init__(self, folder: Path) -> None:
-        self.context = Context(DISK, SECOND)
-        self.context.live = {Member(LEARNER, 1)}
-        self.body = Recorder(folder, tokens=64, learners=1, sizes=(), has_model=True, has_evaluator=False)
-        self.body.open(self.context)
+        super().__init__(folder, (LEARNER,), has_evaluator=False)
         self.tick(progress={(LEARNER, None): report("stepping", site=site(made(0, 0, 5.5, None, "initial")))})
         self.tick(final={(SYNCER, "0"): {"fragment": 0, "version": [1, 0], "tensors": {}}})
-
-    def tick(self, **came: Any) -> None:
-        self.context.at += TICK
-        self.body(**came)
-
-    def until_finished(self, seconds_max: int) -> float:
-        """Ticks until it is finished; the seconds that this took."""
-        begun = self.context.at
-        while not self.body.is_finished and self.context.at - begun < seconds_max * SECOND:
-            self.tick()
-        return (self.context.at - begun) / SECOND
 
 
 def test_the_evaluation_of_the_final_model_by_a_site_is_awaited(tmp_path: Path) -> None:
