@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -74,13 +72,6 @@ class BucketPlace(Machines):
         config = "machine.toml" if name == "alpha" else "beta.toml"
         with (self.place.folder / f"{name}.log").open("w") as log:
             return self.place.begin(*words, "--config", config, "--via", self.via, stdout=log)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def test_an_island_through_a_folder_is_merged_and_its_sudden_end_costs_what_it_had(place: Place) -> None:

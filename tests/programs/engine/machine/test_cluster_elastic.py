@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ pytestmark = [pytest.mark.process, pytest.mark.soak]
 LEADER, FOLLOWER = "learner/0#1", "learner.1/0"
 LEARNER = 'roles = ["learner"]\n'
 ALPHA = 'device = "CPU"\ndevices = 1\nislands = 1\n'
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 def test_an_elastic_island_goes_on_without_a_machine_and_takes_it_back(place: Place) -> None:

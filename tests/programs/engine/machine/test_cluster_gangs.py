@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.patience import PATIENCE
@@ -14,13 +11,6 @@ from tests.programs.engine.machine.daemon_place import Place
 pytestmark = pytest.mark.process
 
 ISLAND = 'island = "pod"\ndevice = "CPU"\ndevices = 2\n'
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.soak

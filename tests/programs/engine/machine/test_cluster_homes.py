@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ pytestmark = pytest.mark.process
 LEARNER = 'roles = ["learner"]\nislands = 1'
 URL = f"s3://{BUCKET}/homes"
 QUICK = ("--set", "run.snapshot_every_seconds=0.5")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 class Moved:

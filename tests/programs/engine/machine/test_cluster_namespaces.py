@@ -76,13 +76,6 @@ def net() -> Iterator[Namespaces]:
     made.close()
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
 def _crossed(found: borders.Borders) -> None:
     """Learners spoke to alpha only; gamma, which was expelled, has given no account, so that alpha's counts."""
     assert set(found.machines) == {

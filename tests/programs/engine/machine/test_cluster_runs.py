@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from typer.testing import Result
@@ -19,13 +18,6 @@ from tests.programs.engine.machine.daemon_place import Place, fake_daemon
 pytestmark = pytest.mark.process
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.soak

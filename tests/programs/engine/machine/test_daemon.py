@@ -23,13 +23,6 @@ from tests.programs.engine.machine.daemon_place import MachineDaemon, Place, clu
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
 @pytest.mark.soak
 def test_a_run_that_is_handed_over_is_watched_to_its_end(place: Place) -> None:
     daemon = MachineDaemon(place)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.programs.engine.machine.daemon_place import MachineDaemon, Place
@@ -12,13 +9,6 @@ from tests.programs.engine.machine.daemon_place import MachineDaemon, Place
 pytestmark = pytest.mark.process
 
 RUN_TOKENS = 3_000
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 @pytest.mark.soak

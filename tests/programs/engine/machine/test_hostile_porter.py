@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +13,6 @@ from tests.programs.engine.machine.daemon_place import Place
 
 pytestmark = pytest.mark.process
 ONE_PORT = ("--ports", "7400-7400")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(place: Place) -> None:

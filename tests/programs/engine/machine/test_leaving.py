@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,6 @@ pytestmark = [pytest.mark.process, pytest.mark.long]
 GRACE = ("--grace", "120")
 """So long that a busy machine answers within it."""
 HOME = ("daemon", "--name", "alpha", "--run", "cluster.toml", "--run-dir", "run", "--until-over", *GRACE)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -50,13 +48,6 @@ main()
 EDGES = (
     "fragment-send.answer -> merge.answer,outer-step.update -> inner-step.update,inner-step.report -> record.progress"
 )
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.long

@@ -126,13 +126,6 @@ def net() -> Iterator[Namespaces]:
     made.close()
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
 def make_data(folder: Path, site: str) -> None:
     """Data of a site, with the secret in texts and in the name of a file."""
     folder.mkdir()

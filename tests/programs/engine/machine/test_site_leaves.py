@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from isthmus.programs.engine.results.reading import read_absences
@@ -19,13 +16,6 @@ SITE = """
 from isthmus.ops.data.site_terms import SiteTerms
 own = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2), site=SiteTerms("0" * 32, 9000, 3200))
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_site_that_has_spent_its_data_leaves_and_the_other_machine_trains_on(place: Place) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,6 @@ from tests.programs.engine.machine.cluster_place import Machines
 from tests.programs.engine.machine.daemon_place import Place
 
 SIZES = ("--set", "task.layers=1", "--set", "task.width=16", "--set", "task.heads=2", "--set", "task.context=16")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.mark.process

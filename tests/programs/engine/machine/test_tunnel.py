@@ -38,13 +38,6 @@ def net() -> Iterator[Namespaces]:
     made.close()
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
 def voters(place: Place) -> list[list[int]]:
     path = place.folder / RUN / "merges.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
