@@ -335,12 +335,11 @@ def left(universe: Universe) -> list[Life]:
 
 
 def is_of_liar(universe: Universe, replica: Replica) -> bool:
-    """Whether the last life of a replica was on a machine that has lied, or that the same party has brought."""
-    life = universe.last(replica)
-    if life is None:
-        return False
+    """Whether the last life of a replica was on a machine that has lied, or that the same party has brought; one that
+    has not begun counts as begun."""
+    machine = universe.machine_of(replica)
     liars = {universe.party(name) for name in universe.injector.liars}
-    return life.machine in universe.injector.liars or universe.party(life.machine) in liars
+    return machine in universe.injector.liars or universe.party(machine) in liars
 
 
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:

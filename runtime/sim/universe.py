@@ -147,6 +147,7 @@ class Universe:
         self.is_stopped = False
         self._pids = 0
         self._seed, self._boot_seconds = seed, boot_seconds
+        self._place = machines.place
         self._has_started = False
         self._checkers = tuple(checkers)
         faults = tuple(faults)
@@ -228,6 +229,11 @@ class Universe:
         """The last life of a replica: a former home that comes back begins others."""
         lives = [life for life in self.lives if life.member.replica == replica]
         return max(lives, key=lambda life: life.member.incarnation, default=None)
+
+    def machine_of(self, replica: Replica) -> str:
+        """The machine of the last life of a replica; of one that has none yet, that where it begins."""
+        life = self.last(replica)
+        return self._place(replica) if life is None else life.machine
 
     def living(self) -> list[Life]:
         return [life for machine in self.machines.values() for life in machine.living()]

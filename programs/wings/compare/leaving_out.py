@@ -162,7 +162,7 @@ def _made(
         outcome = start_on_machine(DaemonClient.of(cluster), _prepared(options), viewed)
     except (RunError, RequestError) as error:
         progress.say(f"{named} failed: {error}")
-        runs.add(SiteRun(seed, is_without, "", "failed", 0, None, {}, {}, {}))
+        runs.add(SiteRun(seed, is_without, "", "failed", 0, None, {}, {}))
         return None
     if outcome.summary["outcome"] == "stopped":
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """What a site brings to the others: the losses on their own data of runs with it and without it, paired by seed.
 
 Decides which figures are compared, and what is told of them; trains nothing (`leaving_out`). Losses are those of the
-final models on each site's own held-out part, which only that site has. Beside them stands how far each site's outer
-gradients agree with the others', which every run has measured.
+final models on each site's own held-out part, which only that site has. How far a site's outer gradients agree with
+the others' is no estimate of it: that was measured, and had the wrong sign (docs/explanation/sites.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DONE: Final = "done"
 
 class SiteRun(msgspec.Struct, frozen=True):
     """One run that is over: with all sites, or without the one; the loss of its final model by site, None of a site
-    that keeps it, and the cosines of each learner by fragment, by site."""
+    that keeps it."""
 
     seed: int
     is_without: bool
@@ -32,13 +32,11 @@ class SiteRun(msgspec.Struct, frozen=True):
     seconds: float | None
     losses: dict[str, float | None]
     site_tokens: dict[str, int]
-    agreement: dict[str, list[list[float | None]]]
 
     @classmethod
     def of(cls, seed: int, run: str, summary: Mapping[str, Any], *, is_without: bool) -> SiteRun:
         """That of a summary."""
         sites: Sequence[Mapping[str, Any]] = summary.get("sites") or ()
-        cosines = {row["learner"]: row["fragments"] for row in summary.get("agreement") or ()}
         return cls(
             seed=seed,
             is_without=is_without,
@@ -48,9 +46,6 @@ class SiteRun(msgspec.Struct, frozen=True):
             seconds=summary.get("wall_seconds"),
             losses={site["site"]: site["global_last"] if site.get("is_final") else None for site in sites},
             site_tokens={site["site"]: int(site["tokens"]) for site in sites},
-            agreement={
-                site["site"]: [cosines[slot] for slot in site.get("learners", ()) if slot in cosines] for site in sites
-            },
         )
 
 
@@ -77,22 +72,12 @@ class SiteChange(msgspec.Struct, frozen=True):
     change: FigureDifference | None
 
 
-class SiteAgreement(msgspec.Struct, frozen=True):
-    """One site: the mean cosine of its learners' outer gradients with the mean of the others', in all and by fragment,
-    over the runs with all sites."""
-
-    site: str
-    mean: float | None
-    fragments: list[float | None]
-
-
 class SiteEffect(msgspec.Struct, frozen=True):
     """What leaving a site out does to the others."""
 
     site: str
     seeds: list[int]
     changes: list[SiteChange]
-    agreement: list[SiteAgreement]
     runs: list[SiteRun]
     cost: RunCost
     failed: int
@@ -114,7 +99,6 @@ def effect_of(site: str, seeds: Sequence[int], runs: Iterable[SiteRun], cost: Ru
         site=site,
         seeds=list(seeds),
         changes=[_change(name, sides[False], sides[True]) for name in others],
-        agreement=[_agreement(name, sides[False]) for name in sorted({site, *others})],
         runs=made,
         cost=cost,
         failed=len(made) - len(done),
@@ -132,14 +116,6 @@ def _mean(losses: Mapping[int, float]) -> float | None:
 
 def _losses(name: str, runs: Sequence[SiteRun]) -> dict[int, float]:
     return {run.seed: loss for run in runs if (loss := run.losses.get(name)) is not None}
-
-
-def _agreement(name: str, runs: Sequence[SiteRun]) -> SiteAgreement:
-    rows = [row for run in runs for row in run.agreement.get(name, ())]
-    by_fragment = [[value for value in column if value is not None] for column in zip(*rows, strict=False)]
-    means = [fmean(values) if values else None for values in by_fragment]
-    known = [mean for mean in means if mean is not None]
-    return SiteAgreement(name, fmean(known) if known else None, means)
 
 
 def sheet(effect: SiteEffect) -> Sheet:
@@ -166,14 +142,6 @@ def sheet(effect: SiteEffect) -> Sheet:
             ],
         )
     ]
-    compared = [each for each in effect.agreement if each.fragments]
-    if compared:
-        count = max(len(each.fragments) for each in compared)
-        lines = [("all", *(decimal(each.mean) for each in compared))]
-        lines += [(f"fragment {p}", *(decimal(_at(each, p)) for each in compared)) for p in range(count)]
-        note = "Cosines of each site's outer gradients with the mean of the others', of the runs with all: no price."
-        columns = ("agreement", *(each.site for each in compared))
-        parts.append(PageSection("Agreement", [table(columns, lines)], [note]))
     missing = f"{effect.failed} runs are not done: the same command tries them again." if effect.failed else ""
     title = f"What {effect.site} brings to the other sites"
     return Sheet(title, f"{len(effect.seeds)} seeds.", parts, effect, missing)
@@ -191,7 +159,3 @@ def _interval(change: FigureDifference | None) -> str:
     if change is None or change.low is None or change.high is None:
         return UNKNOWN
     return f"{change.low:+.3g} to {change.high:+.3g}"
-
-
-def _at(agreement: SiteAgreement, fragment: int) -> float | None:
-    return agreement.fragments[fragment] if fragment < len(agreement.fragments) else None

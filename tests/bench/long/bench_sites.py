@@ -13,6 +13,8 @@ CSV and XML. Cases, of 500 steps a learner (1.02M tokens in all) or half as many
 - alone: a model for each kind, of one learner's steps
 - half: as own; alike: two sites with Python, one with data; alike, mixed: the same text in each learner
 - sizes: batches of 2, 2, 2 and 20 sequences, weighted by tokens, and equally (`site_weight`)
+- with all: as half, and beside it without a kind: the other three sites, with as many steps each; and the agreement of
+  the site that is left out, the cosine of its outer gradients with the mean of the others'
 - slow: the last site at a quarter of the pace, and with equal weights; joins: it joins when two fifths of the time are
   over
 
@@ -45,6 +47,7 @@ from isthmus.ops.learner.site_models import SiteModels
 from isthmus.ops.syncer import answer_rules
 from isthmus.programs import language_model
 from isthmus.programs.command.beginning import ALONE, ALONE_BY
+from isthmus.programs.engine.recorder.summary import agreement
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.wings.compare.compare_outcome import FigureDifference, difference
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
@@ -84,6 +87,8 @@ class Case(NamedTuple):
     goes_on: bool = False
     knows_all: bool = False
     """The own last models are evaluated on the text of all sites."""
+    compares: bool = False
+    """The agreement of the sites' outer gradients is recorded."""
 
     @property
     def has_own(self) -> bool:
@@ -106,6 +111,8 @@ CASES: Final[Mapping[str, Case]] = {
     "slow": Case(0.5, speeds=SLOW),
     "slow, equal": Case(0.5, speeds=SLOW, settings={"site_weight": "equal"}),
     "joins": Case(0.5, joins=True),
+    "with all": Case(0.5, compares=True),
+    **{f"without {kind}": Case(0.5, tuple(site for site in SITES if site != kind)) for kind in SITES},
     "data-parallel": Case(program="data-parallel", is_mixed=True),
 }
 
@@ -163,6 +170,7 @@ class SitesBench:
             program = Program(case.program, **case.settings)
             result = worlds.run(program, task=task, seed=seed, **world)
             final = models(result.folder, None)[0]
+            agreed = agreement(result.folder, result.summary["fragments"])
         # Worlds are closed, so that every learner has kept its models.
         cell: dict[str, Any] = {"global": self._losses(final, case.sites)}
         cell["merged"] = float(result.summary["merged_share"] or 0.0)
@@ -172,6 +180,8 @@ class SitesBench:
             cell["own"] = {
                 str(slot): self._losses(own[slot], kinds or case.sites[slot : slot + 1]) for slot in sorted(own)
             }
+        if case.compares:
+            cell["agreement"] = {str(row["learner"]): row["mean"] for row in agreed}
         if case.goes_on:
             cell["on"] = {kind: self._gone_on(kind, final, round(steps * GOES_ON), seed) for kind in case.sites}
         return cell
@@ -286,6 +296,11 @@ class Told:
         kinds = [kind] if kind else SITES
         return {seed: fmean(cell["on"][each] for each in kinds) for seed, cell in self.cells("own").items()}
 
+    def agreement(self, slot: int) -> str:
+        """The mean over the seeds of a site's agreement with the others, and the range."""
+        found = [cell["agreement"][str(slot)] for cell in self.cells("with all").values()]
+        return f"{fmean(found):+.3f} ({min(found):+.3f} to {max(found):+.3f})"
+
     def share(self, case: str, slot: int) -> float:
         """The share of all tokens that a slot has trained."""
         cells = self.cells(case).values()
@@ -357,6 +372,13 @@ def tables(told: Told) -> Iterator[str]:
         for case in there:
             apart = (minus(told.of(case, kind), told.own(case, slot)) for slot, kind in enumerate(SITES))
             yield row(case, *apart, minus(told.of(case), told.own_mean(case)))
+    if any(told.cells(f"without {kind}") for kind in SITES):
+        yield from head("left out, minus with all", *(f"on {kind}" for kind in SITES), "agreement with the others")
+        for slot, kind in enumerate(SITES):
+            others = (
+                minus(told.of(f"without {kind}", each), told.of("with all", each)) for each in SITES if each != kind
+            )
+            yield row(kind, *(next(others) if each != kind else "" for each in SITES), told.agreement(slot))
     if told.cells("alike"):
         yield from head("two alike, one unlike", *(f"{kind}, site {slot}" for slot, kind in enumerate(ALIKE)), "mean")
         for case in ("alike", "alike, mixed"):

@@ -1,4 +1,4 @@
-"""What a site brings to the others: pairs by seed, intervals, and the agreement beside them."""
+"""What a site brings to the others: pairs by seed, intervals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def summary(losses: dict[str, float | None], **more: Any) -> dict[str, Any]:
         {"site": name, "global_last": loss, "is_final": loss is not None, "tokens": 100, "learners": [slot]}
         for slot, (name, loss) in enumerate(losses.items())
     ]
-    cosines = [{"learner": slot, "fragments": [0.5, None, slot / 10], "mean": 0.5} for slot in range(len(sites))]
-    usual = {"outcome": "done", "tokens_total": 300, "wall_seconds": 3.0, "sites": sites, "agreement": cosines}
+    usual = {"outcome": "done", "tokens_total": 300, "wall_seconds": 3.0, "sites": sites}
     return {**usual, **more}
 
 
@@ -75,21 +74,12 @@ def test_runs_that_failed_and_those_of_other_seeds_do_not_count() -> None:
     assert sheet(effect).missing
 
 
-def test_agreement_is_that_of_the_runs_with_all_by_fragment() -> None:
-    runs = pair(0, {"a": 2.0, "c": 1.0}, {"a": 2.5})
-    of_a, of_c = effect_of("c", [0], runs, cost_of(300, 1, None)).agreement
-    assert (of_a.site, of_a.fragments, of_a.mean) == ("a", [0.5, None, 0.0], 0.25)
-    assert (of_c.site, of_c.fragments) == ("c", [0.5, None, 0.1])
-
-
 def test_all_figures_are_in_the_json_and_the_tables_have_a_row_for_each_site() -> None:
     effect = effect_of("c", [0], pair(0, {"a": 2.0, "b": 1.0, "c": 1.0}, {"a": 2.5, "b": 1.0}), cost_of(300, 1, 100.0))
     shown = sheet(effect)
     assert msgspec.json.decode(msgspec.json.encode(shown.data), type=type(effect)) == effect
-    changes, agreement = (part.tables[0] for part in shown.parts)
+    (changes,) = (part.tables[0] for part in shown.parts)
     assert [row[0] for row in changes.rows] == ["a", "b"]
-    assert [row[0] for row in agreement.rows] == ["all", "fragment 0", "fragment 1", "fragment 2"]
-    assert [column.name for column in agreement.columns][1:] == ["a", "b", "c"]
 
 
 def test_what_it_costs_follows_from_seeds_tokens_and_pace() -> None:

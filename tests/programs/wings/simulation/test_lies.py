@@ -64,6 +64,11 @@ def test_seeds_of_lies_lose_no_token_of_the_others() -> None:
         assert done.violation is None, (seed, done.violation)
 
 
+@pytest.mark.slow
+def test_a_liar_may_accuse_in_the_name_of_a_host_that_has_not_begun() -> None:
+    assert run_lying(8).violation is None
+
+
 @pytest.mark.long
 def test_machines_that_count_one_by_one_would_be_believed_in_their_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machines of one invitation accuse others together; `isthmus simulate world --liars` finds it at once."""
