@@ -62,7 +62,7 @@ class FragmentOffer(FragmentSend):
     def _values(self, wanted: WantedValues) -> AnswerValues:
         kept = self._kept.get(wanted["fragment"])
         if kept is None or kept["round"] != wanted["round"]:
-            nothing: AnswerValues = {**wanted, "gradient": NOTHING}
+            nothing: AnswerValues = passed_on(AnswerValues, wanted, gradient=NOTHING)
             return nothing
         del self._kept[wanted["fragment"]]
         values: AnswerValues = passed_on(AnswerValues, kept)

@@ -165,7 +165,7 @@ class MergesChecker(Checker):
                 _capped(weights, {slot: owner._replace(weight_share_max=1.0) for slot, owner in owners.items()})
             )
         # What an answer whose values did not come would have had, no other one has where a rule divides.
-        divides = self._site_of is not None or any(owner.weight_share_max < 1.0 for owner in owners.values())
+        divides = self._site_of is not None or any((owner.weight_share_max or 1.0) < 1.0 for owner in owners.values())
         may_be_less = self._sums and divides
         for slot, weight in voters.items():
             apart = [weight - each[slot] for each in expected]
