@@ -406,13 +406,19 @@ class Totals:
     """Tokens by (slot, incarnation). They only grow, so the larger of two values holds.
 
     Pacers, recorders and learners each keep one, add those of others, and pass their own on. The sum is read at every
-    step.
+    step. What is only claimed of a life is passed on, too, and is not in the sum: whoever ended a run by what nobody
+    else counts would wait for the others.
     """
 
     trained: int = field(default=0, init=False)
     _row_next: int = field(default=0, init=False)
     """The number of lives, in order of first appearance, that `next_rows` has returned."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
+    _claims: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
+
+    def claim(self, slot: int, incarnation: int, tokens: int) -> None:
+        """Pass on that a life has trained so many, which count as far as they are heard of from others."""
+        self._claims[slot, incarnation] = tokens
 
     def raise_to(self, rows: Iterable[Sequence[int]]) -> None:
         """Take the maximum, life by life, of the known and the given [slot, incarnation, tokens] triples."""
@@ -440,11 +446,11 @@ class Totals:
 
     def of_slot(self, slot: int) -> int:
         """The tokens of all lives of a slot."""
-        return sum(tokens for (each, _), tokens in self._tokens.items() if each == slot)
+        return sum(tokens for each, _, tokens in self.rows() if each == slot)
 
     def rows(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
-        return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]
+        return [[*life, self._told(life)] for life in sorted(self._tokens.keys() | self._claims.keys())]
 
     def next_rows(self, slot: int, incarnation: int) -> list[list[int]]:
         """[slot, incarnation, tokens] of that life, and of at most TOLD_MAX others.
@@ -452,9 +458,12 @@ class Totals:
         Each call continues with the next ones, so that a frequent receiver soon knows all, even where some items do not
         arrive.
         """
-        lives, own = list(self._tokens), (slot, incarnation)
+        lives, own = [*self._tokens, *(life for life in self._claims if life not in self._tokens)], (slot, incarnation)
         if len(lives) <= ROWS_MAX:
             return self.rows()
         chosen = {own} | {lives[(self._row_next + i) % len(lives)] for i in range(ROWS_MAX)}
         self._row_next = (self._row_next + ROWS_MAX) % len(lives)
-        return [[*life, self._tokens[life]] for life in sorted(chosen) if life in self._tokens]
+        return [[*life, self._told(life)] for life in sorted(chosen) if life in lives]
+
+    def _told(self, life: tuple[int, int]) -> int:
+        return max(self._tokens.get(life, 0), self._claims.get(life, 0))

@@ -210,7 +210,7 @@ class Inheritance:
         if self._kept is not None and (taken := self._kept.take()) is not None:
             incarnation, step, tokens = taken
             # Others may not have heard of all that the dead life trained.
-            totals.raise_to([[self._slot, incarnation, tokens]])
+            totals.claim(self._slot, incarnation, tokens)
             if not (isinstance(self._learner, Keeping) and self._learner.has_kept):
                 step = self._take_copy(steps) or step
             self.began = ["memory", incarnation, step]

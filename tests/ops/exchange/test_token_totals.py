@@ -46,3 +46,15 @@ def test_a_report_of_a_small_run_tells_everything() -> None:
     totals = Totals()
     totals.raise_to([slot, 1, 8] for slot in range(ROWS_MAX))
     assert totals.next_rows(3, 1) == totals.rows()
+
+
+def test_what_one_life_claims_of_another_is_passed_on_and_counts_once_it_is_heard_of() -> None:
+    totals = Totals()
+    totals.raise_to([[0, 1, 40], [1, 1, 40]])
+    totals.claim(0, 1, 184)
+    totals.claim(2, 1, 8)
+    assert totals.trained == 80
+    assert totals.rows() == totals.next_rows(0, 2) == [[0, 1, 184], [1, 1, 40], [2, 1, 8]]
+    assert (totals.of(0, 1), totals.of_slot(0)) == (40, 184)
+    totals.raise_to([[0, 1, 192], [2, 1, 4]])
+    assert (totals.trained, totals.rows()) == (192 + 40 + 4, [[0, 1, 192], [1, 1, 40], [2, 1, 8]])

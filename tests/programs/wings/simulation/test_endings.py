@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.programs.wings.simulation.searches import shape_of
+from isthmus.programs.wings.simulation.universe import outcome_of
 from isthmus.runtime.sim.faults import Kill, Stop
 from tests.programs.wings.simulation.scenarios import Witness, assert_exact, survive
 
@@ -16,6 +18,12 @@ def test_a_learner_and_a_shard_die_in_the_final_phase(later: float) -> None:
     assert outcome.violation is None
     assert outcome.phases["kill", "final"] == 2
     assert {"learner/0#2", "syncer/0#2"} <= set(outcome.lives)
+
+
+@pytest.mark.slow
+def test_all_die_in_the_final_phase_and_only_the_next_lives_of_learners_know_what_they_have_trained() -> None:
+    """Each claims that of its own slot: were it to stop by that, the shards, which have not heard of it, would wait."""
+    assert outcome_of(shape_of(815)).violation is None
 
 
 @pytest.mark.long
