@@ -17,20 +17,24 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
+from isthmus.ops.learner.fragment_offer import FragmentOffer
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.syncer.answer_rules import usual_rules
+from isthmus.ops.syncer.conductor import TICK_NS, Tick
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.slow_learners import SpeedTerms
+from isthmus.ops.syncer.summed_merge import Ballot, SummedMerge
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
@@ -57,11 +61,14 @@ from isthmus.programs.update_settings import (
     to_learner,
     updates_in,
 )
+from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Every, Latest, Queue, Quorum
 from isthmus.runtime.ids import LEARNERS_MAX, is_machine_name
 
 NAME: Final = "decoupled-diloco"
+KEPT_MAX: Final = 2.0
+"""Copies of a shard's part of the model that the answers which it keeps may take."""
 
 
 def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> Iterator[Fault]:
@@ -153,6 +160,15 @@ def free_running(
     ] = "auto",
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
+    keeps: Annotated[
+        Literal["answers", "sums"] | None,
+        Setting(
+            "What a shard keeps of a round: every answer until it closes, or the sum of their values, which come a few "
+            "at a time once it has closed. Default: sums where answers may take more memory than two copies of the "
+            "shard's part of the model.",
+            expected="'answers' or 'sums'",
+        ),
+    ] = None,
     merge: MergeRule = "rda",
     carry: Annotated[
         bool | Literal["auto"] | None,
@@ -235,7 +251,14 @@ def free_running(
         ),
         never_waits=True,
     )
-    send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
+    if keeps is None:
+        keeps = kept_by_default(job.learners, len(parts), shards, push)
+    sums = keeps == "sums"
+    send = learner.node(
+        "fragment-send",
+        partial(FragmentOffer if sums else FragmentSend, parts, push=push),
+        fires=AnyOf("fragment", "wanted") if sums else None,
+    )
     pacer = syncer.node(
         "pacer",
         partial(
@@ -260,25 +283,25 @@ def free_running(
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    merging = syncer.node(
-        "merge",
-        partial(
-            Merge,
-            parts,
-            step_tokens=step_tokens_of(job),
-            method=merge,
-            lr=lr,
-            momentum=momentum,
-            rules=usual_rules(
-                bounded=bounded,
-                opposed=opposed,
-                share_max=weight_share_max,
-                site_weight=site_weight,
-                length_max=clip_answers,
-            ),
+    merged_by: dict[str, Any] = {
+        "step_tokens": step_tokens_of(job),
+        "method": merge,
+        "lr": lr,
+        "momentum": momentum,
+        "rules": usual_rules(
+            bounded=bounded,
+            opposed=opposed,
+            share_max=weight_share_max,
+            site_weight=site_weight,
+            length_max=clip_answers,
         ),
-        fires=votes,
-    )
+    }
+    if sums:
+        ballot = syncer.node("ballot", partial(Ballot, parts, step_tokens_of(job)), fires=votes)
+        summed = partial(SummedMerge, parts, shards=shards, **merged_by)
+        merging = syncer.node("merge", summed, fires=AnyOf("closed", "values", "tick"))
+    else:
+        ballot = merging = syncer.node("merge", partial(Merge, parts, **merged_by), fires=votes)
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
         "evaluate",
@@ -286,12 +309,18 @@ def free_running(
         fires=AnyOf("update"),
     )
 
-    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
+    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2, ballot=ballot)
+    if sums:
+        tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
+        graph.edge(tick["tick"], merging["tick"], Latest())
+        graph.edge(ballot["closed"], merging["closed"], Queue(capacity=2 * len(parts) + 2))
+        graph.edge(merging["wanted"], send["wanted"], Latest("fragment"), to=learner.at("slot"))
+        graph.edge(send["values"], merging["values"], Latest("fragment"), to=syncer.at("fragment"))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
+    graph.edge(send["answer"], ballot["answer"], Latest("fragment"), to=syncer.at("fragment"))
     to = None if paths is None else learner.some("fragment", paths.count, paths.holders)
     arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
     published = updates_in(graph, evaluator, outer)
@@ -317,6 +346,13 @@ def free_running(
     if carried is True:
         graph.chose(carry=True)
     return graph
+
+
+def kept_by_default(learners: int, fragments: int, shards: int, push: str) -> Literal["answers", "sums"]:
+    """What a shard keeps where nothing is said: answers, of which it has those of a fragment or two at a time, unless
+    that is more than KEPT_MAX copies of its part of the model."""
+    bits = 32.0 if push == AUTO else FORMATS[push].bits
+    return "sums" if learners * bits / 32 * min(1.0, 2 * shards / fragments) > KEPT_MAX else "answers"
 
 
 @checked(subject(NAME), _rules)

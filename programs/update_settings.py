@@ -71,10 +71,11 @@ def to_learner(
     return taker[update] if updates.node is outer else updates.node["update"]
 
 
-def rounds_in(graph: Graph, pacer: Node, merge: Node, outer: Node, *, most: int) -> None:
-    """The edges of rounds in a syncer, of which there are `most` at once: pacer, merge, outer step, and back."""
+def rounds_in(graph: Graph, pacer: Node, merge: Node, outer: Node, *, most: int, ballot: Node | None = None) -> None:
+    """The edges of rounds in a syncer, of which there are `most` at once: pacer, merge, outer step, and back; `ballot`
+    is the node that closes rounds, where `merge` does not."""
     graph.edge(merge["reached"], pacer["reached"], Latest("fragment"))
-    graph.edge(pacer["round"], merge["round"], Queue(capacity=most))
+    graph.edge(pacer["round"], (ballot or merge)["round"], Queue(capacity=most))
     graph.edge(merge["gradient"], outer["gradient"], Queue(capacity=most))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
 

@@ -300,6 +300,35 @@ class Answer(TypedDict):
     """Those of the codes' units."""
 
 
+class WantedValues(TypedDict):
+    """merge -> fragment-send: an answer that was told ahead, of this life, is to send its values now."""
+
+    fragment: Count
+    round: Count
+    slot: Count
+    incarnation: Ordinal
+
+
+class AnswerValues(TypedDict):
+    """fragment-send -> merge: the values of an answer that was told ahead; none where it is replaced by now."""
+
+    fragment: Count
+    round: Count
+    slot: SenderSlot
+    incarnation: SenderLife
+    gradient: SentVector
+    format: NotRequired[Format]
+    scales: NotRequired[Vector]
+
+
+class ClosedRound(TypedDict):
+    """ballot -> merge: a round that has closed, with its answers by slot, and when and why it closed."""
+
+    round: Round
+    answers: list[Answer]
+    decision: dict[str, Any]
+
+
 class RegionAnswer(Answer):
     """regional-step -> merge of the global syncer: what a region has merged, and no global version has.
 

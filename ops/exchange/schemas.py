@@ -10,16 +10,28 @@ that has diverged sends one and then recovers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Final, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, CodedState, Progress, RegionAnswer, Update, Vector, Vote
+from isthmus.ops.exchange.messages import (
+    Answer,
+    AnswerValues,
+    CodedState,
+    Progress,
+    RegionAnswer,
+    Update,
+    Vector,
+    Vote,
+)
 from isthmus.ops.exchange.requested import Count
 from isthmus.ops.step_tokens import AtMost, StepTokens, tokens_now
+
+NOTHING: Final = Annotated[Vector, ("sizes", 0)]
+"""A vector without values."""
 
 
 def tokens_of(steps: str, step_tokens: StepTokens, *start: str) -> Any:
@@ -77,6 +89,18 @@ def answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
     ]
 
 
+def told_answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
+    """The schema of a learner's answer whose values may follow."""
+    fields = answer(fragments, step_tokens).__metadata__[0]
+    return Annotated[Answer, {**fields, **vector("gradient", fragments, NOTHING)}]
+
+
+def answer_values(fragments: Sequence[Fragment]) -> Any:
+    """The schema of these values."""
+    within = Annotated[int, ("range", 0, len(fragments) - 1)]
+    return Annotated[AnswerValues, {"fragment": within, **vector("gradient", fragments, NOTHING)}]
+
+
 def region_answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
     """The schema of a region's answer about one of these fragments, of slots whose batches may differ."""
     now = tokens_now(step_tokens)
@@ -100,4 +124,4 @@ def coded_state(fragments: Sequence[Fragment]) -> Any:
 
 def coded_update(fragments: Sequence[Fragment]) -> Any:
     """The schema of a shard's updates where they may be coded; empty where a copy is withdrawn."""
-    return Annotated[Update, vector("values", fragments, Annotated[Vector, ("sizes", 0)])]
+    return Annotated[Update, vector("values", fragments, NOTHING)]

@@ -47,6 +47,12 @@ class DissentCounter:
             self._merges[life] = self._merges.get(life, 0) + 1 if is_opposed else 0
         return [[life[0], self._merges[life]] for life in lives if self._merges[life] >= MERGES_MIN]
 
+    def count(self, life: Life, cosine: float, size: int) -> int:
+        """Add one gradient alone, whose `size` sampled values have this cosine with what it is compared with; the
+        merges in a row in which its learner has pulled against that."""
+        self._merges[life] = self._merges.get(life, 0) + 1 if cosine < -_least_of_sampled(size) else 0
+        return self._merges[life]
+
     def opposes(self, life: Life) -> bool:
         """Whether a life has pulled against all others in MERGES_MIN merges in a row, and has not agreed since."""
         return self._merges.get(life, 0) >= MERGES_MIN
@@ -87,9 +93,20 @@ def agreements(gradients: Sequence[Float32]) -> list[float]:
     return [float(min(1.0, max(-1.0, c / n))) if n > 0 else 0.0 for c, n in zip(cosines, of_others, strict=True)]
 
 
+def cosine_of(one: Float32, other: Float32) -> float | None:
+    """The cosine of two vectors float32[n], finite; None where one is all zeros."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    lengths = math.sqrt(float(np.dot(a, a)) * float(np.dot(b, b)))
+    return None if not lengths else float(min(1.0, max(-1.0, np.dot(a, b) / lengths)))
+
+
 def least_of(size: int) -> float:
     """The least meaningful cosine of gradients with `size` values; from 1 on there is none."""
-    return max(COSINE_MIN, NOISE_DEVIATIONS / math.sqrt(len(range(0, size, stride_of(size)))))
+    return _least_of_sampled(len(range(0, size, stride_of(size))))
+
+
+def _least_of_sampled(count: int) -> float:
+    return max(COSINE_MIN, NOISE_DEVIATIONS / math.sqrt(count))
 
 
 def stride_of(size: int) -> int:

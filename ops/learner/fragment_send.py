@@ -82,8 +82,8 @@ class FragmentSend:
     needed at 4 bits, and a refused answer would have to restore it.
     """
 
-    outputs = ("answer",)
-    collects = ("fragment",)
+    outputs: ClassVar[tuple[str, ...]] = ("answer",)
+    collects: ClassVar[tuple[str, ...]] = ("fragment",)
     noted: ClassVar = {"answer": ("begin", "end", "former")}
 
     def __init__(self, fragments: Sequence[Fragment], *, push: Format | Literal["auto"] = "float32") -> None:

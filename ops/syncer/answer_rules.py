@@ -24,11 +24,20 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.merge_rules import Float64
 from isthmus.ops.exchange.messages import Answer, Merging, Round
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, agreements, stride_of
+from isthmus.ops.kernels.bounds import (
+    LEARNERS_MIN,
+    MERGES_MIN,
+    DissentCounter,
+    agreements,
+    cosine_of,
+    stride_of,
+)
 from isthmus.ops.kernels.buffers import Float32
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from isthmus.ops.kernels.averaging import Merged
 
 BOUND: Final = 10.0
 """A gradient of more than so many times the usual length is shortened to that: a fault of one learner is to cost its
@@ -117,7 +126,13 @@ class JudgePlace(NamedTuple):
 
 
 class AnswerJudge:
-    """The judge of one rule, in one life of a shard. What its rule has no use for, it inherits."""
+    """The judge of one rule, in one life of a shard. What its rule has no use for, it inherits.
+
+    Where a shard keeps answers, `judge` sees all of them, with their values. Where it keeps their sum (`summed_merge`),
+    a judge that `reads_values` is not asked then: it sees the values of one answer at a time, in `arrived`.
+    """
+
+    reads_values: ClassVar[bool] = False
 
     def begun(self, fragment: int, past: Sequence[float]) -> None:
         """A fragment begins with what the judges of a life before have `kept` of it."""
@@ -132,8 +147,16 @@ class AnswerJudge:
     def share(self, tally: RoundTally) -> None:
         """Divide the merge (`RoundTally.divide`), or leave it as its answers weigh."""
 
+    def arrived(self, tally: RoundTally, vote: Answer) -> float:
+        """The share of its length with which an answer counts whose values have come; 0 refuses it. Who says so records
+        why."""
+        return 1.0
+
     def merged(self, tally: RoundTally) -> None:
         """The answers have been merged so."""
+
+    def moved(self, fragment: int, merged: Merged) -> None:
+        """That is the outer gradient of which the next version is made; only where a shard keeps sums."""
 
     def kept(self, fragment: int) -> list[float]:
         """What a life of this shard to come begins with. Of the rules of a merge one may have something."""
@@ -253,25 +276,61 @@ class Dissent:
 
 @final
 class _Dissenters(AnswerJudge):
+    reads_values = True
+
     def __init__(self, place: JudgePlace, *, refuses: bool) -> None:
         self._place, self._refuses, self._counter = place, refuses, DissentCounter()
+        self._last: dict[int, Float32] = {}
+        """Of the last merge of each fragment, where answers come one at a time, what is sampled of an answer, too."""
 
     def judge(self, tally: RoundTally) -> None:
         """Compare the learners that answer on the newest version, and have stepped; others pull elsewhere anyway.
 
         Of two it is known how far they agree; which of them is against all others is not.
         """
-        stepped = [vote for vote in tally.answers if tuple(vote["base"] or ()) == tally.newest and vote["steps"]]
+        stepped = [vote for vote in tally.answers if _is_comparable(vote, tally)]
         if len(stepped) > 1:
-            coding, fragment = self._place.coding, self._place.fragments[tally.round["fragment"]]
-            stride = stride_of(fragment.size)
-            samples = [coding.sampled(coding.as_sent(vote, "gradient"), fragment, stride) for vote in stepped]
+            samples = [self._sample(vote) for vote in stepped]
             cosines = zip(stepped, agreements(samples), strict=False)
             tally.record["agreement"] = [[vote["slot"], round(cosine, 4)] for vote, cosine in cosines]
             if len(stepped) >= LEARNERS_MIN:
                 tally.record["opposed"] = self._counter.observe(samples, [_life(vote) for vote in stepped])
         if self._refuses:
-            tally.refuse("against all others", lambda vote: self._counter.opposes(_life(vote)))
+            tally.refuse(OPPOSED, lambda vote: self._counter.opposes(_life(vote)))
+
+    def arrived(self, tally: RoundTally, vote: Answer) -> float:
+        """Compare it with the last merge of its fragment: of the other answers to this round none is kept."""
+        record, last, slot = tally.record, self._last.get(vote["fragment"]), vote["slot"]
+        if last is not None and _is_comparable(vote, tally):
+            sample = self._sample(vote)
+            if (cosine := cosine_of(sample, last)) is not None:
+                record.setdefault("agreement", []).append([slot, round(cosine, 4)])
+                if (merges := self._counter.count(_life(vote), cosine, len(sample))) >= MERGES_MIN:
+                    record["opposed"].append([slot, merges])
+        if self._refuses and self._counter.opposes(_life(vote)):
+            record["refused"].append([slot, OPPOSED])
+            return 0.0
+        return 1.0
+
+    def moved(self, fragment: int, merged: Merged) -> None:
+        """Keep a sample of it, to compare the next answers with."""
+        of = self._place.fragments[fragment]
+        at = np.arange(0, of.size, stride_of(of.size))
+        units = np.searchsorted(of.offsets, at, side="right") - 1
+        self._last[fragment] = merged.direction[at] * merged.scale[units]
+
+    def _sample(self, vote: Answer) -> Float32:
+        coding, fragment = self._place.coding, self._place.fragments[vote["fragment"]]
+        sample: Float32 = coding.sampled(coding.as_sent(vote, "gradient"), fragment, stride_of(fragment.size))
+        return sample
+
+
+OPPOSED: Final = "against all others"
+
+
+def _is_comparable(vote: Answer, tally: RoundTally) -> bool:
+    """Whether an answer is on the newest version, and has stepped."""
+    return tuple(vote["base"] or ()) == tally.newest and bool(vote["steps"])
 
 
 def _life(vote: Answer) -> tuple[int, int]:
@@ -302,6 +361,8 @@ class LengthCap:
 
 @final
 class _LengthCap(AnswerJudge):
+    reads_values = True
+
     def __init__(self, place: JudgePlace, length_max: float) -> None:
         self._place = place
         whole = sum(fragment.size for fragment in place.fragments)
@@ -312,17 +373,21 @@ class _LengthCap(AnswerJudge):
 
     def judge(self, tally: RoundTally) -> None:
         """Shorten answers that are longer than they may be."""
-        fragment = tally.round["fragment"]
         judged = []
         for vote in tally.answers:
-            # Norms are those before coding, and by either rule of a merge one of the two is what counts.
-            own = max(length(vote["norms"]), self._decoded(vote))
-            if own > self._most[fragment]:
-                share = self._most[fragment] / own * (1 - ROUNDINGS.get(vote.get("format", ""), ROUNDING))
-                tally.record.setdefault("clipped", []).append([vote["slot"], share])
-                vote = shortened(vote, share, self._place.coding)
-            judged.append(vote)
+            share = self.arrived(tally, vote)
+            judged.append(vote if share == 1.0 else shortened(vote, share, self._place.coding))
         tally.answers = judged
+
+    def arrived(self, tally: RoundTally, vote: Answer) -> float:
+        """The share of its length that it may have."""
+        # Norms are those before coding, and by either rule of a merge one of the two is what counts.
+        own, most = max(length(vote["norms"]), self._decoded(vote)), self._most[vote["fragment"]]
+        if own <= most:
+            return 1.0
+        share = most / own * (1 - ROUNDINGS.get(vote.get("format", ""), ROUNDING))
+        tally.record.setdefault("clipped", []).append([vote["slot"], share])
+        return share
 
     def _decoded(self, vote: Answer) -> float:
         """The length of what an answer's values decode to."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,8 +183,8 @@ class Merge:
         answers: whose they are.
     """
 
-    outputs = ("gradient", "reached")
-    collects = ("answer", "begun", "copy")
+    outputs: ClassVar[tuple[str, ...]] = ("gradient", "reached")
+    collects: ClassVar[tuple[str, ...]] = ("answer", "begun", "copy")
 
     @staticmethod
     def schemas(
@@ -387,11 +387,29 @@ class Merge:
 
     def _merge(self, tally: RoundTally, early: EarlySum) -> Gradient:
         """Merge the answers that count, and book their work."""
-        round, record, accepted = tally.round, tally.record, tally.answers
+        accepted = tally.answers
+        if not self._weigh(tally):
+            return self._gradient(tally.round, tally.record, None)
+        # Before anything is booked: if it raises, the accounts need not take anything back.
+        merged = self._merging.merge(
+            [self._values(vote) for vote in accepted],
+            tally.parts,
+            [vote["norms"] for vote in accepted],
+            self._fragments[tally.round["fragment"]],
+            self._method,
+            slots=[vote["slot"] for vote in accepted],
+            early=early,
+        )
+        if tally.whole < 1.0:
+            merged = replace(merged, scale=merged.scale * np.float32(tally.whole))
+        return self._booked(tally, merged)
+
+    def _weigh(self, tally: RoundTally) -> bool:
+        """Divide the merge among the answers that count; whether any of them has trained."""
+        accepted = tally.answers
         weights = [weight(*work_of(vote)) for vote in accepted]
         if not any(weights):
-            return self._gradient(round, record, None)
-        account = self._accounts[round["fragment"]]  # Or all would have been refused.
+            return False
         tally.weights = weights
         for judge in self._judges:
             judge.share(tally)
@@ -399,18 +417,12 @@ class Merge:
             assert tally.answers is accepted, type(judge).__name__
             assert tally.weights is weights, type(judge).__name__
         assert len(tally.parts) == len(accepted)
-        # Before anything is booked: if it raises, the accounts need not take anything back.
-        merged = self._merging.merge(
-            [self._values(vote) for vote in accepted],
-            tally.parts,
-            [vote["norms"] for vote in accepted],
-            self._fragments[round["fragment"]],
-            self._method,
-            slots=[vote["slot"] for vote in accepted],
-            early=early,
-        )
-        if tally.whole < 1.0:
-            merged = replace(merged, scale=merged.scale * np.float32(tally.whole))
+        return True
+
+    def _booked(self, tally: RoundTally, merged: Merged) -> Gradient:
+        """Book the work of the answers of which that is the merge; the next version is that."""
+        round, record, accepted, weights = tally.round, tally.record, tally.answers, tally.weights
+        account = self._accounts[round["fragment"]]  # Or all would have been refused.
         work, booked = [row for vote in accepted for row in rows_of(vote)], sum(account.merged.values())
         for slot, incarnation, begin, end, _ in work:
             account.merge(slot, incarnation, begin, end)

@@ -26,7 +26,7 @@ RELAYED: Final = "relayed"
 FRAMING: Final = "framing"
 
 MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
-    OUTER_GRADIENTS: (messages.Answer, messages.RegionAnswer),
+    OUTER_GRADIENTS: (messages.Answer, messages.AnswerValues, messages.RegionAnswer),
     GRADIENTS: (messages.Vote, messages.Call, RingPart),
     VERSIONS: (messages.Update, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
@@ -56,6 +56,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.Need,
         messages.WantedCut,
         messages.WantedPart,
+        messages.WantedValues,
         messages.LockStepGreeting,
     ),
 }

@@ -400,7 +400,7 @@ def with_journeys(rounds: Sequence[RoundSpan], timeline: Timeline, begin: float,
     answers: dict[tuple[str, str], list[Transfer]] = {}
     updates: dict[tuple[str, str], list[Transfer]] = {}
     for transfer in timeline.transfers_between(begin, end):
-        if transfer.source_node == "fragment-send":
+        if transfer.source_node == "fragment-send" and transfer.target_port == "answer":
             answers.setdefault((transfer.source, transfer.target), []).append(transfer)
         elif transfer.source_node == "outer-step" and slot_of(transfer.target) is not None:
             updates.setdefault((transfer.source, transfer.target), []).append(transfer)

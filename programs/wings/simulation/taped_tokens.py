@@ -25,6 +25,8 @@ from isthmus.runtime.tape.reading import Reading, read
 
 STEP: Final = "inner-step"
 MERGE: Final = "merge"
+BALLOT: Final = "ballot"
+"""Closes rounds, where `merge` does not."""
 OUTER_STEP: Final = "outer-step"
 Round: TypeAlias = tuple[int, int, int]
 """(fragment, epoch, round)."""
@@ -82,7 +84,7 @@ def _count(taped: Taped, plan: Plan, member: Member, tape: Reading) -> None:
     elif has_steps:
         _count_steps(taped, nodes[STEP], (member.replica.slot, member.incarnation), tape.records)
     elif has_merges:
-        _count_merges(taped, plan, nodes[MERGE], nodes[OUTER_STEP], tape.records)
+        _count_merges(taped, plan, nodes.get(BALLOT, nodes[MERGE]), nodes[OUTER_STEP], tape.records)
 
 
 def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[HostRecord]) -> None:

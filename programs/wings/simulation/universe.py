@@ -44,6 +44,7 @@ from isthmus.programs.wings.simulation.invariants_model import (
 from isthmus.programs.wings.simulation.invariants_recoveries import recovery_checkers
 from isthmus.programs.wings.simulation.invariants_regions import regions_checkers
 from isthmus.programs.wings.simulation.places import machine_of
+from isthmus.programs.wings.simulation.taped_tokens import BALLOT
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
@@ -108,7 +109,12 @@ def _decoupled(rng: random.Random) -> Settings:
         settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
     if settings["fragments"] == 3 and settings["interval"] == 6:  # Not drawn: the seeds are what they were.
         settings["site_weight"] = "equal"
-    return settings
+    return settings | _kept(settings)
+
+
+def _kept(settings: Settings) -> Settings:
+    """What shards keep of a round, by the other settings: it is not drawn, so that the seeds are what they were."""
+    return {"keeps": random.Random(repr(sorted(settings.items()))).choice(("answers", "sums"))}
 
 
 def _regional(rng: random.Random) -> Settings:
@@ -116,7 +122,9 @@ def _regional(rng: random.Random) -> Settings:
 
 
 def _dipaco(rng: random.Random) -> Settings:
-    return {"fragments": rng.choice((3, 4)), "interval": rng.choice((6, 8)), "shards": rng.choice((1, 1, 2))}
+    settings: Settings = {"fragments": rng.choice((3, 4)), "interval": rng.choice((6, 8))}
+    settings["shards"] = rng.choice((1, 1, 2))
+    return settings | _kept(settings)
 
 
 def _streaming(rng: random.Random) -> Settings:
@@ -386,7 +394,8 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
 
     paths = paths_in(graph)
     sites = None if shape.program.settings.get("site_weight") is None else site_of
-    return [*checkers(owner_of, paths, sites), *recovery_checkers(paths), BooksChecker(), HonestChecker()]
+    sums = any(node.name == BALLOT for node in graph.nodes)
+    return [*checkers(owner_of, paths, sites, sums=sums), *recovery_checkers(paths), BooksChecker(), HonestChecker()]
 
 
 def _owners(shape: Shape) -> dict[str, MachineOwner]:

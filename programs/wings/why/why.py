@@ -209,8 +209,13 @@ class _Run:
                 return {}  # It is written at the end of a run, and may be missing.
             for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
                 role, _, slot = transfer.source.partition("/")
-                if role == self._by and transfer.target_port == "answer":
-                    self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), []).append(transfer.size_bytes)
+                if role != self._by or transfer.target_port not in ("answer", "values"):
+                    continue
+                sizes = self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), [])
+                if transfer.target_port == "answer":
+                    sizes.append(transfer.size_bytes)
+                elif sizes:  # Of an answer that was told ahead.
+                    sizes[-1] += transfer.size_bytes
         return self._sizes.get(host, {})
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import LearnerLife
+from isthmus.programs.job import TensorSpec
 from isthmus.programs.wings.simulation.toy_task import LAYOUT_EVEN, Toy, ToyLearner
 from isthmus.runtime.graph.template import Reference
 
@@ -34,6 +35,11 @@ class Light(Toy):
     evaluation: int = 1
 
     @property
+    def tokens_most(self) -> int | tuple[int, ...]:
+        """The tokens of a step."""
+        return self.tokens_per_batch
+
+    @property
     def reference(self) -> Reference:
         """This file, as hosts in other processes find it."""
         return Reference(f"{Path(__file__).resolve()}:{self.name}")
@@ -44,3 +50,9 @@ class Light(Toy):
 
 
 LIGHT: Final = Light("LIGHT", LAYOUT_EVEN)
+BROAD: Final = {
+    mb: Light(f"BROAD_{mb}", tuple(TensorSpec(f"layer{i}", (mb * 2**20 // 32, 1), "float32") for i in range(8)))
+    for mb in (16, 64)
+}
+"""Of so many MiB, in eight fragments."""
+BROAD_16, BROAD_64 = BROAD.values()

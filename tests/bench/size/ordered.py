@@ -16,7 +16,7 @@ from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.engine.run.in_processes import detach, submit
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.verify import verify
-from tests.bench.size.light import LIGHT
+from tests.bench.size.light import LIGHT, Light
 
 INTERVAL: Final = 16
 PROGRAM: Final = Program("decoupled-diloco", fragments=8, interval=INTERVAL, overlap=2)
@@ -24,9 +24,9 @@ SUMMARY_SECONDS_MAX: Final = 120.0
 _ISTHMUS: Final = str(Path(sys.executable).with_name("isthmus"))
 
 
-def begin(learners: int, folder: Path) -> None:
+def begin(learners: int, folder: Path, program: Program = PROGRAM, task: Light = LIGHT) -> None:
     """Start a run without an end, which no command watches."""
-    detach(submit(_request(learners, folder)))
+    detach(submit(_request(learners, folder, program, task)))
 
 
 def stop(folder: Path) -> None:
@@ -41,18 +41,18 @@ def wait_for_summary(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def _request(learners: int, folder: Path) -> Request:
+def _request(learners: int, folder: Path, program: Program, task: Light) -> Request:
     run = {"learners": learners, "slots_max": learners, "tokens": 10**9}
-    made = prepare(PROGRAM, run=run, run_dir=folder)
-    job = replace(made.job, task=LIGHT.reference, layout=LIGHT.layout, tokens_per_batch=8, has_gradients=False)
-    graph = with_recorder(PROGRAM.build(job).freeze(), job)
+    made = prepare(program, run=run, run_dir=folder)
+    job = replace(made.job, task=task.reference, layout=task.layout, tokens_per_batch=8, has_gradients=False)
+    graph = with_recorder(program.build(job).freeze(), job)
     return replace(
         made,
         task_reference=job.task,
-        task=LIGHT,
+        task=task,
         job=job,
         graph=graph,
         proof=verify(graph),
         plans=lower(graph),
-        fingerprint=fingerprint(graph, job, PROGRAM.builder()),
+        fingerprint=fingerprint(graph, job, program.builder()),
     )

@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
-from isthmus.ops.kernels import coding
+from isthmus.ops.kernels import averaging, coding
 from isthmus.ops.kernels.averaging import Merged
+from isthmus.ops.kernels.bounds import MERGES_MIN
 from isthmus.ops.syncer.answer_rules import (
+    OPPOSED,
     PAST_MIN,
     AnswerJudge,
     AnswerRule,
@@ -305,3 +308,26 @@ def test_a_rule_that_breaks_what_the_merge_relies_on_stops_it(how: str) -> None:
         fired(merge, *[answer(slot, 1.0) for slot in range(3)])
     told = fired(opened([WrongRule("nothing")]), *[answer(slot, 1.0) for slot in range(3)])
     assert told["merging"]["voters"] == [0, 1, 2]
+
+
+def test_where_answers_come_one_at_a_time_each_is_compared_with_the_last_merge() -> None:
+    fragment = Fragment(0, (Unit("a", 0, 2000, (2000,)),))
+    judge = Dissent("refuse").begin(JudgePlace(Context("syncer"), [fragment], coding, averaging))
+    direction = np.random.default_rng(0).normal(size=2000).astype(np.float32)
+    vote = {**answer(0, 1.0), "steps": 10}
+    votes = [{**vote, "slot": 0, "gradient": direction}, {**vote, "slot": 1, "gradient": -direction}]
+    fates = []
+    for number in range(MERGES_MIN + 1):
+        tally: Any = RoundTally(pull(0, number), {"refused": [], "opposed": []}, votes, (1, 0))  # type: ignore[arg-type, typeddict-item]
+        fates.append([judge.arrived(tally, each) for each in votes])
+        judge.moved(0, Merged(direction, np.full(1, 2.0, np.float32)))
+        if number == 0:  # There is nothing to compare with.
+            assert "agreement" not in tally.record
+    assert fates == [[1.0, 1.0]] * MERGES_MIN + [[1.0, 0.0]]
+    assert tally.record["agreement"] == [[0, 1.0], [1, -1.0]]
+    assert tally.record["opposed"] == [[1, MERGES_MIN]]
+    assert tally.record["refused"] == [[1, OPPOSED]]
+    # One on an older version may pull elsewhere, and ends no row.
+    late: Any = RoundTally(pull(0, 20), {"refused": [], "opposed": []}, votes, (1, 7))  # type: ignore[arg-type, typeddict-item]
+    assert judge.arrived(late, votes[0]) == 1.0
+    assert "agreement" not in late.record

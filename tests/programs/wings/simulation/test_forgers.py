@@ -127,7 +127,7 @@ def test_nor_does_it_end_one_whose_shard_comes_back() -> None:
 def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     witness = Witness()
     flipped = Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2)  # Of codes it would be other values.
-    outcome = survive(flipped, steps=200, witness=witness, push="float32")
+    outcome = survive(flipped, steps=200, witness=witness, push="float32", keeps="answers")
     assert outcome.violation is None
     told = [row for _, merge in witness.merges.values() for row in merge["opposed"]]
     assert {slot for slot, _ in told} == {2}
@@ -135,10 +135,11 @@ def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
 
 
 @pytest.mark.slow
-def test_flipped_signs_are_refused_where_the_run_asks_for_it() -> None:
+@pytest.mark.parametrize(("keeps", "port"), [("answers", "answer"), ("sums", "values")])
+def test_flipped_signs_are_refused_where_the_run_asks_for_it(keeps: str, port: str) -> None:
     witness = Witness()
-    flipped = Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2)
-    outcome = survive(flipped, steps=200, witness=witness, push="float32", opposed="refuse")
+    flipped = Forge(LIAR, port, "gradient", -1.0, "scale", at_step=2)
+    outcome = survive(flipped, steps=200, witness=witness, push="float32", opposed="refuse", keeps=keeps)
     assert outcome.violation is None
     refused = [row for _, merge in witness.merges.values() for row in merge["refused"]]
     assert [2, "against all others"] in refused

@@ -1,0 +1,69 @@
+"""The fragment-send node of a learner whose shards keep sums: an answer is told ahead, and its values follow when they
+are wanted.
+
+Decides how long values are kept: until they are sent, or the next answer about their fragment replaces them. What an
+answer is made of does not come in: that is `fragment_send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from operator import itemgetter
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from isthmus.ops.exchange.messages import Answer, AnswerValues, Capture, WantedValues, passed_on
+from isthmus.ops.kernels.buffers import Float32
+from isthmus.ops.learner.fragment_send import FragmentSend
+
+NOTHING: Final[Float32] = np.empty(0, np.float32)
+"""In the place of values that do not come with an answer."""
+TOLD_AHEAD: Final = ("merge", "final")
+"""The kinds of answers whose values follow: the first version, and one that is recovered, come whole."""
+
+
+class FragmentOffer(FragmentSend):
+    """Captures in; at once an answer without values, and these when they are wanted.
+
+    Values that are wanted of an answer which this node has no more, because a later one has replaced it, are none.
+    """
+
+    outputs: ClassVar[tuple[str, ...]] = ("answer", "values")
+    collects: ClassVar[tuple[str, ...]] = ("fragment", "wanted")
+    schemas: ClassVar = {"wanted": WantedValues}
+
+    def open(self, context: Any) -> None:
+        """Begin without an answer."""
+        super().open(context)
+        self._own = context.member.replica.slot, context.member.incarnation
+        self._kept: dict[int, Answer] = {}
+
+    def __call__(  # type: ignore[override]
+        self, fragment: Mapping[Any, Capture] | None = None, wanted: Mapping[Any, WantedValues] | None = None
+    ) -> Generator[list[tuple[str, Answer | AnswerValues]], None, None]:
+        """Yields values, then new answers, in order of their rounds."""
+        for item in (wanted or {}).values():
+            if (item["slot"], item["incarnation"]) == self._own:
+                yield [("values", self._values(item))]
+        captures = sorted((fragment or {}).values(), key=itemgetter("round", "fragment"), reverse=True)
+        del fragment
+        while captures:
+            yield [("answer", self._told(self._answer(captures.pop())))]
+
+    def _told(self, answer: Answer) -> Answer:
+        if answer["kind"] not in TOLD_AHEAD:
+            return answer
+        self._kept[answer["fragment"]] = answer
+        told: Answer = {**answer, "gradient": NOTHING}
+        told.pop("scales", None)
+        return told
+
+    def _values(self, wanted: WantedValues) -> AnswerValues:
+        kept = self._kept.get(wanted["fragment"])
+        if kept is None or kept["round"] != wanted["round"]:
+            nothing: AnswerValues = passed_on(AnswerValues, wanted, gradient=NOTHING)
+            return nothing
+        del self._kept[wanted["fragment"]]
+        values: AnswerValues = passed_on(AnswerValues, kept)
+        return values

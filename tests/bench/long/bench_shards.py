@@ -1,0 +1,101 @@
+"""What a shard holds of memory at most, in sizes of its part of the model, by learners, shards and what it keeps.
+
+    python -m tests.bench.long.bench_shards [--learners 8] [--shards 1 8] [--push float32 int4] [--mb 64] [--json]
+
+Decoupled DiLoCo on a task in NumPy whose steps sleep, processes on this machine, 8 fragments, H = 16, once with
+`program.keeps = "answers"` and once with "sums". Of each syncer its peak resident memory (VmHWM), which counts pages
+that it shares with others, once it has merged each of its fragments three times; less that of the same syncer in a run
+of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest. Beside it the
+answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last rounds. A
+learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from isthmus.programs.engine.request.program import Program
+from tests.bench.size import ordered
+from tests.bench.size.light import BROAD, LIGHT, Light
+
+FRAGMENTS = 8
+ROUNDS = 3
+KEEPS = ("answers", "sums")
+
+
+def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
+    """The peaks of the syncers of one run, by slot, and what their merges are like."""
+    program = Program("decoupled-diloco", fragments=FRAGMENTS, interval=ordered.INTERVAL, overlap=2, **settings)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as within:
+        folder = Path(within) / "run"
+        ordered.begin(learners, folder, program, task)
+        isthmus = str(Path(sys.executable).with_name("isthmus"))
+        try:
+            until = time.monotonic() + 120 + 6 * learners
+            while len(lines := _merges(folder)) < ROUNDS * FRAGMENTS:
+                assert time.monotonic() < until, f"the run does not come to merging: {len(lines)} merges"
+                time.sleep(0.5)
+            status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
+            peaks = {host["name"]: _peak(host["pid"]) for host in status["hosts"] if host["name"].startswith("syncer/")}
+            last = lines[-FRAGMENTS:]
+            return {
+                "peaks": peaks,
+                "voters": median(len(line["voters"]) for line in last),
+                "merge_ms": median(line["merge_ms"] for line in last),
+            }
+        finally:
+            ordered.stop(folder)
+            ordered.wait_for_summary(folder)
+
+
+def _merges(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "merges.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    made = [json.loads(line) for line in lines if line.endswith("}")]
+    return [line for line in made if line["kind"] == "merge" and line["version"]]
+
+
+def _peak(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--learners", type=int, nargs="+", default=[8])
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, FRAGMENTS])
+    parser.add_argument("--push", nargs="+", default=["float32", "int4"])
+    parser.add_argument("--keeps", nargs="+", choices=KEEPS, default=list(KEEPS))
+    parser.add_argument("--mb", type=int, choices=BROAD, default=64)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    task, rows = BROAD[asked.mb], list[dict[str, Any]]()
+    whole = sum(4 * math.prod(each.shape) for each in task.layout)
+    for learners in asked.learners:
+        for shards in asked.shards:
+            for push in asked.push:
+                for keeps in asked.keeps:
+                    settings = {"shards": shards, "push": push, "keeps": keeps}
+                    idle, found = (measured(learners, each, **settings) for each in (LIGHT, task))
+                    beyond = max(peak - idle["peaks"][name] for name, peak in found["peaks"].items())
+                    row = {"learners": learners, **settings, "parts": round(beyond / (whole / shards), 2)}
+                    row |= {"voters": found["voters"], "merge_ms": round(found["merge_ms"], 1)}
+                    rows.append(row | {"load": os.getloadavg()[0]})
+                    if not asked.json:
+                        print(rows[-1], flush=True)
+    if asked.json:
+        print(json.dumps({"rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
