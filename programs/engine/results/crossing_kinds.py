@@ -31,7 +31,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     VERSIONS: (messages.Update, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
         messages.ShardState,
-        messages.CodedState,
+        messages.StatePart,
         messages.Kept,
         messages.Own,
         messages.Restored,
@@ -46,6 +46,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.StepReport,
         messages.Merging,
         messages.Held,
+        messages.NewVersion,
         messages.Change,
         messages.Evaluated,
     ),
@@ -56,6 +57,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.Need,
         messages.WantedCut,
         messages.WantedPart,
+        messages.WantedState,
         messages.LockStepGreeting,
     ),
 }
