@@ -57,7 +57,7 @@ KEEP: Final = "keep"
 LEND: Final = "lend"
 SEND_COPY: Final = "copy-sender"
 SEND_STATE: Final = "state-sender"
-TICK: Final = "tick"
+TICK: Final = "hold-tick"
 
 
 def faults(graph: Template) -> Iterator[Fault]:

@@ -345,6 +345,16 @@ class Keeper:
         """Take none now, but when the next one is due."""
         self._taken_at = now
 
+    def is_still_writer(self, now: int) -> bool:
+        """Whether no later life takes the snapshots; if one does, none is taken now."""
+        try:
+            self._snapshots.check_life()
+        except OSError as error:
+            self._tell(error=words(error))
+            self._taken_at = now
+            return False
+        return True
+
     def note(self, entry: FragmentEntry) -> None:
         """A file is there, for the next snapshot, or for none."""
         self._snapshots.note(entry)

@@ -274,7 +274,7 @@ class Snapshots:
 
         OSError also for a life that was replaced without knowing it: its items are older.
         """
-        self._check_life()
+        self.check_life()
         before = self.newest
         fragments = {} if before is None else {entry.key: entry for entry in before.fragments}
         wholes = {} if before is None else {entry.key: entry for entry in before.states}
@@ -289,14 +289,15 @@ class Snapshots:
 
     def name(self, entries: Sequence[FragmentEntry], moments: Sequence[MomentsEntry] = ()) -> Manifest:
         """Take a snapshot of states, one of each fragment, and of moments, whose files are there; as `write`."""
-        self._check_life()
+        self.check_life()
         return self._name(list(entries), [], list(moments))
 
     def note(self, entry: FragmentEntry) -> None:
         """A file is there that no snapshot need ever name: it is removed with the next one that does not."""
         self._old.add(entry.file)
 
-    def _check_life(self) -> None:
+    def check_life(self) -> None:
+        """OSError if a later life of the recorder has taken a snapshot, or the disk cannot be read."""
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
 

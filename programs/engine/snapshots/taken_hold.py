@@ -133,6 +133,7 @@ class TakenHold:
             emitted += self._take(came, now)
         if tick is not None or part:
             emitted += self._look(list((part or {}).values()), now)
+            self._make_due(now)
         emitted += self._begin(now)
         self._name(now)
         return [*emitted, *self._last()] or None
@@ -252,18 +253,17 @@ class TakenHold:
         entry = self._entries.get(told["fragment"])
         return entry is not None and [*entry.version] == told["version"]
 
+    def _make_due(self, now: int) -> None:
+        """Have what is newer than on the disk be taken, where a snapshot is due; the first one has what is there."""
+        if self._due is None and self._is_whole and self._keeper.is_due(now) and self._keeper.is_still_writer(now):
+            newer = {p for p, told in self._newest.items() if not self._has(told)}
+            self._due = newer if self._keeper.has_taken else set()
+
     def _name(self, now: int) -> None:
-        """Take a snapshot where it is due, and all that is to be in it is there."""
-        if not self._is_whole:
-            return
-        if self._due is not None and not self._due and self._taking.under_way is None:
+        """Take a snapshot, once all that is to be in it is there."""
+        if self._is_whole and self._due is not None and not self._due and self._taking.under_way is None:
             self._due = None
             self._keeper.name(self._listed, now, self._fetched)
-        elif self._due is None and self._keeper.is_due(now):
-            if self._keeper.has_taken:
-                self._due = {p for p, told in self._newest.items() if not self._has(told)}
-            else:
-                self._keeper.name(self._listed, now, self._fetched)
 
     def _last(self) -> list[tuple[str, Any]]:
         """The files of last versions that the recorder has not been told of."""
