@@ -580,10 +580,12 @@ class FinalFragment(TypedDict):
 
 class FinalFile(TypedDict):
     """hold -> recorder, in the run's home, once per fragment: the values of the final version are in this `file` of the
-    snapshots; `units` are [name, shape] of its tensors, in order."""
+    snapshots; `units` are [name, shape] of its tensors, in order. With an `error` they are not: the disk refuses them,
+    and is tried again."""
 
     fragment: int
     version: Version
+    error: str
     file: str
     units: list[list[Any]]
 

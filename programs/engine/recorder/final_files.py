@@ -34,6 +34,8 @@ def save_final(item: FinalFragment | FinalFile, path: Path, run: Path, disk: Dis
 
 
 def _copy(item: FinalFile, path: Path, run: Path, disk: Disk) -> int:
+    if item["error"]:
+        raise OSError(item["error"])
     source = run / FOLDER / item["file"]
     begin, end = tensor_place(source, VALUES, disk)
     shapes: dict[str, list[int]] = dict(item["units"])

@@ -221,6 +221,9 @@ def failure(
 
 
 STATUS_NS: Final = 500_000_000
+STATUS_TIMES: Final = 8
+"""The least time from one status to the next, as a multiple of what it takes: with very many learners a good part of a
+second."""
 CONTROL_NS: Final = 1_000_000_000
 """Between two messages to pacers: they fire on messages, and so notice, too, that time has passed."""
 SETTLE_NS: Final = 2_000_000_000
@@ -290,7 +293,7 @@ class Recorder:
         self._save_error: str | None = None
         self._snapshots: dict[str, Any] = {"error": None, "store": None}
         self._remembered_at = self._early_count = 0
-        self._published_at = -STATUS_NS
+        self._published_at, self._status_every = -STATUS_NS, STATUS_NS
         self._controlled_at = -CONTROL_NS
         self._complete_at: int | None = None
         self._evaluator_at = 0
@@ -360,10 +363,11 @@ class Recorder:
         if self.is_finished:
             self._lines.close()  # Their counts in this status are final.
             self._error = self._error or self._failure()
-        if self.is_finished or now - self._published_at >= STATUS_NS:
-            self._published_at = now
+        if self.is_finished or now - self._published_at >= self._status_every:
+            self._published_at, begun = now, self._context.now()
             self._lines.flush()
             self._context.publish(self._status(now))
+            self._status_every = max(STATUS_NS, STATUS_TIMES * (self._context.now() - begun))
         if self._context.leave_requested():
             self._metrics.write_all(now)
             self.is_engaged = not self._lines.flush()

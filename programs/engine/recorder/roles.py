@@ -180,7 +180,7 @@ def least_replicas(graph: Template) -> dict[str, int]:
     return least
 
 
-def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, moments_every: float) -> None:
+def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, moments_seconds: float) -> None:
     """Add a node that holds what an outer step publishes, in the recorder on disk, with the moments of learners every
     so many seconds.
 
@@ -189,7 +189,7 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
     shard, template, is_home = graph.role_of(holding.state.node.role), graph.freeze(), role.name == RECORDER
     of_shards: dict[str, Any] = {"role": shard.name, "shards": shard.replicas_max}
     if is_home and holding.restored is None:
-        hold = _add_taken_hold(graph, role, holding, record, of_shards, moments_every)
+        hold = _add_taken_hold(graph, role, holding, record, of_shards, moments_seconds)
     else:
         body: Any = partial(Hold, **of_shards)
         if is_home:
@@ -216,13 +216,13 @@ def _add_taken_hold(
     holding: HeldModelPorts,
     record: Node,
     of_shards: Mapping[str, Any],
-    moments_every: float,
+    moments_seconds: float,
 ) -> Node:
     """Add the node of the recorder's host that takes states from shards, and in these the one that sends them."""
     template = graph.freeze()
-    has_moments = bool(moments_every) and training_of(template).loans is not None
+    has_moments = bool(moments_seconds) and training_of(template).loans is not None
     taking = partial(TakenHold, *OF_RUN, **of_shards, fragments=fragments_in(template))
-    body = partial(taking, moments_seconds=moments_every if has_moments else 0.0)
+    body = partial(taking, moments_seconds=moments_seconds if has_moments else 0.0)
     hold = role.node(f"hold-{role.name}", body, fires=AnyOf("published", "state", "tick"))
     graph.edge(role.node(TICK, tick, fires=Every(Duration(2 * PERIOD)))["result"], hold["tick"], Latest())
     shard = graph.role_of(holding.state.node.role)

@@ -37,13 +37,15 @@ from isthmus.ops.recovery.hold import digest_of, held_by
 from isthmus.programs.engine.snapshots.keeping import Keeper
 from isthmus.programs.engine.snapshots.moments import MomentsFetch
 from isthmus.programs.engine.snapshots.snapshots import FragmentEntry
-from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.engine.snapshots.stored import StorePlace, words
 from isthmus.programs.engine.snapshots.taking import Taking
 from isthmus.runtime.ids import LEARNER
 
 COPIES_BYTES: Final = 64 << 20
 RETRY_NS: Final = 500_000_000
-"""After a disk has refused a first or a last version, which are not left for the next snapshot."""
+"""After a disk has refused a first or a last version, which are not left for the next snapshot; then twice as long, and
+so on."""
+RETRY_NS_MAX: Final = 8_000_000_000
 
 
 def tick() -> dict[str, Any]:
@@ -89,7 +91,7 @@ class TakenHold:
         """The state of each fragment that is on the disk."""
         self._due: set[int] | None = None
         """What is still to be taken for the next snapshot; None where none is due."""
-        self._retry_at = 0
+        self._retry_at, self._pause = 0, RETRY_NS
         self._final: dict[int, FragmentEntry] = {}
         """The last versions, as the recorder was told."""
         self._given: dict[int, int] = {}
@@ -208,20 +210,31 @@ class TakenHold:
 
     def _take(self, came: StatePart, now: int) -> list[tuple[str, Any]]:
         """Write a part; ask for the next one of the same state."""
+        asked = self._taking.under_way
         try:
             got = self._taking.accept(came)
         except (OSError, ValueError) as error:
-            self._keeper.refused(error if isinstance(error, OSError) else OSError(str(error)))
-            if self._due is not None:
-                self._keeper.put_off(now)
-            self._due, self._retry_at = None, now + RETRY_NS
-            return []
+            assert asked is not None
+            return self._refused(asked, error if isinstance(error, OSError) else OSError(str(error)), now)
         if isinstance(got, FragmentEntry):
+            self._pause = RETRY_NS
             self._keeper.note(got)
             self._entries[got.fragment] = got
             (self._due or set()).discard(got.fragment)
             return []
         return [] if got is None else [("wanted_state", got)]
+
+    def _refused(self, asked: NewVersion, error: OSError, now: int) -> list[tuple[str, Any]]:
+        """Try again later; the recorder waits for a last version that the disk does not take."""
+        self._keeper.refused(error)
+        if self._due is not None:
+            self._keeper.put_off(now)
+        self._due, self._retry_at = None, now + self._pause
+        self._pause = min(2 * self._pause, RETRY_NS_MAX)
+        if asked["kind"] != "final":
+            return []
+        p, version = asked["fragment"], asked["version"]
+        return [("final", FinalFile(fragment=p, version=version, error=words(error), file="", units=[]))]
 
     def _begin(self, now: int) -> list[tuple[str, Any]]:
         """Ask for the next state that is to be taken; nothing, once all of them are there."""
@@ -279,7 +292,7 @@ class TakenHold:
 
     def _final_file(self, entry: FragmentEntry) -> FinalFile:
         units = [[unit.name, list(unit.values_shape)] for unit in self._fragments[entry.fragment].units]
-        return FinalFile(fragment=entry.fragment, version=[*entry.version], file=entry.file, units=units)
+        return FinalFile(fragment=entry.fragment, version=[*entry.version], error="", file=entry.file, units=units)
 
     # -- by the clock --------------------------------------------------------------------------------------------------
 
