@@ -102,6 +102,8 @@ class TakenHold:
         """Those of versions that were not taken from a shard, by file."""
         self._asked: int | None = None
         """The fragment that was asked for last, as long as its shard may still keep what it has sent."""
+        self.is_engaged = False
+        """Whether a host that leaves waits: a shard has what the disk has not."""
         self._members: Any = None
         self._shard_lives: dict[int, int] = {}
         self._recalled = Totals()
@@ -138,7 +140,9 @@ class TakenHold:
             self._make_due(now)
         emitted += self._begin(now)
         self._name(now)
-        return [*emitted, *self._last()] or None
+        emitted += self._last()
+        self.is_engaged = self._has_to_take(now)
+        return emitted or None
 
     def close(self) -> None:
         """Take the last snapshot, of what is on the disk."""
@@ -261,6 +265,13 @@ class TakenHold:
         """Whether the life of a shard that has told of a version is live."""
         return self._lives().get(told["shard"]) == told["incarnation"]
 
+    def _has_to_take(self, now: int) -> bool:
+        """Whether a live shard has a version that is not on the disk, which takes it; or a snapshot is under way."""
+        if now < self._retry_at or not self._keeper.has_recalled:
+            return False
+        newer = any(not self._has(told) and self._is_there(told) for told in self._newest.values())
+        return newer or self._due is not None
+
     def _has(self, told: NewVersion) -> bool:
         """Whether the disk has this version; that it is the last one may be heard later."""
         entry = self._entries.get(told["fragment"])
@@ -268,7 +279,8 @@ class TakenHold:
 
     def _make_due(self, now: int) -> None:
         """Have what is newer than on the disk be taken, where a snapshot is due; the first one has what is there."""
-        if self._due is None and self._is_whole and self._keeper.is_due(now) and self._keeper.is_still_writer(now):
+        is_due = self._keeper.is_due(now) or self._context.leave_requested()
+        if self._due is None and self._is_whole and is_due and self._keeper.is_still_writer(now):
             newer = {p for p, told in self._newest.items() if not self._has(told)}
             self._due = newer if self._keeper.has_taken else set()
 

@@ -110,6 +110,36 @@ def test_a_shard_keeps_nothing_of_what_it_has_sent_once_nobody_asks() -> None:
     assert home.wants == []
 
 
+def test_a_home_that_is_to_leave_takes_what_is_newer_first() -> None:
+    disk = SimulatedDisk("seed")
+    home = home_of(disk)
+    home.fire(item(0, 0), item(1, 0))
+    home.fire()
+    assert not home.hold.is_engaged
+    home.fire(item(0, 1))
+    assert home.hold.is_engaged
+    home.context.is_leaving = True
+    home.fire()
+    assert not home.hold.is_engaged
+    assert same(taken(disk), model(1, 0))
+
+
+def test_a_home_that_leaves_waits_for_no_shard_that_is_gone_and_no_disk_that_refuses() -> None:
+    disk = SimulatedDisk("seed")
+    home = home_of(disk)
+    home.fire(item(0, 0), item(1, 0))
+    home.fire(item(0, 1))
+    home.context.is_leaving = True
+    disk.troubles[0] = Trouble(lambda: None, room=0)
+    home.fire()
+    assert not home.hold.is_engaged
+    disk.troubles.clear()
+    home.shards[0].member = Member(Replica("syncer", 0), 2)
+    home.meet()
+    home.fire(after=EVERY)
+    assert not home.hold.is_engaged
+
+
 # -- the last versions -------------------------------------------------------------------------------------------------
 
 
