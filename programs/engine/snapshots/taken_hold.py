@@ -330,9 +330,17 @@ class TakenHold:
         entry, life = self._entries.get(fragment), self._life(fragment)
         return entry is not None and entry.version[0] < life and self._given.get(fragment, 0) < life
 
+    def _has_published(self, fragment: int, life: int) -> bool:
+        """Whether this life of its shard, or a later one, has published a fragment."""
+        newest = self._newest.get(fragment)
+        return newest is not None and newest["incarnation"] >= life
+
     def _withdrawn(self) -> list[tuple[str, Any]]:
-        """Withdrawals of copies whose fragments the next life of their shard has published."""
-        over = [p for p, life in sorted(self._copies.items()) if self._version(p)[0] >= life]
+        """Withdrawals of copies whose fragments the next life of their shard has published, if only as they were.
+
+        Whoever joins has that from the shard. Learners without other fragments do not step: there may be no merge.
+        """
+        over = [p for p, life in sorted(self._copies.items()) if self._has_published(p, life)]
         for p in over:
             del self._copies[p]
         return [("copy", withdrawn(p)) for p in over]
@@ -357,7 +365,7 @@ class TakenHold:
                 return emitted
             life = self._given[p] = self._life(p)
             self._recalled.raise_to(entry.totals)
-            if self._version(p)[0] < life:
+            if not self._has_published(p, life):
                 self._copies[p] = life
                 emitted.append(("copy", copied(state)))
             if state["tensors"]:

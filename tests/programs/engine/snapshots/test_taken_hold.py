@@ -346,6 +346,17 @@ def test_copies_of_a_large_model_leave_one_after_the_other(monkeypatch: pytest.M
     assert [each["fragment"] for each in home.told["kept"]] == [1], "its momentum still counts"
 
 
+def test_a_fragment_that_is_published_as_it_was_makes_room_for_the_next_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners that have only some fragments do not step, and nothing is merged. Simulated, with copies one by one."""
+    monkeypatch.setattr(taken_hold, "COPIES_BYTES", 1)
+    home = home_of(SimulatedDisk("seed"))
+    home.fire(item(0, 3), item(1, 4))
+    home.replace(0)
+    home.fire()
+    home.fire(ShardState({**item(0, 3), "kind": "recover"}))
+    assert [(each["fragment"], is_withdrawn(each)) for each in home.told["copy"]] == [(0, True), (1, False)]
+
+
 def test_what_began_anew_is_not_taken_before_it_is_given_the_rest_of_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taken_hold, "COPIES_BYTES", 1)
     home = home_of(SimulatedDisk("seed"))
