@@ -296,6 +296,21 @@ def test_another_version_that_the_disk_refuses_waits_for_the_next_snapshot() -> 
     assert same(taken(disk), model(1, 0))
 
 
+def test_a_last_version_that_the_disk_refuses_is_told_and_tried_again(tmp_path: Path) -> None:
+    disk = SimulatedDisk("seed")
+    home = home_of(disk)
+    home.fire(item(0, 0), item(1, 0))
+    disk.troubles[0] = Trouble(lambda: None, room=0)
+    home.fire(final(0, 1))
+    [told] = home.told["final"]
+    assert (told["fragment"], told["error"]) == (0, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        save_final(told, tmp_path / "fragment-0.safetensors", RUN, Mount(disk))
+    disk.troubles.clear()
+    home.fire(after=RETRY_NS)
+    assert [each["error"] for each in home.told["final"]] == [""]
+
+
 def test_what_has_another_form_is_not_written() -> None:
     disk = SimulatedDisk("seed")
     home = home_of(disk)
