@@ -104,6 +104,8 @@ class TakenHold:
         """The fragment that was asked for last, as long as its shard may still keep what it has sent."""
         self.is_engaged = False
         """Whether a host that leaves waits: a shard has what the disk has not."""
+        self._is_last_due = False
+        """Whether the snapshot is due, or was, for which a host that leaves waits."""
         self._members: Any = None
         self._shard_lives: dict[int, int] = {}
         self._recalled = Totals()
@@ -269,8 +271,9 @@ class TakenHold:
         """Whether a live shard has a version that is not on the disk, which takes it; or a snapshot is under way."""
         if now < self._retry_at or not self._keeper.has_recalled:
             return False
-        newer = any(not self._has(told) and self._is_there(told) for told in self._newest.values())
-        return newer or self._due is not None
+        if self._context.leave_requested():  # Once: learners elsewhere may go on, and there is always something newer.
+            return self._due is not None or (self._is_whole and not self._is_last_due)
+        return any(not self._has(told) and self._is_there(told) for told in self._newest.values())
 
     def _has(self, told: NewVersion) -> bool:
         """Whether the disk has this version; that it is the last one may be heard later."""
@@ -279,8 +282,11 @@ class TakenHold:
 
     def _make_due(self, now: int) -> None:
         """Have what is newer than on the disk be taken, where a snapshot is due; the first one has what is there."""
-        is_due = self._keeper.is_due(now) or self._context.leave_requested()
-        if self._due is None and self._is_whole and is_due and self._keeper.is_still_writer(now):
+        is_last = self._context.leave_requested() and not self._is_last_due
+        if self._due is not None or not self._is_whole or not (is_last or self._keeper.is_due(now)):
+            return
+        self._is_last_due |= is_last
+        if self._keeper.is_still_writer(now):
             newer = {p for p, told in self._newest.items() if not self._has(told)}
             self._due = newer if self._keeper.has_taken else set()
 

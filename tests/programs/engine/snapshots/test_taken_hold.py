@@ -122,6 +122,8 @@ def test_a_home_that_is_to_leave_takes_what_is_newer_first() -> None:
     home.fire()
     assert not home.hold.is_engaged
     assert same(taken(disk), model(1, 0))
+    home.fire(item(0, 2))
+    assert not home.hold.is_engaged, "learners elsewhere may go on for ever"
 
 
 def test_a_home_that_leaves_waits_for_no_shard_that_is_gone_and_no_disk_that_refuses() -> None:
