@@ -336,11 +336,9 @@ def free_running(
         held=pacer["held"],
         loans=(step["moments"], step["loan"]),
     )
-    coded_state = None if update == "float32" else outer["coded_state"]
-    held, kept = [pacer["held"]], outer["kept"]
     # No learner that ever comes back may have a module of a path.
     copies = [arriving] if paths is None else [arriving, merging["copy"]]
-    graph.hold(state=outer["state"], coded_state=coded_state, kept=kept, published=published, copies=copies, held=held)
+    graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=copies, held=[pacer["held"]])
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
     if carried is True:

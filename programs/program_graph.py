@@ -55,7 +55,6 @@ class HeldModelPorts:
     published: Port
     copies: tuple[Port, ...]
     held: tuple[Port, ...]
-    coded_state: Port | None = None
     cut: Port | None = None
     wanted: tuple[Port, ...] = ()
     own: Port | None = None
@@ -161,7 +160,6 @@ class ProgramGraph(Graph):
         published: Port,
         copies: Sequence[Port],
         held: Sequence[Port],
-        coded_state: Port | None = None,
         cut: Port | None = None,
         wanted: Sequence[Port] = (),
         own: Port | None = None,
@@ -170,8 +168,7 @@ class ProgramGraph(Graph):
         """Declare how a model that shards publish is held by recorder and evaluator, in case shards and learners die
         together, and kept on disk.
 
-        - `state`: an output of the shards; what they go on from. `coded_state`: the same in codes, without the
-          published values, which the recorder then has from its updates. `kept`: their input for what is given back.
+        - `state`: an output of the shards; what they go on from. `kept`: their input for what is given back.
         - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, and of
           shards, which are given copies when no other host may have any. `held`: inputs that are told what is held.
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
@@ -183,7 +180,6 @@ class ProgramGraph(Graph):
             self.declared_port("published", published),
             tuple(self.declared_port("copies", port, is_input=True) for port in copies),
             tuple(self.declared_port("held", port, is_input=True) for port in held),
-            self._optional("coded_state", coded_state),
             self._optional("cut", cut),
             tuple(self.declared_port("wanted", port, is_input=True) for port in wanted),
             self._optional("own", own),

@@ -519,7 +519,8 @@ class Update(Whole):
 
 
 class ShardState(Update):
-    """outer-step -> the hold node of the run's home: an update, and the rest of a shard's state.
+    """outer-step -> state-sender, or, in lock-step, the hold node of the run's home: an update, and the rest of a
+    shard's state.
 
     `tensors` are float32 vectors by name: the `momentum`, where the program has any, and `theta`, from which outer
     steps continue, where published values are coded. `lengths` are those of the answers that were merged last, which
@@ -530,20 +531,53 @@ class ShardState(Update):
     lengths: Lengths
 
 
-class CodedState(TypedDict):
-    """outer-step -> the hold node of the run's home, where updates are coded: a State without the published values.
+class NewVersion(TypedDict):
+    """state-sender -> the hold node of the run's home: a shard's life has this version of a fragment. No values."""
 
-    The home has these from the updates. `momentum` and `theta` are codes of 8 bits with their scales: of the momentum,
-    where the program has any, and of what Theta differs from the published values of this version.
-    """
-
+    shard: SenderSlot
+    incarnation: SenderLife
     fragment: Count
     version: Version
-    momentum: NotRequired[SentVector]
-    momentum_scales: NotRequired[Vector]
-    theta: SentVector
-    theta_scales: Vector
+    kind: UpdateKind
+    digest: str
+    """That of the version (`ops.recovery.hold.digest_of`)."""
     lengths: Lengths
+
+
+class WantedState(TypedDict):
+    """the hold node of the run's home -> state-sender of the shard of `fragment`: the newest state of it is to be sent,
+    in which transfer (`number`, 0 for none), and from which byte on."""
+
+    fragment: Count
+    number: Count
+    at: Count
+
+
+class StateBooks(TypedDict):
+    """The fields of a ShardState but for its arrays: `tensors` are the names of these, its values included."""
+
+    version: Version
+    kind: UpdateKind
+    clock: LifeTokens
+    positions: Positions
+    totals: LifeTokens
+    lengths: Lengths
+    digest: str
+    tensors: list[str]
+
+
+class StatePart(TypedDict):
+    """state-sender -> the hold node of the run's home: a part of one state, whose arrays have `size` bytes in all, one
+    after the other in the order of their names. The first part has the `books`."""
+
+    shard: SenderSlot
+    incarnation: SenderLife
+    fragment: Count
+    number: Count
+    at: Count
+    size: Count
+    data: PackedBytes
+    books: NotRequired[StateBooks]
 
 
 class Kept(TypedDict):
@@ -571,6 +605,18 @@ class FinalFragment(TypedDict):
     fragment: Count
     version: Version
     tensors: dict[str, npt.NDArray[np.float32]]
+
+
+class FinalFile(TypedDict):
+    """hold -> recorder, in the run's home, once per fragment: the values of the final version are in this `file` of the
+    snapshots; `units` are [name, shape] of its tensors, in order. With an `error` they are not: the disk refuses them,
+    and is tried again."""
+
+    fragment: int
+    version: Version
+    error: str
+    file: str
+    units: list[list[Any]]
 
 
 class Progress(TypedDict):

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from isthmus.ops.exchange.formats import STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
-    CodedState,
     FinalFragment,
     Gradient,
     Kept,
@@ -119,15 +117,14 @@ class Publication:
 
 
 class OuterStep:
-    """Gradient in; Update to all hosts, State to the hold node of the home, Merging to pacer and recorder; once, Final.
+    """Gradient in; Update to all hosts, State to whoever gives it to the home, Merging to pacer and recorder; once,
+    Final.
 
     `update` is the format of updates; "auto" takes the one that the round asks for. The State of a version that is
-    `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end. Where
-    updates are coded, a home that has them decoded takes the rest of a State in codes, too (`coded_state`): whole ones
-    of all versions would be more than learners and shards exchange.
+    `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end.
     """
 
-    outputs = ("update", "state", "coded_state", "merged", "final", "cut")
+    outputs = ("update", "state", "merged", "final", "cut")
     collects = ("kept", "wanted")
     schemas: ClassVar = {"kept": Kept, "wanted": WantedCut}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
@@ -166,8 +163,7 @@ class OuterStep:
             coding.warm_updates()
         self._is_finite, self._largest = coding.is_finite, coding.largest
         self._nesterov: ModuleType = nesterov
-        self._coding: ModuleType = coding
-        self._now, self._codes_state = context.now, "coded_state" in context.connected
+        self._now = context.now
 
     def __call__(
         self,
@@ -194,8 +190,6 @@ class OuterStep:
             published = self._publications.get(p)
             emitted["update"] = update if published is None else published.item(update)
             emitted["state"] = ShardState(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
-            if self._codes_state and published is not None:
-                emitted["coded_state"] = self._coded_state(p, emitted["state"])
             if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]
             if gradient["kind"] == "final":
@@ -297,21 +291,6 @@ class OuterStep:
         """The tensors that a new life of this shard needs of a fragment beside its published values."""
         tensors = {"momentum": self._velocity[p]} if self._momentum else {}
         return {**tensors, "theta": self._theta[p]} if p in self._publications else tensors
-
-    def _coded_state(self, p: int, state: ShardState) -> CodedState:
-        """A state without the values: its error of momentum is 1/254 of the largest value of a block of 256."""
-        theta, _ = self._coding.advance(state["tensors"]["theta"], state["values"], self._fragments[p], STATE_FORMAT)
-        coded = CodedState(
-            fragment=p,
-            version=state["version"],
-            theta=theta.codes,
-            theta_scales=theta.scales,
-            lengths=state["lengths"],
-        )
-        if self._momentum:
-            momentum = self._coding.encode(state["tensors"]["momentum"], self._fragments[p], STATE_FORMAT)
-            coded["momentum"], coded["momentum_scales"] = momentum.codes, momentum.scales
-        return coded
 
     def _is_sound(self, kept: Kept) -> bool:
         """Whether its tensors fit its fragment: a file may be damaged in ways that no digest shows."""

@@ -288,6 +288,9 @@ class Mount:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return bytes(content.data)
 
+    def read_part(self, path: Path, at: int, size: int) -> bytes:
+        return self.read(path)[at : at + size]
+
     def sizes(self, path: Path) -> dict[str, int]:
         self.disk().ask()
         return self._disk.sizes(path)

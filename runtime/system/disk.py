@@ -154,6 +154,9 @@ class Disk(Protocol):
     def read(self, path: Path) -> bytes:
         """The contents of a file."""
 
+    def read_part(self, path: Path, at: int, size: int) -> bytes:
+        """At most `size` bytes of a file, from byte `at` on; fewer where it ends."""
+
     def sizes(self, path: Path) -> dict[str, int]:
         """The names and bytes of the files in a folder, sorted; empty where there is no folder."""
 
@@ -320,6 +323,11 @@ class KernelDisk:
     def read(self, path: Path) -> bytes:
         with open_regular(path) as file:
             return file.read()
+
+    def read_part(self, path: Path, at: int, size: int) -> bytes:
+        with open_regular(path) as file:
+            file.seek(at)
+            return file.read(size)
 
     def sizes(self, path: Path) -> dict[str, int]:
         size_of = {}

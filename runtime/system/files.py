@@ -11,13 +11,14 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 from isthmus.runtime.system.disk import DISK, NEW, Disk, File, open_regular, opened_at_end
 from isthmus.runtime.system.disk import beside as beside_of
@@ -197,27 +198,81 @@ class Lines:
         self._growing.close()
 
 
+@final
+class WholeFile:
+    """A file that is written piece by piece beside its name, and there once it is `done`: whole, or as it was before.
+
+    OSError, from any method, leaves nothing of it.
+    """
+
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = path, disk
+        self._beside = disk.beside(path)
+        self._file: File | None = None
+        self._is_done = False
+        self._attempt(self._create)
+
+    def write(self, data: bytes) -> None:
+        """Add a piece."""
+        self._attempt(lambda: _write_all(self._opened, data))
+
+    def done(self) -> None:
+        """Have the file be there; when this returns, it is durable."""
+        self._attempt(self._finish)
+        self._disk.sync_folder(self._path.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Leave nothing of it, unless it is done."""
+        if self._is_done:
+            return
+        with suppress(OSError):
+            self._close()
+        with suppress(OSError):
+            self._disk.remove(self._beside)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.drop()
+            if isinstance(error, OSError) and error.errno is not None:
+                error.filename = str(self._path)  # Of two names the one that means something to its reader.
+            raise
+
+    @property
+    def _opened(self) -> File:
+        assert self._file is not None, "it is open from its creation until it is done or dropped"
+        return self._file
+
+    def _create(self) -> None:
+        self._file = self._disk.create(self._beside)
+
+    def _finish(self) -> None:
+        self._opened.sync()
+        self._close()
+        self._disk.rename(self._beside, self._path)
+        self._is_done = True
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
 def write_bytes(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write a file so that it is whole, or as it was before, whatever happens meanwhile; OSError if that fails.
 
     When this returns the file is durable.
     """
-    beside = disk.beside(path)
-    try:
-        file = disk.create(beside)
-        try:
-            _write_all(file, data)
-            file.sync()
-        finally:
-            file.close()
-        disk.rename(beside, path)
-    except BaseException as error:
-        with suppress(OSError):
-            disk.remove(beside)
-        if isinstance(error, OSError) and error.errno is not None:
-            error.filename = str(path)  # Of two names the one that means something to its reader.
-        raise
-    disk.sync_folder(path.parent)
+    file = WholeFile(path, disk)
+    file.write(data)
+    file.done()
 
 
 def put_bytes(path: Path, data: bytes, *, mode: int = 0o666, is_durable: bool = False, before: str = ".") -> None:
@@ -280,6 +335,28 @@ def encoded(tensors: Mapping[str, Any]) -> bytes:
     from safetensors.numpy import save
 
     return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
+
+
+def tensors_head(shapes: Mapping[str, Sequence[int]]) -> tuple[bytes, list[str]]:
+    """The head of a safetensors file of float32 tensors of these shapes, and the order of the tensors behind it."""
+    order, entries, at = sorted(shapes), {}, 0
+    for name in order:
+        end = at + 4 * math.prod(shapes[name])
+        entries[name] = {"dtype": "F32", "shape": [*shapes[name]], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def tensor_place(path: Path, name: str, disk: Disk = DISK) -> tuple[int, int]:
+    """The bytes of one tensor in a safetensors file, from the first to behind the last; OSError where it has none."""
+    try:
+        size = int.from_bytes(disk.read_part(path, 0, 8), "little")
+        begin, end = json.loads(disk.read_part(path, 8, size))[name]["data_offsets"]
+    except (ValueError, KeyError, TypeError):
+        raise OSError(f"{path.name} has no tensor {name!r}") from None
+    return 8 + size + begin, 8 + size + end
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import add, attrgetter
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
@@ -177,13 +178,10 @@ def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]
 def fragment_accounts(life_tokens: Sequence[LifeTokens], fragments: int) -> list[dict[str, int]]:
     """The account of each fragment over all lives: trained tokens, their fates, and the difference."""
     names = ("trained", *FATES, "difference")
-    return [
-        {
-            "fragment": p,
-            **{name: sum(getattr(entry, name) for entry in life_tokens if entry.fragment == p) for name in names},
-        }
-        for p in range(fragments)
-    ]
+    values, accounts = attrgetter(*names), [[0] * len(names) for _ in range(fragments)]
+    for entry in life_tokens:
+        accounts[entry.fragment] = list(map(add, accounts[entry.fragment], values(entry)))
+    return [{"fragment": p, **dict(zip(names, sums, strict=True))} for p, sums in enumerate(accounts)]
 
 
 def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:

@@ -608,6 +608,12 @@ def _learner(report: Report) -> dict[str, Any]:
 FILE: Final = "recorder.state"
 
 
+class _Writer(msgspec.Struct):
+    """Whose memory it is, of all that it says."""
+
+    incarnation: int
+
+
 class Remembering:
     """The file, as one life of a recorder writes it.
 
@@ -624,10 +630,10 @@ class Remembering:
     def is_replaced(self) -> bool:
         """Whether a later life has written; False if the disk cannot be read."""
         try:
-            memory = load(self._folder, self._disk)
-        except OSError:
+            data = self._disk.read(self._folder / FILE)
+            return msgspec.msgpack.decode(data, type=_Writer).incarnation > self._incarnation
+        except (OSError, ValueError):
             return False
-        return memory is not None and memory.incarnation > self._incarnation
 
     def save(self, books: Books, early: Sequence[tuple[int, Line]]) -> None:
         """Write the memory durably if it has changed; a failed write is repeated with the next call."""

@@ -15,11 +15,22 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from isthmus.ops.exchange import last_digests
-from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, FinalFragment, Held, Merging, StepReport
+from isthmus.ops.exchange.messages import (
+    Amount,
+    Change,
+    Control,
+    Evaluated,
+    FinalFile,
+    FinalFragment,
+    Held,
+    Merging,
+    StepReport,
+)
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.programs.engine.recorder import sites
 from isthmus.programs.engine.recorder.accounts import share_of
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
+from isthmus.programs.engine.recorder.final_files import save_final
 from isthmus.programs.engine.recorder.last_evaluation import LastEvaluation
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
@@ -27,7 +38,6 @@ from isthmus.programs.program_graph import EVALUATOR, SYNCER
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica
 from isthmus.runtime.system.disk import Disk
-from isthmus.runtime.system.files import write_tensors
 
 PLAIN: Final = seconds(10)
 """The shortest wait for the next sign where no final model is to come."""
@@ -211,6 +221,9 @@ def failure(
 
 
 STATUS_NS: Final = 500_000_000
+STATUS_TIMES: Final = 8
+"""The least time from one status to the next, as a multiple of what it takes: with very many learners a good part of a
+second."""
 CONTROL_NS: Final = 1_000_000_000
 """Between two messages to pacers: they fire on messages, and so notice, too, that time has passed."""
 SETTLE_NS: Final = 2_000_000_000
@@ -246,7 +259,7 @@ class Recorder:
     """
 
     outputs = ("control",)
-    collects = ("progress", "merged", "evaluation", "final", "held", "changed", "stop")
+    collects = ("progress", "merged", "evaluation", "final", "final_file", "held", "changed", "stop")
     schemas: Final = SCHEMAS
 
     def __init__(
@@ -274,13 +287,13 @@ class Recorder:
         self._ended: set[tuple[int, int]] = set()
         self._arrived: dict[str, dict[Any, Any]] = {}
         self._has_recalled = False
-        self._unsaved: dict[int, FinalFragment] = {}
+        self._unsaved: dict[int, FinalFragment | FinalFile] = {}
         self._save_tries = 0
         self._save_at = 0
         self._save_error: str | None = None
         self._snapshots: dict[str, Any] = {"error": None, "store": None}
         self._remembered_at = self._early_count = 0
-        self._published_at = -STATUS_NS
+        self._published_at, self._status_every = -STATUS_NS, STATUS_NS
         self._controlled_at = -CONTROL_NS
         self._complete_at: int | None = None
         self._evaluator_at = 0
@@ -317,6 +330,7 @@ class Recorder:
         merged: Any = None,
         evaluation: Any = None,
         final: Any = None,
+        final_file: Any = None,
         held: Any = None,
         changed: Any = None,
         stop: Any = None,
@@ -327,7 +341,7 @@ class Recorder:
             self._books.paused += now - self._fired_at
         self._fired_at = now
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
-        for port, items in {**came, "changed": changed, "stop": stop}.items():
+        for port, items in {**came, "final_file": final_file, "changed": changed, "stop": stop}.items():
             self._arrived.setdefault(port, {}).update(items or {})
         if not self._has_recalled and not self._recall():
             return None
@@ -349,10 +363,11 @@ class Recorder:
         if self.is_finished:
             self._lines.close()  # Their counts in this status are final.
             self._error = self._error or self._failure()
-        if self.is_finished or now - self._published_at >= STATUS_NS:
-            self._published_at = now
+        if self.is_finished or now - self._published_at >= self._status_every:
+            self._published_at, begun = now, self._context.now()
             self._lines.flush()
             self._context.publish(self._status(now))
+            self._status_every = max(STATUS_NS, STATUS_TIMES * (self._context.now() - begun))
         if self._context.leave_requested():
             self._metrics.write_all(now)
             self.is_engaged = not self._lines.flush()
@@ -413,7 +428,7 @@ class Recorder:
                 self._unevaluated = each
             else:
                 self._note_evaluation(each, now)
-        for item in () if is_over else arrived["final"].values():
+        for item in () if is_over else (*arrived["final"].values(), *arrived["final_file"].values()):
             self._unsaved[item["fragment"]] = item
         for request in arrived["stop"].values():
             if not self._is_to_end():
@@ -461,12 +476,10 @@ class Recorder:
         where = self._folder / "snapshots" / "final"
         try:
             for fragment in sorted(self._unsaved):
-                write_tensors(
-                    where / f"fragment-{fragment}.safetensors", self._unsaved[fragment]["tensors"], self._disk
-                )
-                item = self._unsaved.pop(fragment)
+                item = self._unsaved[fragment]
+                digest = save_final(item, where / f"fragment-{fragment}.safetensors", self._folder, self._disk)
+                del self._unsaved[fragment]
                 self._books.final.add(fragment)
-                digest = last_digests.digest_of(item["tensors"].values())
                 self._books.final_digests[fragment] = [*item["version"], digest]
                 self._books.final_at = now
         except OSError as error:

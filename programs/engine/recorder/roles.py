@@ -10,18 +10,20 @@ shards publish a model, recorder and evaluator also hold it, in case shards and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
+from isthmus.ops.syncer.state_sender import StateSender
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.run_references import OF_RUN, RUN_FOLDER
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
+from isthmus.programs.engine.snapshots.taken_hold import TakenHold, tick
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import (
     EVALUATOR,
@@ -34,7 +36,7 @@ from isthmus.programs.program_graph import (
     kept_state_of,
     training_of,
 )
-from isthmus.programs.update_settings import connect, updates_in
+from isthmus.programs.update_settings import connect
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph.template import (
@@ -54,6 +56,8 @@ EVALUATE: Final = "evaluate"
 KEEP: Final = "keep"
 LEND: Final = "lend"
 SEND_COPY: Final = "copy-sender"
+SEND_STATE: Final = "state-sender"
+TICK: Final = "hold-tick"
 
 
 def faults(graph: Template) -> Iterator[Fault]:
@@ -82,7 +86,7 @@ def _names(graph: Template) -> Iterator[Fault]:
     """A fault for each name that the run needs for itself."""
     own = {RECORDER} | ({EVALUATOR} if _lacks_evaluation(training_of(graph)) else set())
     nodes = {RECORD} | ({EVALUATE} if EVALUATOR in own else set())
-    nodes |= {f"hold-{name}" for name in HOLDERS} if held_model_of(graph) is not None else set()
+    nodes |= {*(f"hold-{name}" for name in HOLDERS), SEND_STATE, TICK} if held_model_of(graph) is not None else set()
     nodes |= {KEEP} if kept_state_of(graph) is not None else set()
     nodes |= {LEND, SEND_COPY} if training_of(graph).loans is not None else set()
     for role in graph.roles:
@@ -150,7 +154,7 @@ def with_recorder(program: Template, job: Job) -> Template:
         _add_keep(graph, role, kept, record)
     if training.loans is not None:
         _add_lend(graph, role, *training.loans)
-    if training.model is not None:
+    if training.model is not None and (held is None or held.restored is not None):  # Else it is taken.
         connect(graph, training.model, record["final"], Latest("fragment"))
     for port in training.control:
         connect(graph, record["control"], port, Latest())
@@ -176,33 +180,26 @@ def least_replicas(graph: Template) -> dict[str, int]:
     return least
 
 
-def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, moments_every: float) -> None:
-    """Add a node that holds what an outer step publishes, in the recorder also on disk, with the moments of learners
-    every so many seconds.
+def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, moments_seconds: float) -> None:
+    """Add a node that holds what an outer step publishes, in the recorder on disk, with the moments of learners every
+    so many seconds.
 
     It gives copies to learners when no other host has them.
     """
     shard, template, is_home = graph.role_of(holding.state.node.role), graph.freeze(), role.name == RECORDER
     of_shards: dict[str, Any] = {"role": shard.name, "shards": shard.replicas_max}
-    in_lock_step, body = holding.restored is not None, cast(Any, partial(Hold, **of_shards))
-    if is_home:
-        coded = fragments_in(template) if holding.coded_state is not None else ()
-        sizes = tuple(fragment_sizes(template))
-        moments_seconds = 0.0 if in_lock_step or training_of(template).loans is None else moments_every
-        keeping = partial(KeptHold, *OF_RUN, **of_shards, sizes=sizes, coded=coded, in_lock_step=in_lock_step)
-        body = partial(keeping, moments_seconds=moments_seconds)
-    hold = role.node(f"hold-{role.name}", body, fires=Every(Duration(2 * PERIOD)))
-    published = holding.state if is_home else holding.published
-    if is_home and holding.coded_state is not None:
-        published = updates_in(graph, role, holding.state.node)
-        connect(graph, holding.coded_state, hold["coded_state"], Latest("fragment"))
-    connect(graph, published, hold["update"], Latest("fragment"))
+    if is_home and holding.restored is None:
+        hold = _add_taken_hold(graph, role, holding, record, of_shards, moments_seconds)
+    else:
+        body: Any = partial(Hold, **of_shards)
+        if is_home:
+            body = partial(KeptHold, *OF_RUN, **of_shards, sizes=tuple(fragment_sizes(template)))
+        hold = role.node(f"hold-{role.name}", body, fires=Every(Duration(2 * PERIOD)))
+        connect(graph, holding.state if is_home else holding.published, hold["update"], Latest("fragment"))
     if is_home:
         graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
-    if is_home and in_lock_step:
+    if is_home and holding.restored is not None:
         _connect_cuts(graph, hold, holding)
-    elif is_home and moments_seconds:
-        _add_copy_sender(graph, hold, template)
     for port in holding.copies:  # To whom the updates go.
         routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
         some = next((route for route in routes if route.kind == "some"), None)
@@ -211,6 +208,33 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))
     connect(graph, hold["held"], record["held"], Latest("holder"))
+
+
+def _add_taken_hold(
+    graph: Graph,
+    role: Role,
+    holding: HeldModelPorts,
+    record: Node,
+    of_shards: Mapping[str, Any],
+    moments_seconds: float,
+) -> Node:
+    """Add the node of the recorder's host that takes states from shards, and in these the one that sends them."""
+    template = graph.freeze()
+    has_moments = bool(moments_seconds) and training_of(template).loans is not None
+    taking = partial(TakenHold, *OF_RUN, **of_shards, fragments=fragments_in(template))
+    body = partial(taking, moments_seconds=moments_seconds if has_moments else 0.0)
+    hold = role.node(f"hold-{role.name}", body, fires=AnyOf("published", "state", "tick"))
+    graph.edge(role.node(TICK, tick, fires=Every(Duration(2 * PERIOD)))["result"], hold["tick"], Latest())
+    shard = graph.role_of(holding.state.node.role)
+    sender = shard.node(SEND_STATE, StateSender, fires=AnyOf("state", "wanted"))
+    graph.edge(holding.state, sender["state"], Latest("fragment"))
+    connect(graph, sender["published"], hold["published"], Latest("fragment"))
+    graph.edge(hold["wanted_state"], sender["wanted"], Latest(), to=shard.at("fragment"))
+    connect(graph, sender["part"], hold["state"], Latest())
+    graph.edge(hold["final"], record["final_file"], Latest("fragment"))
+    if has_moments:
+        _add_copy_sender(graph, hold, template)
+    return hold
 
 
 def _add_copy_sender(graph: Graph, hold: Node, template: Template) -> None:

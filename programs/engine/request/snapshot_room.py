@@ -58,7 +58,7 @@ class SnapshotNeeds:
         held = held_model_of(graph)
         if held is not None:
             momentum = held.state.node.keywords.get("momentum")  # None: a body of the user's own.
-            exact = values if held.coded_state is not None else 0
+            exact = values if held.state.node.keywords.get("update", "float32") != "float32" else 0
             state = learner_bytes(request)
             local = max(0, state - 2 * values)
             own = (

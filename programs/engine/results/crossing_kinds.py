@@ -31,7 +31,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     VERSIONS: (messages.Update, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
         messages.ShardState,
-        messages.CodedState,
+        messages.StatePart,
         messages.Kept,
         messages.Own,
         messages.Restored,
@@ -46,6 +46,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.StepReport,
         messages.Merging,
         messages.Held,
+        messages.NewVersion,
         messages.Change,
         messages.Evaluated,
     ),
@@ -57,6 +58,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.WantedCut,
         messages.WantedPart,
         messages.WantedValues,
+        messages.WantedState,
         messages.LockStepGreeting,
     ),
 }

@@ -2,8 +2,8 @@
 
 Decides the contents of a snapshot (`keeping` decides its time): the newest version of every fragment (`KeptHold`), the
 state that all learners share (`KeptState`), or a cut of a program in lock-step (`Cuts`), and what of it a new life
-of a shard or a learner is sent. A hold that opens begins with the last snapshot: for shards and learners it is a holder
-like any other, whose versions may be older than those of live hosts.
+of a shard or a learner is sent; of a program without turns, `taken_hold`. A hold that opens begins with the last
+snapshot: for shards and learners it is a holder like any other, whose versions may be older than those of live hosts.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, cast, final
 
-import numpy as np
-
-from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.formats import STATE_FORMAT
-from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     BEGINNING,
-    CodedState,
-    CopyPart,
     Kept,
     Own,
     Restored,
     SenderLife,
     SenderSlot,
     ShardState,
-    Update,
     WantedCut,
     WholeState,
     after,
@@ -40,7 +32,6 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold, packed, unpacked
 from isthmus.programs.engine.snapshots.keeping import Keeper
-from isthmus.programs.engine.snapshots.moments import MomentsFetch
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.ids import LEARNER
 
@@ -123,55 +114,12 @@ class Cuts:
 
 
 @final
-class CodedStates:
-    """Joins published values, from updates, and the rest of the state of a shard, in codes.
-
-    A version is whole once both have arrived. They leave in one firing of the shard.
-    """
-
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
-        self._fragments = fragments
-        self._updates: dict[int, Update] = {}
-        self._codes: dict[int, CodedState] = {}
-
-    def open(self) -> None:
-        """Load the kernel that decodes."""
-        from isthmus.ops.kernels import coding
-
-        coding.warm_updates()
-        self._coding = coding
-
-    def joined(self, updates: Collection[Update], codes: Collection[CodedState]) -> list[ShardState]:
-        """The states of which the last part is among these, by fragment."""
-        self._updates |= {item["fragment"]: item for item in updates}
-        self._codes |= {item["fragment"]: item for item in codes}
-        news = sorted({item["fragment"] for item in [*updates, *codes]})
-        return [state for p in news if (state := self._state(p)) is not None]
-
-    def _state(self, p: int) -> ShardState | None:
-        """The state of a fragment, where its update and the rest are of one version."""
-        update, codes = self._updates.get(p), self._codes.get(p)
-        if update is None or codes is None or list(update["version"]) != list(codes["version"]):
-            return None
-        fragment = self._fragments[p]
-        theta = self._coding.Coded(codes["theta"], codes["theta_scales"], STATE_FORMAT)
-        tensors = {"theta": self._coding.add(update["values"], theta, fragment)}
-        if "momentum" in codes:
-            momentum = self._coding.Coded(codes["momentum"], codes["momentum_scales"], STATE_FORMAT)
-            tensors["momentum"] = self._coding.add(np.zeros(fragment.size, np.float32), momentum, fragment)
-        return ShardState(**update, tensors=tensors, lengths=codes["lengths"])
-
-
-@final
 class KeptHold:
-    """The `Hold` of the run's home, kept in the run folder, and in a store.
+    """The `Hold` of the run's home where learners step in lock-step, kept in the run folder, and in a store.
 
-    Where updates of `coded` fragments are, their published values come from updates, and the rest of a shard's state in
-    codes: a version is held once both have arrived; until then the one before it is.
-
-    Where learners step in lock-step, `cut` and `own` are the parts of a cut. It takes a cut whenever one is due; the
-    newest versions alone where a cut was given up. The state that only a learner had goes to the next life in its slot,
-    once: that of the cut in the newest snapshot, or nothing where there is none.
+    `cut` and `own` are the parts of a cut. It takes a cut whenever one is due; the newest versions alone where a cut
+    was given up. The state that only a learner had goes to the next life in its slot, once: that of the cut in the
+    newest snapshot, or nothing where there is none.
 
     Arguments:
         folder: that of the run.
@@ -180,13 +128,15 @@ class KeptHold:
         role: that of the shards.
         shards: how many there are.
         sizes: of the fragments, in values.
-        coded: the fragments, where updates are.
-        in_lock_step: learners step so.
-        moments_seconds: how often the copy of each learner's local leaves is fetched, 0 for never.
     """
 
-    outputs = (*Hold.outputs, "kept", "wanted", "restored", "wanted_part")
-    collects = ("update", "coded_state", "cut", "own", "part")
+    outputs = (*Hold.outputs, "kept", "wanted", "restored")
+    collects = ("update", "cut", "own")
+    schemas: ClassVar[dict[str, Any]] = {
+        "update": ShardState,
+        "cut": ShardState,
+        "own": Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}],
+    }
 
     def __init__(
         self,
@@ -197,16 +147,10 @@ class KeptHold:
         role: str,
         shards: int,
         sizes: Sequence[int],
-        coded: Sequence[Fragment] = (),
-        in_lock_step: bool = False,
-        moments_seconds: float = 0.0,
     ) -> None:
         self.hold = Hold(role=role, shards=shards)
         self._where, self._sizes = (folder, seconds, place), sizes
-        self._coded = CodedStates(coded) if coded else None
-        self._cuts = Cuts() if in_lock_step else None
-        self._moments_every = round(moments_seconds * 1e9)
-        self._moments: MomentsFetch | None = None
+        self._cuts = Cuts()
         self._has_wished = False
         self._own: Mapping[int, Own] = {}
         self._restored: dict[int, int] = {}
@@ -214,59 +158,34 @@ class KeptHold:
         self._recalled = Totals()
         """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
 
-    @staticmethod
-    def schemas(*_: Any, coded: Sequence[Fragment] = (), **__: Any) -> dict[str, Any]:
-        """The forms of what comes; coded updates have been decoded by the receive node of this host."""
-        own = Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}]
-        update = Update if coded else ShardState
-        coded_state = schemas.coded_state(coded)
-        return {"update": update, "coded_state": coded_state, "cut": ShardState, "own": own, "part": CopyPart}
-
     def open(self, context: Any) -> None:
-        """Load the last snapshot, and the kernel that decodes."""
+        """Load the last snapshot."""
         self._context = context
         self.hold.open(context)
-        if self._coded is not None:
-            self._coded.open()
         self._keeper = Keeper(*self._where, self._sizes, context)
-        if self._moments_every:
-            life = context.member.incarnation
-            self._moments = MomentsFetch(self._where[0], context.disk, self._moments_every, life)
         self._recall()
 
     def __call__(
         self,
-        update: Mapping[Any, Any] | None = None,
-        coded_state: Mapping[Any, CodedState] | None = None,
+        update: Mapping[Any, ShardState] | None = None,
         cut: Mapping[Any, ShardState] | None = None,
         own: Mapping[Any, Own] | None = None,
-        part: Mapping[Any, CopyPart] | None = None,
     ) -> list[tuple[str, Any]] | None:
-        """Act as a `Hold`, and take a snapshot when it is due; in lock-step also request the next cut, and send
-        learners that begin their kept parts."""
-        states: Collection[ShardState] = (update or {}).values()
-        if self._coded is not None:
-            states = self._coded.joined((update or {}).values(), (coded_state or {}).values())
+        """Act as a `Hold`, and take a snapshot when it is due; request the next cut, and send learners that begin their
+        kept parts."""
+        states = (update or {}).values()
         self._recall()
         self.hold.accept(states)
         emitted = self._copies()
         emitted += self.hold.news(totals=self._recalled.rows(), **self._keeper.of_disk())
         now = self._context.now()
-        if self._cuts is not None:
-            self._cuts.add([*(cut or {}).values(), *states], (own or {}).values())
-            self._keep_cut(self._cuts, now)
-        elif self._keeper.is_due(now):
-            self._take_snapshot(now)
+        self._cuts.add([*(cut or {}).values(), *states], (own or {}).values())
+        self._keep_cut(now)
         self._keeper.store(now)
-        emitted += self._fetch((part or {}).values(), now)
-        if self._cuts is not None:
-            emitted += [*self._wishes(self._cuts), *self._gifts_to_learners()]
-        return emitted or None
+        return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
 
     def close(self) -> None:
-        """Take the last snapshot; none in lock-step, where it would be no cut."""
-        if self._cuts is None:
-            self._take_snapshot(self._context.now())
+        """Close the store; a last snapshot would be no cut."""
         self._keeper.close()
 
     def _recall(self) -> None:
@@ -277,20 +196,11 @@ class KeptHold:
             for state in recalled.held.values():
                 self._recalled.raise_to(state["totals"])
             self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
-            if self._moments is not None:
-                self._moments.recall([] if recalled.manifest is None else recalled.manifest.moments)
 
     def _take_snapshot(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
         if len(self.hold.held) == len(self._sizes):
-            self._keeper.write(self._held, {}, now, [] if self._moments is None else self._moments.entries)
-
-    def _fetch(self, parts: Collection[CopyPart], now: int) -> list[tuple[str, Any]]:
-        """What is to be asked of learners for their moments, once what was kept is known."""
-        if self._moments is None or not self._keeper.has_recalled:
-            return []
-        wanted = self._moments.step(parts, sorted(self._living()), now)
-        return [] if wanted is None else [("wanted_part", wanted)]
+            self._keeper.write(self._held, {}, now)
 
     @property
     def _held(self) -> dict[int, ShardState]:
@@ -308,30 +218,30 @@ class KeptHold:
                     emitted.append(("kept", passed_on(Kept, state)))
         return emitted
 
-    def _keep_cut(self, cuts: Cuts, now: int) -> None:
+    def _keep_cut(self, now: int) -> None:
         """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
-        whole = cuts.whole(self._living())
+        whole = self._cuts.whole(self._living())
         if whole is not None:
             held, own = whole
             with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
                 self._keeper.write(held, states, now)
-        elif cuts.is_given_up(self._counts, now):
+        elif self._cuts.is_given_up(self._counts, now):
             self._own = {}
             self._take_snapshot(now)
         elif not self._keeper.of_disk()["saved"]:
             self._take_snapshot(now)
 
-    def _wishes(self, cuts: Cuts) -> list[tuple[str, Any]]:
+    def _wishes(self) -> list[tuple[str, Any]]:
         """The next cut, when a snapshot is due."""
         is_due = not self._has_wished or self._keeper.is_due(self._context.now())
-        if cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
+        if self._cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
             return []
         self._has_wished = True
         positions = {p: held["positions"] for p, held in self._held.items()}
-        wanted = cuts.want(self._counts, last_merged(positions, len(self._sizes)))
-        cuts.add(self._held.values(), ())
+        wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
+        self._cuts.add(self._held.values(), ())
         return [("wanted", wanted)]
 
     @property

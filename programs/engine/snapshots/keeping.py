@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
 from isthmus.programs.engine.snapshots.moments import SUFFIX, MomentsEntry
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER, MANIFEST
-from isthmus.programs.engine.snapshots.snapshots import Entry, Found, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import Entry, Found, FragmentEntry, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     SnapshotHead,
     StoredSnapshots,
@@ -305,12 +305,13 @@ class Keeper:
         """Whether the last snapshot has been read."""
         self._status: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
 
-    def recall(self) -> Found | None:
-        """The last snapshot, on the first successful read; None before and after."""
+    def recall(self, *, is_whole: bool = True) -> Found | None:
+        """The last snapshot, on the first successful read; None before and after. Without contents, if it is not to be
+        `is_whole`."""
         if self.has_recalled:
             return None
         try:
-            snapshot = self._snapshots.read()
+            snapshot = self._snapshots.read() if is_whole else self._snapshots.recall()
         except OSError as error:
             self._tell(error=words(error))
             return None
@@ -328,14 +329,51 @@ class Keeper:
         held: Mapping[int, ShardState],
         states: Mapping[int, WholeState],
         now: int,
-        moments: Sequence[MomentsEntry] = (),
     ) -> None:
         """Take a snapshot of these items, if the last one has been read."""
+        self._take(lambda: self._snapshots.write(held, states), now)
+
+    def name(self, entries: Sequence[FragmentEntry], now: int, moments: Sequence[MomentsEntry] = ()) -> None:
+        """Take a snapshot of what is on the disk, if the last one has been read."""
+        self._take(lambda: self._snapshots.name(entries, moments), now)
+
+    def refused(self, error: OSError) -> None:
+        """The disk did not take a part of the next snapshot."""
+        self._tell(error=words(error))
+
+    def put_off(self, now: int) -> None:
+        """Take none now, but when the next one is due."""
+        self._taken_at = now
+
+    def is_still_writer(self, now: int) -> bool:
+        """Whether no later life takes the snapshots; if one does, none is taken now."""
+        try:
+            self._snapshots.check_life()
+        except OSError as error:
+            self._tell(error=words(error))
+            self._taken_at = now
+            return False
+        return True
+
+    def note(self, entry: FragmentEntry) -> None:
+        """A file is there, for the next snapshot, or for none."""
+        self._snapshots.note(entry)
+
+    def item(self, entry: FragmentEntry) -> ShardState:
+        """The state of an entry; ValueError where its file is not what was written, OSError of the disk."""
+        return self._snapshots.item(entry)
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether there is a snapshot."""
+        return self._snapshots.newest is not None
+
+    def _take(self, write: Callable[[], Manifest], now: int) -> None:
         if not self.has_recalled:
             return
         self._taken_at = now
         try:
-            self._tell(number=self._snapshots.write(held, states, moments).number, error=None, taken_at=now)
+            self._tell(number=write().number, error=None, taken_at=now)
         except OSError as error:
             self._tell(error=words(error))
 

@@ -7,6 +7,7 @@ Decides the form of a snapshot, when one is good, and which one is read; not whe
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -59,7 +60,13 @@ FORMAT: Final = 3
 READABLE: Final = (2, FORMAT)
 """This, and the one before, which had no `moments`: kept for a release (docs/contributing.md)."""
 VALUES: Final = "values"
+_OF_FRAGMENT: Final = re.compile(r"\.?fragment-\d+-\d+-\d+(?:-(\d+)-\d+)?\.safetensors")
+"""With the life of the recorder that took it from a shard."""
 _NONE: Final[Mapping[int, WholeState]] = {}
+PART_BYTES: Final = 8 << 20
+"""Of a file that is read a part at a time."""
+_Contents: TypeAlias = tuple[dict[int, ShardState], dict[int, WholeState]]
+"""Items by fragment, and whole states by index."""
 
 
 class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +83,8 @@ class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
     digest: str
     lengths: list[float] = []
+    values_digest: str = ""
+    """That of the version (`ops.recovery.hold.digest_of`); '' where it was not taken from its shard."""
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -161,22 +170,49 @@ class Snapshots:
         self._old: set[str] = set()
         """Files that only manifests before the newest name."""
         self._pinned: Manifest | None = None
+        self._has_looked = False
+        """Whether it has looked for files that former lives have left."""
 
     def read(self) -> Found:
         """The newest complete snapshot, made durable; the next `write` follows it. OSError if the disk cannot be read.
 
         (Its writer may have died before the snapshot's name was durable.)
         """
-        found = self._found(lambda manifest: (dict(self._items(manifest)), dict(self._states(manifest))))
+        return self._followed(lambda manifest: (dict(self._items(manifest)), dict(self._states(manifest))))
+
+    def recall(self) -> Found:
+        """The same without contents, of which a part at a time is in memory."""
+        return self._followed(self._checked)
+
+    def _followed(self, contents: Callable[[Manifest], _Contents]) -> Found:
+        found = self._found(contents)
         if found.manifest is not None:
             self._disk.sync_folder(self._folder)
             self.newest, self._is_in_place = found.manifest, found.name == MANIFEST
         return found
 
+    def _checked(self, manifest: Manifest) -> _Contents:
+        """Nothing; ValueError for a file that is not what was written."""
+        for entry in manifest.entries:
+            digest, at = xxhash.xxh3_128(), 0
+            try:
+                while data := self._disk.read_part(self._folder / entry.file, at, PART_BYTES):
+                    digest.update(data)
+                    at += len(data)
+            except FileNotFoundError:
+                raise ValueError(f"{entry.file} is missing") from None
+            if at != entry.bytes or digest.hexdigest() != entry.digest:
+                raise ValueError(f"{entry.file} is not what was written: {at} of {entry.bytes} bytes")
+        return {}, {}
+
+    def item(self, entry: FragmentEntry) -> ShardState:
+        """The state of an entry; ValueError where its file is not what was written, OSError of the disk."""
+        return _item(entry, self._tensors(entry), None if self._sizes is None else self._sizes[entry.fragment])
+
     def examine(self) -> Found:
         """Look for the newest one that is whole, without its contents; one entry at a time is in memory."""
 
-        def contents(manifest: Manifest) -> tuple[dict[int, ShardState], dict[int, WholeState]]:
+        def contents(manifest: Manifest) -> _Contents:
             for _ in chain(self._items(manifest), self._states(manifest)):
                 pass
             for entry in manifest.moments:
@@ -199,14 +235,14 @@ class Snapshots:
         Whole states of learners are not read.
         """
 
-        def contents(manifest: Manifest) -> tuple[dict[int, ShardState], dict[int, WholeState]]:
+        def contents(manifest: Manifest) -> _Contents:
             if number is not None and manifest.number != number:
                 raise ValueError(f"snapshot {manifest.number}, not {number}")
             return dict(self._items(manifest)), {}
 
         return self._found(contents)
 
-    def _found(self, contents: Callable[[Manifest], tuple[dict[int, ShardState], dict[int, WholeState]]]) -> Found:
+    def _found(self, contents: Callable[[Manifest], _Contents]) -> Found:
         """The newest one whose `contents` can be read, which raise ValueError where they are damaged."""
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
@@ -233,15 +269,12 @@ class Snapshots:
         self,
         held: Mapping[int, ShardState],
         states: Mapping[int, WholeState] = _NONE,
-        moments: Sequence[MomentsEntry] = (),
     ) -> Manifest:
-        """Take a snapshot of these items, one of each fragment, of whole states, and of moments, whose files are there;
-        returns the newest if none is new.
+        """Take a snapshot of these items, one of each fragment, and of whole states; returns the newest if none is new.
 
         OSError also for a life that was replaced without knowing it: its items are older.
         """
-        if self._is_replaced():
-            raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
+        self.check_life()
         before = self.newest
         fragments = {} if before is None else {entry.key: entry for entry in before.fragments}
         wholes = {} if before is None else {entry.key: entry for entry in before.states}
@@ -252,7 +285,25 @@ class Snapshots:
             wholes.get((index, state["tokens"], state["steps"])) or self._write_state(index, state)
             for index, state in sorted(states.items())
         ]
-        copies = list(moments)
+        return self._name(entries, whole, [])
+
+    def name(self, entries: Sequence[FragmentEntry], moments: Sequence[MomentsEntry] = ()) -> Manifest:
+        """Take a snapshot of states, one of each fragment, and of moments, whose files are there; as `write`."""
+        self.check_life()
+        return self._name(list(entries), [], list(moments))
+
+    def note(self, entry: FragmentEntry) -> None:
+        """A file is there that no snapshot need ever name: it is removed with the next one that does not."""
+        self._old.add(entry.file)
+
+    def check_life(self) -> None:
+        """OSError if a later life of the recorder has taken a snapshot, or the disk cannot be read."""
+        if self._is_replaced():
+            raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
+
+    def _name(self, entries: list[FragmentEntry], whole: list[StateEntry], copies: list[MomentsEntry]) -> Manifest:
+        """Write the manifest of a snapshot whose files are there, unless it is the newest."""
+        before = self.newest
         if before is not None and (entries, whole, copies) == (before.fragments, before.states, before.moments):
             return before
         number = before.number + 1 if before is not None else 1
@@ -321,11 +372,21 @@ class Snapshots:
         """Remove files that are in none of the newest manifest, the one before it, and the pinned one."""
         needed = [manifest for manifest in (before, newest, self._pinned) if manifest is not None]
         kept = {entry.file for manifest in needed for entry in manifest.entries}
+        if not self._has_looked:
+            with suppress(OSError):
+                self._old |= {name for name in self._disk.sizes(self._folder) if self._is_left(name)}
+                self._has_looked = True
         for name in sorted(self._old - kept):
             with suppress(OSError):
                 self._disk.remove(self._folder / name)
                 self._old.discard(name)
         self._old |= kept
+
+    def _is_left(self, name: str) -> bool:
+        """Whether a file is of a former life: nobody names it any more, if it is in no manifest. Now that this life has
+        named one, a former life that goes on does not either."""
+        found = _OF_FRAGMENT.match(name)
+        return found is not None and int(found[1] or 0) < self._life
 
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)

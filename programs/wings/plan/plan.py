@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from isthmus.ops.exchange.adaptive import Choice, LinkGoodput, LinkRate, Needs, best
-from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
@@ -32,6 +32,14 @@ from isthmus.programs.study.terminal.sheet import PageSection, Sheet, table
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
 from isthmus.programs.wings.compile.figures import Target, target
 from isthmus.programs.wings.plan.bucket_plan import BucketLoad, bucket_load
+from isthmus.programs.wings.plan.home_plan import (
+    HomeLoad,
+    evaluator_bits,
+    home_bits,
+    home_of,
+    state_bits,
+    taken_share,
+)
 from isthmus.programs.wings.report.charts_drawing import Scale, drawing, line, rectangle, text
 from isthmus.programs.wings.simulation.goodput import (
     CHIPS_MAX,
@@ -222,7 +230,7 @@ def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     merge = _busy(of, merge_seconds) * of.step_seconds
     wait = None if of.link_bits is None else ways / of.link_bits + merge
     least = tuple(ways / (allowed - merge) if allowed > merge else None for allowed in _waits(of))
-    return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval), least)
+    return LinkLoad("diloco", up, down, None, _shard(of, "diloco"), None, wait, float(of.interval), least)
 
 
 def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
@@ -236,7 +244,9 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
         slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
         wait, interval = 0.0, of.interval * max(1.0, slower)
         always = tuple(0.0 for _ in UTILISATIONS)
-        return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval, always)
+        return LinkLoad(
+            program, up, down, LARGEST * max(up, down), _shard(of, program), smallest, wait, interval, always
+        )
     late, least = None, list[float | None]()
     for share, allowed in zip(UTILISATIONS, _waits(of), strict=True):
         patience = room + allowed * of.interval / of.fragments
@@ -246,7 +256,7 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
         late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
         late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
     peak, interval = LARGEST * max(up, down), float(of.interval)
-    return LinkLoad(program, up, down, peak, _shard(of), smallest, late, interval, tuple(least))
+    return LinkLoad(program, up, down, peak, _shard(of, program), smallest, late, interval, tuple(least))
 
 
 def _waits(of: PlanRequest) -> Iterator[float]:
@@ -259,21 +269,11 @@ def _busy(of: PlanRequest, merge_seconds: float) -> float:
     return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
 
 
-def _shard(of: PlanRequest) -> float:
+def _shard(of: PlanRequest, program: str) -> float:
     up, down = _means(of)
-    home = of.parameters * home_bits(of.update) / (of.interval * of.step_seconds)
+    a_sweep = of.interval * of.step_seconds
+    home = of.parameters * home_bits(of.update, a_sweep, in_turns=program != DECOUPLED) / a_sweep
     return max(up * of.learners, down * of.learners + home) / of.shards
-
-
-def home_bits(update: str) -> float:
-    """Bits of a value that a shard sends to evaluator and recorder with each version.
-
-    Whole versions go twice to the evaluator, which evaluates one and holds one, and once to the recorder, with the
-    outer momentum. Coded ones go once to each of the two; the recorder also takes what the codes leave out, and the
-    momentum, in STATE_FORMAT. A run of so few sweeps that it has no momentum sends less.
-    """
-    bits = FORMATS[update].bits
-    return 4 * bits if update == "float32" else 2 * bits + 2 * FORMATS[STATE_FORMAT].bits
 
 
 @final
@@ -288,7 +288,7 @@ class SentBytes:
 
 def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
     """The bytes under one program, from its first version, which crosses whole, to its last: each fragment is merged
-    once more at the end, and the recorder takes the final model whole."""
+    once more at the end, and the recorder takes the first and the last state of each beside those of snapshots."""
     if links.interval is None:
         return SentBytes(links.up_bits / 8 * of.step_seconds * of.learners * of.steps, None)
     sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
@@ -296,8 +296,11 @@ def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
     working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
     if links.program != DECOUPLED:
         return SentBytes(working, None)
-    first = home_bits(of.update) + (0.0 if of.update == "float32" else 2 * (whole - FORMATS[of.update].bits))
-    return SentBytes(working, of.parameters / 8 * (sweeps * home_bits(of.update) + first + whole))
+    evaluated = evaluator_bits(of.update)
+    first = max(evaluated, whole)  # Of coded ones the first is whole.
+    taken = of.steps / links.interval * taken_share(links.interval * of.step_seconds) + 2
+    home = (sweeps * evaluated + first) + taken * state_bits(of.update)
+    return SentBytes(working, of.parameters / 8 * home)
 
 
 def _means(of: PlanRequest) -> tuple[float, float]:
@@ -341,13 +344,13 @@ class PlannedMemory:
 def memory_of(of: PlanRequest) -> PlannedMemory:
     """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight.
 
-    A shard has its values, and a momentum in a run of enough sweeps, and each once more in memory that it shares
-    with hosts of its machine: learners have the newest version, the recorder both. Where updates are coded it has the
-    published values instead, and sends codes. A version that the evaluator still evaluates is as much as the values at
-    most; it is not in here.
+    A shard has its values, and a momentum in a run of enough sweeps, and the values once more in memory that it shares
+    with hosts of its machine, which have the newest version. Where updates are coded it has the published values
+    instead, and sends codes. A version that the evaluator still evaluates is as much as the values at most; it is not
+    in here.
     """
     has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
-    kept = 2 * (1 + has_momentum) if of.update == "float32" else 2 + has_momentum
+    kept = 2 + has_momentum
     largest = LARGEST * of.fragment_values
     answers = rounds_at_once(of) * of.learners * largest * FORMATS[of.push].bits / 8
     return PlannedMemory(
@@ -507,6 +510,14 @@ class RunPlan:
     cost_per_hour: float | None
 
     @property
+    def home(self) -> HomeLoad:
+        """The load of its home."""
+        of = self.wanted
+        interval = next(each.links.interval for each in self.outlooks if each.links.program == DECOUPLED)
+        sweep = (interval or of.interval) * of.step_seconds
+        return home_of(of.parameters, of.learners, of.fragments, of.update, sweep)
+
+    @property
     def bucket(self) -> BucketLoad | None:
         """The load on a store, if learners go through one."""
         if self.wanted.via_every is None:
@@ -616,6 +627,7 @@ def sheet(plan: RunPlan) -> Sheet:
             "pairs": [asdict(pair) for pair in plan.pairs],
             "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
             "memory_bytes": plan.memory,
+            "home": plan.home._asdict(),
             "memory_here_bytes": plan.memory_here,
             "learners_here": _learners_here(plan),
             "islands": list(_islands(plan)),
@@ -648,8 +660,8 @@ def _bytes_table(plan: RunPlan) -> Any:
 
 _BYTES = (
     "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
-    "copies that recorder and evaluator keep, with an outer momentum; -: it depends on how often a run evaluates, or "
-    "takes a snapshot of its learners."
+    "evaluator, which has each version, and to the recorder, which takes them at the pace of snapshots, with an outer "
+    "momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
 )
 
 
@@ -703,6 +715,7 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
     yield "copies", f"{size(memory.copies)} of /dev/shm for a learner's next life, where there is so much"
     yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
+    yield from _home_facts(plan.home)
     fitting = _learners_here(plan)
     room = "not enough for a learner" if fitting == 0 else f"enough for {fitting} learner{'s' if fitting > 1 else ''}"
     yield "here", f"{size(plan.memory_here)}, which this machine or its container may have: {room} on its cores"
@@ -726,6 +739,17 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         )
     if plan.cost_per_hour is not None:
         yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
+
+
+def _home_facts(home: HomeLoad) -> Iterator[tuple[str, str]]:
+    yield (
+        "recorder",
+        f"{scaled(home.recorder_bits, 'bit/s')} of states at the pace of snapshots, "
+        f"{scaled(home.report_bits, 'bit/s')} of reports, {size(home.recorder_bytes)} of memory",
+    )
+    told = f"{scaled(home.evaluator_bits, 'bit/s')} of versions, {size(home.evaluator_bytes)} for two models, at most"
+    yield "evaluator", told
+    yield "daemon", f"{size(home.daemon_bytes)} of memory, and no model"
 
 
 def _overlap(left: float, overlap: float) -> str:

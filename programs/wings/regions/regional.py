@@ -305,7 +305,6 @@ def build(
     )
     graph.hold(
         state=outer["state"],
-        coded_state=None if regions_update == "float32" else outer["coded_state"],
         kept=outer["kept"],
         published=published,
         copies=[arriving],

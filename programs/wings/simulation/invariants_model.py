@@ -62,11 +62,26 @@ class FilesChecker(Checker):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._models: dict[int, set[int]] = {}
+        self._states: dict[tuple[Member, int], bytearray] = {}
+        """What has come of states, by the life that takes them and the number of the transfer."""
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
-        """Note the final fragments that reach a recorder."""
-        if edge.target_port == "final" and life.member.replica == ONE_RECORDER:
+        """Note the final fragments that reach a recorder, and the states of which it makes some."""
+        if life.member.replica != ONE_RECORDER:
+            return
+        if edge.target_port == "final":
             self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(item["tensors"])))
+        elif edge.target_port == "state" and item.get("number"):
+            data = self._states.setdefault((life.member, item["number"]), bytearray())
+            if len(data) == item["at"]:
+                data += item["data"].tobytes()
+            if len(data) == item["size"]:
+                fragments = next(node.keywords["fragments"] for node in life.plan.nodes if node.name == "hold-recorder")
+                of_it = fragments[item["fragment"]]
+                values = np.frombuffer(bytes(data[-4 * of_it.size :]), np.float32)  # The last of its arrays, by name.
+                cuts = zip(of_it.units, of_it.offsets, of_it.offsets[1:], strict=False)
+                tensors = {unit.name: values[begin:end].reshape(unit.values_shape) for unit, begin, end in cuts}
+                self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(tensors)))
 
     def ended(self, universe: Universe) -> None:
         """Check all files, and again after a power failure."""
@@ -95,7 +110,7 @@ class FilesChecker(Checker):
         for fragment, digests in sorted(self._models.items()):
             path = self._folder / "snapshots" / "final" / f"fragment-{fragment}.safetensors"
             if path not in files:
-                raise ViolationError(f"{path.name} was written, and is lost with the power")
+                raise ViolationError(f"{path.name} is not there: it was not written, or was lost with the power")
             if zlib.crc32(files[path]) not in digests:
                 raise ViolationError(f"{path.name} is not what was sent: {len(files[path])} bytes")
 
@@ -405,7 +420,8 @@ class ModelChecker(Checker):
         if edge.source_port == "report" and life.member.replica.role == "recorder":
             versions = enumerate(item.get("versions", ()))
             self._told_of.update(fragment for fragment, version in versions if version[1])
-        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and life.member.replica.role in HOLDERS
+        is_told = edge.source_port in ("update", "state", "published", *KeyFrames.outputs)
+        is_held = is_told and life.member.replica.role in HOLDERS
         if is_held and "fragment" in item:  # Not the state of a program without fragments.
             for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):
                 heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))

@@ -120,3 +120,34 @@ def test_bytes_are_appended(tmp_path: Path) -> None:
     store.append_bytes(path, b"")
     store.append_bytes(path, b"c")
     assert path.read_bytes() == b"abc"
+
+
+def test_a_file_that_is_written_piece_by_piece_is_there_once_it_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "pieces"
+    with store.WholeFile(path) as file:
+        for piece in (b"one", b"two"):
+            file.write(piece)
+            assert not path.exists()
+        file.done()
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("pieces", b"onetwo")]
+    with store.WholeFile(path) as file:
+        file.write(b"other")  # And is given up.
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("pieces", b"onetwo")]
+    assert store.DISK.read_part(path, 2, 3) == b"etw"
+    assert store.DISK.read_part(path, 5, 9) == b"o"
+
+
+@pytest.mark.parametrize("names", [("b[0:2]", "a", 'é"x'), ("only",)])
+def test_a_head_that_is_written_before_its_tensors_is_that_of_safetensors(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    tensors = {name: np.full((2,) * index, index, np.float32) for index, name in enumerate(names)}
+    head, order = store.tensors_head({name: tensor.shape for name, tensor in tensors.items()})
+    data = head + b"".join(tensors[name].tobytes() for name in order)
+    assert data == store.encoded(tensors)
+    (tmp_path / "file").write_bytes(data)
+    for name, tensor in tensors.items():
+        begin, end = store.tensor_place(tmp_path / "file", name)
+        assert data[begin:end] == tensor.tobytes()
+    with pytest.raises(OSError, match="no tensor"):
+        store.tensor_place(tmp_path / "file", "none")

@@ -12,6 +12,7 @@ from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
+from isthmus.programs.engine.snapshots.taken_hold import TakenHold
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.program_graph import ProgramGraph, training_of
 from isthmus.programs.wings.data_parallel import data_parallel
@@ -20,7 +21,7 @@ from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
 JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
-HOLDS = (Hold, KeptHold)
+HOLDS = (Hold, KeptHold, TakenHold)
 WITH_SHARDS = (decoupled, diloco, streaming_diloco)
 
 
@@ -50,6 +51,21 @@ def test_recorder_and_evaluator_hold_what_shards_publish(program: Any) -> None:
     assert ends(graph, "held") == {(role, f"{name}.held") for role in holders for name in (pacing, "record")}
 
 
+@pytest.mark.parametrize("update", ["float32", "int4"])
+def test_shards_send_a_recorder_values_only_where_it_asks_for_them(update: str) -> None:
+    graph = recorded(decoupled, update=update)
+    verify(graph)
+    arriving = {
+        f"{edge.source.node.name}.{edge.source.name}"
+        for edge in graph.edges
+        if edge.target.node.role == "recorder" and edge.source.node.role == "syncer"
+    }
+    sending = {"outer-step.merged", "pacer.changed", "pacer.held", "state-sender.published", "state-sender.part"}
+    assert arriving == sending
+    [asked] = [edge for edge in graph.edges if edge.source.name == "wanted_state"]
+    assert asked.target.node.role == "syncer"
+
+
 @pytest.mark.parametrize("has_evaluator", [True, False])
 @pytest.mark.parametrize("program", WITH_SHARDS)
 def test_whoever_hears_what_is_held_hears_by_whom(program: Any, *, has_evaluator: bool) -> None:
@@ -67,7 +83,7 @@ def test_each_fragment_is_held_for_its_own_shard() -> None:
 
 def test_without_a_model_that_is_published_nobody_holds_one() -> None:
     graph = recorded(data_parallel)
-    assert not [node for node in graph.nodes if node.body is Hold]
+    assert not [node for node in graph.nodes if node.body in HOLDS]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from isthmus.programs.engine.run.in_processes import Submitted
 from isthmus.programs.engine.run.resume import resumed
 from isthmus.programs.training import again
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.plans import roles_of_edges
 from isthmus.runtime.system.disk import DISK
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import ISTHMUS
@@ -47,7 +48,8 @@ def cut_off(tmp_path: Path) -> Path:
     graph = run_spec.graph(is_checked=False)
     own = fingerprint(graph, run_spec.job, Program(PROGRAM).builder())
     fields = json.loads((folder / spec.SPEC).read_text())
-    (folder / spec.SPEC).write_text(json.dumps({**fields, "fingerprint": own}))
+    edges = {name: list(roles) for name, roles in roles_of_edges(graph).items()}
+    (folder / spec.SPEC).write_text(json.dumps({**fields, "fingerprint": own, "edges": edges}))
     sources.write(folder, sources.of_now(PROGRAM, run_spec.job.task.text, fragments_in(graph)))
     return folder
 

@@ -103,7 +103,7 @@ def test_a_snapshot_has_them_and_a_recorder_goes_on_with_those_of_the_last_one(
     list(fetched(fetch, {0: b"first", 1: b"other"}, EVERY))
     snapshots = Snapshots(tmp_path / FOLDER, (), DISK)
     snapshots.read()
-    snapshots.write({}, {}, fetch.entries)
+    snapshots.name([], fetch.entries)
     list(fetched(fetch, {0: b"later", 1: b""}, 2 * EVERY))  # In no snapshot: its recorder dies.
     found = Snapshots(tmp_path / FOLDER, (), DISK).examine()
     assert found.manifest is not None

@@ -13,16 +13,12 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import ShardState, WholeState
-from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.engine.snapshots.snapshot_files import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.engine.snapshots.snapshots import FORMAT, READABLE, Found, OtherFormatError, Snapshots
-from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
-from tests.ops.bodies import Context
+from tests.programs.engine.snapshots.taken_home import EVERY, RUN, TakenHome
 
 SIZES = (3, 2)
-RUN = Path("/run")
-EVERY = 15_000_000_000
 
 
 def item(fragment: int, count: int, epoch: int = 1) -> ShardState:
@@ -268,20 +264,8 @@ def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
 # -- when they are taken -----------------------------------------------------------------------------------------------
 
 
-class Home:
-    """A hold node of a run's home; `fire` lets as much time pass as is told."""
-
-    def __init__(self, disk: SimulatedDisk, life: int = 1) -> None:
-        self.hold = KeptHold(RUN, 15.0, None, role="syncer", shards=1, sizes=SIZES)
-        self.context: Any = Context("recorder", incarnation=life)
-        self.context.disk = Mount(disk)
-        self.hold.open(self.context)
-
-    def fire(self, *items: ShardState, after: int = 0) -> dict[str, Any]:
-        self.context.at += after
-        emitted = self.hold(update={(Replica("syncer", 0), each["fragment"]): each for each in items})
-        told = [sent for port, sent in emitted or [] if port == "held"]
-        return told[-1] if told else {}
+def Home(disk: SimulatedDisk, life: int = 1) -> TakenHome:  # noqa: N802
+    return TakenHome(disk, life, sizes=SIZES)
 
 
 def number(disk: SimulatedDisk) -> int:
@@ -326,7 +310,7 @@ def test_the_next_life_holds_what_the_last_one_had_on_disk() -> None:
         "merged": [0, 1],
         "saved": [[0, 1, 3], [1, 1, 4]],
         "totals": [[0, 1, 40], [1, 2, 7]],
-        "lives": [],
+        "lives": [[0, 1]],
         "given": [],
         "faults": [],
         "error": None,
@@ -353,11 +337,10 @@ def test_a_shard_in_a_new_life_is_given_its_momentum_and_learners_are_not() -> N
     disk = SimulatedDisk("seed")
     Home(disk).fire(item(0, 3), item(1, 4))
     home = Home(disk)
-    home.context.live = {Member(Replica("syncer", 0), 2)}
-    emitted = home.hold(update=None) or []
-    copies = [sent for port, sent in emitted if port == "copy"]
-    assert [sorted({"values", "tensors"} & each.keys()) for each in copies] == [["values"]] * 2
-    kept = [(sent["fragment"], sent["version"], sent["tensors"]) for port, sent in emitted if port == "kept"]
+    home.replace(0)
+    home.fire()
+    assert [sorted({"values", "tensors"} & each.keys()) for each in home.told["copy"]] == [["values"]] * 2
+    kept = [(sent["fragment"], sent["version"], sent["tensors"]) for sent in home.told["kept"]]
     assert [each[:2] for each in kept] == [(0, [1, 3]), (1, [1, 4])]
     assert np.array_equal(kept[0][2]["momentum"], item(0, 3)["tensors"]["momentum"])
 

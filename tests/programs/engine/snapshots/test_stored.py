@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.snapshots import stored
-from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.engine.snapshots.keeping import (
     LINES,
     PAUSE_NS,
@@ -43,12 +42,11 @@ from isthmus.programs.engine.snapshots.stored import (
     read_head,
 )
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.supervision.lives import NUMBERS_OF_TERM
 from isthmus.runtime.system.disk import DISK
-from tests.ops.bodies import Context
-from tests.programs.engine.snapshots.test_snapshots import EVERY, RUN, SIZES, item, model, same
+from tests.programs.engine.snapshots.taken_home import EVERY, RUN, TakenHome
+from tests.programs.engine.snapshots.test_snapshots import SIZES, item, model, same
 
 AWAY = Path("/away")
 FIRST = StoreTerm()
@@ -339,21 +337,16 @@ def test_what_does_not_answer_is_told() -> None:
     assert offers.error is None
 
 
-class Hold:
+class Hold(TakenHome):
     """The hold node of a home whose snapshots go to another disk, too, a piece at each firing."""
 
     def __init__(self, near: SimulatedDisk, mount: Any = None) -> None:
+        place = StorePlace(f"{AWAY}", "run-1", in_background=False)
+        super().__init__(near, sizes=SIZES, mount=mount, place=place)
         self.near = near
-        self.hold = KeptHold(
-            RUN, 15.0, StorePlace(f"{AWAY}", "run-1", in_background=False), role="syncer", shards=1, sizes=SIZES
-        )
-        self.context: Any = Context("recorder", incarnation=1)
-        self.context.disk = mount or Mount(near)
-        self.hold.open(self.context)
 
-    def fire(self, *items: Any, after: int = 0) -> dict[str, Any]:
-        self.context.at += after
-        self.hold(update={(Replica("syncer", 0), each["fragment"]): each for each in items})
+    def store(self, *items: Any, after: int = 0) -> dict[str, Any]:
+        self.fire(*items, after=after)
         told: dict[str, Any] = self.context.published[-1]["store"]
         return told
 
@@ -370,21 +363,21 @@ def test_a_store_that_is_away_is_told_and_given_the_newest_once_it_is_back() -> 
     disk = SimulatedDisk("seed")
     mount = Cut(disk)
     hold = Hold(disk, mount)
-    hold.fire(item(0, 0), item(1, 0))
-    for _ in range(4):
-        told = hold.fire()
+    hold.store(item(0, 0), item(1, 0))
+    for _ in range(5):
+        told = hold.store()
     assert told == {"url": "/away", "number": 1, "error": None}
     mount.is_away = True
     for count in range(1, 6):
-        told = hold.fire(item(0, count), after=EVERY)
-        told = hold.fire()
+        told = hold.store(item(0, count), after=EVERY)
+        told = hold.store()
     assert told == {"url": "/away", "number": 1, "error": "No route to host"}
     assert same(read(disk)[1], model(0, 0))
     files = [path.name for path in disk.files() if path.parent == RUN / FOLDER and path.suffix == ".safetensors"]
     assert len(files) <= 4  # Two snapshots, one that is tried, and nothing else.
     mount.is_away = False
     for _ in range(10):
-        told = hold.fire(after=EVERY)
+        told = hold.store(after=EVERY)
     assert told["error"] is None
     assert same(read(disk)[1], model(5, 0))
     kinds = [line.split(b'"kind": "')[1].split(b'"')[0] for line in disk.files()[RUN / LINES].splitlines()]
@@ -463,18 +456,19 @@ def test_after_a_success_the_next_pause_is_a_short_one_again() -> None:
     assert offers.offered(manifest(5), 9 * PAUSE_NS) is not None
 
 
-def test_the_files_of_a_snapshot_that_is_being_stored_stay_until_it_is_there() -> None:
+def test_the_files_of_a_snapshot_that_is_being_stored_stay_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are taken meanwhile: a store takes its time."""
     disk = SimulatedDisk("seed")
     hold = Hold(disk)
-    hold.fire(item(0, 0), item(1, 0))
-    told = hold.fire()
+    hold.store(item(0, 0), item(1, 0))
+    told = hold.store()
     assert told["number"] == 0, "it is under way"
-    for count in range(1, 4):
-        hold.hold.hold.held |= {p: item(p, count) for p in range(2)}
-        hold.hold._take_snapshot(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(hold.hold._keeper, "store", lambda _: None)
+        for count in range(1, 4):
+            hold.fire(item(0, count), item(1, count), after=EVERY)
     for _ in range(10):
-        told = hold.fire()
+        told = hold.store()
     assert (told["number"], told["error"]) == (4, None)
     lines = [json.loads(line) for line in disk.files()[RUN / LINES].splitlines()]
     assert [(line["kind"], line["number"]) for line in lines] == [("stored", 1), ("stored", 4)]

@@ -17,6 +17,7 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.job import TensorSpec
+from isthmus.programs.wings.plan.home_plan import STANDING_BYTES, home_of
 from isthmus.programs.wings.plan.plan import (
     UTILISATIONS,
     LinkLoad,
@@ -51,8 +52,11 @@ def test_means_and_peaks_by_hand() -> None:
     assert of(SMALL, "decoupled-diloco").up_bits == of(SMALL, "diloco").down_bits == 2400 * 32 / 24
     assert of(SMALL, "decoupled-diloco").peak_bits == pytest.approx(4 / 3 * 3200)
     assert of(SMALL, "decoupled-diloco").shard_bits == 4 * 3200 + 4 * 3200  # Learners, and the copies of the home.
+    often = replace(SMALL, step_seconds=0.1)  # Of 6.25 versions one is taken, with momentum.
+    assert of(often, "decoupled-diloco").shard_bits == pytest.approx(32_000 * (4 + 2 + 2 * 2.4 / 15))
+    assert of(often, "streaming-diloco").shard_bits == pytest.approx(32_000 * (4 + 2 + 2))
     coded = replace(SMALL, push="int4", update="int4")
-    assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + 2 * 4.125 + 2 * 8.125))
+    assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + 4.125 + 3 * 32))
     assert of(replace(coded, push="float32", learners=40), "decoupled-diloco").shard_bits == 40 * 3200
     assert of(SMALL, "data-parallel").up_bits == 2 * 3 / 4 * 2400 * 32
     assert of(SMALL, "diloco").smallest_bits is None
@@ -205,7 +209,7 @@ def test_memory_by_hand() -> None:
     memory = memory_of(SMALL)
     assert (memory.island, memory.machine) == (2400 * 16, pytest.approx(2400 * 4 + 400 / 3 * 8))
     beside = 2 * 4 * 400 / 3 * 4 + 8 * 400 / 3
-    assert memory.shard == pytest.approx(2400 * 16 + beside)
+    assert memory.shard == pytest.approx(2400 * 12 + beside)
     assert memory_of(replace(SMALL, steps=24)).shard == pytest.approx(2400 * 8 + beside)  # Without a momentum.
     assert memory_of(replace(SMALL, update="int4")).shard == pytest.approx(2400 * 12 + beside)
     assert memory_of(replace(SMALL, update="int4", steps=24)).shard == pytest.approx(2400 * 8 + beside)
@@ -305,3 +309,15 @@ def test_impossible_parameters_are_refused(options: list[str], expected: str) ->
 
 def command(*options: str) -> Result:
     return CliRunner().invoke(app, ["plan", *options], catch_exceptions=False, prog_name="isthmus")
+
+
+def test_what_the_home_of_7_billion_parameters_takes_by_hand() -> None:
+    home = home_of(7e9, 16, 24, "float32", sweep_seconds=96.0)
+    assert home.recorder_bits == pytest.approx(7e9 * 64 / 96)  # Values and momentum, once a version.
+    assert home.evaluator_bits == pytest.approx(7e9 * 64 / 96)
+    assert home_of(7e9, 16, 24, "int4", sweep_seconds=1.5).recorder_bits == pytest.approx(7e9 * 96 / 15)
+    assert home.recorder_bytes + home.daemon_bytes < 0.02 * 28e9
+    assert home.evaluator_bytes == 2 * 28e9
+    many = home_of(7e9, 1024, 24, "float32", sweep_seconds=96.0)
+    assert many.report_bits == 64 * home.report_bits
+    assert many.recorder_bytes - home.recorder_bytes == pytest.approx(1008 * 24 * STANDING_BYTES)

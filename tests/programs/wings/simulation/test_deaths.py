@@ -105,7 +105,7 @@ def test_steps_at_which_nothing_died_are_told() -> None:
 
 @pytest.mark.slow
 def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Snapshots, "read", lambda self: Found(None, {}, [], {}))
+    monkeypatch.setattr(Snapshots, "recall", lambda self: Found(None, {}, [], {}))
     violation = outcome_of(calm(dying("after", 4.0))).violation
     assert violation is not None
     assert "goes on from snapshot" in violation or "of which snapshot" in violation
