@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
@@ -48,10 +48,11 @@ from isthmus.programs.update_settings import (
     OuterMomentum,
     connect,
     fragment_faults,
-    fragments_of,
+    fragments_had,
     outer_settings,
     rounds_in,
     setting_fault,
+    shard_faults,
     step_tokens_of,
     subject,
     to_learner,
@@ -101,16 +102,7 @@ def _site_faults(name: str, weights: Mapping[str, float]) -> Iterator[Fault]:
 def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     yield from fragment_faults(job, values["fragments"], NAME)
     yield from rules(NAME, job, values, job.learners)
-    parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
-    shards_max = parts if 1 <= parts <= units else count_default(job.layout)
-    yield from shard_faults(NAME, values["shards"], shards_max)
-
-
-def shard_faults(name: str, shards: int, most: int) -> Iterator[Fault]:
-    """The fault of a number of shards above that of fragments."""
-    if not 1 <= shards <= most:
-        expected = f"1 to the number of fragments, {most}"
-        yield setting_fault(name, "shards", shards, expected, "A shard needs a fragment to serve.")
+    yield from shard_faults(NAME, "shards", values["shards"], fragments_had(job, values["fragments"]))
 
 
 def free_running(

@@ -19,13 +19,15 @@ from isthmus.runtime.graph.template import Graph, Port, Template
 SYNCER: Final = "syncer"
 """The role of the shards that merge and hold the global model."""
 REGION: Final = "region"
-"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
+"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo the number of
+regions, and so is replica s of this role (`regions_in`)."""
 EVALUATOR: Final = "evaluator"
 """The role of the replica that evaluates the model, in a program that has one."""
 _TRAINING: Final = "training"
 _HELD_MODEL: Final = "held model"
 _KEPT_STATE: Final = "kept state"
 _CHOSEN: Final = "chosen"
+_REGIONS: Final = "regions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,14 @@ def kept_state_of(graph: Graph | Template) -> KeptStatePorts | None:
 def chosen_for(graph: Graph | Template) -> Mapping[str, Any]:
     """The settings that its builder chose, by key of `program.`."""
     return cast("Mapping[str, Any]", graph.declared.get(_CHOSEN, MappingProxyType({})))
+
+
+def regions_in(graph: Graph | Template) -> int:
+    """The number of regions, each of which may have several syncers; 0 in a program of one level."""
+    declared = cast("int | None", graph.declared.get(_REGIONS))
+    if declared is not None:
+        return declared
+    return next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
 
 
 @final
@@ -196,6 +206,10 @@ class ProgramGraph(Graph):
         self.declared[_KEPT_STATE] = KeptStatePorts(
             self.declared_port("state", state), self.declared_port("kept", kept, is_input=True)
         )
+
+    def divide(self, regions: int) -> None:
+        """Declare how many regions there are, where each has several syncers."""
+        self.declared[_REGIONS] = regions
 
     def chose(self, **settings: Any) -> None:
         """Note what the builder chose for settings that may be None: a run shows it, and writes it into its

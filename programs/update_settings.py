@@ -57,17 +57,18 @@ def to_learner(
     update: str = "update",
     in_turns: bool = False,
     to: Route | None = None,
+    pulled: Route | None = None,
 ) -> Port:
     """The edges of updates and pulls (`in_turns`: turns) to the node of a learner, or region, that takes both, updates
     at its input `update`; returns the input of the role at which updates arrive. `to`: whom updates are for, where that
-    is not every learner. Pulls go behind the updates that were
+    is not every learner; `pulled`: likewise of pulls. Pulls go behind the updates that were
     sent before them: an answer on a version that is about to be replaced would be refused."""
     updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to)
     connect(graph, updates, taker[update], Latest("fragment"), to=to)
     if updates.node is not outer:
-        graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
+        graph.edge(pull, updates.node["pull"], Latest("fragment"), to=pulled or learner.all)
         pull = updates.node["pull"]
-    connect(graph, pull, taker["pull"], Latest("fragment"))
+    connect(graph, pull, taker["pull"], Latest("fragment"), to=pulled)
     return taker[update] if updates.node is outer else updates.node["update"]
 
 
@@ -103,9 +104,11 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: R
     fires = AnyOf("update", "pull") if answers else AnyOf("update")
     receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
     graph.edge(outer["update"], receive["update"], Latest("place"), to=route)
-    to = role.at("slot") if answers else role.all
+    sender, receiver = route.divisors  # The groups of updates are those of whole ones, too.
+    to = (role.at("slot") if answers else role.all).within(route.groups, sender=sender, receiver=receiver)
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
-    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
+    back = graph.role_of(outer.role).at("fragment").within(route.groups, sender=receiver, receiver=sender)
+    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=back)
     return receive
 
 
@@ -239,6 +242,20 @@ def fragment_faults(job: Job, cut: Cut | None, program: str) -> Iterator[Fault]:
     if isinstance(cut, int) and not 1 <= cut <= units:
         expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
         yield setting_fault(program, "fragments", cut, expected, "Choose one of these, or leave it out.")
+
+
+def fragments_had(job: Job, cut: Cut | None) -> int:
+    """The number of fragments that the setting means; where the model cannot have that, of the default."""
+    count = fragments_of(job, cut)
+    return count if 1 <= count <= units_max(job.layout) else count_default(job.layout)
+
+
+def shard_faults(program: str, name: str, shards: int, fragments: int) -> Iterator[Fault]:
+    """The fault of a number of shards above that of fragments."""
+    if not 1 <= shards <= fragments:
+        expected = f"1 to the number of fragments, {fragments}"
+        do = f"A shard needs a fragment to serve: name at most {fragments}, or set program.fragments higher."
+        yield setting_fault(program, name, shards, expected, do)
 
 
 def outer_settings(

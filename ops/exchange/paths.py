@@ -28,6 +28,17 @@ class LevelTensor(Tensor, Protocol):
         """Its level; None where all paths share it."""
 
 
+class FragmentHolders(Protocol):
+    """Who answers for a fragment, where not all do that answer."""
+
+    @property
+    def gives_copies(self) -> bool:
+        """Whether a fragment may be nobody's for ever, so that a shard is given copies itself."""
+
+    def has(self, slot: int, fragment: int) -> bool:
+        """Whether a slot has a fragment."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PathParts:
@@ -61,6 +72,11 @@ class PathParts:
         object.__setattr__(self, "whole", tuple(whole))
         object.__setattr__(self, "own_of", tuple(own_of))
         object.__setattr__(self, "holders", tuple(holders))
+
+    @property
+    def gives_copies(self) -> bool:
+        """As `FragmentHolders` says: no learner that ever comes back may have a module."""
+        return True
 
     @property
     def count(self) -> int:

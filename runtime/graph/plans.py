@@ -24,8 +24,7 @@ from isthmus.runtime.graph.template import (
     Queue,
     Quorum,
     Template,
-    group_count,
-    replicas_of,
+    groups_of,
 )
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
@@ -58,11 +57,17 @@ class EdgePlan:
     is_kept: bool = False
     """The newest item of each key is kept for consumers that join later."""
     groups: int = 0
-    """The number of groups of an edge that leads to the sender's."""
+    """The number of groups of an edge that leads to the sender's alone; 0 where it leads to those of any."""
     period: int = 0
     """That of a route to some (`template.Route`)."""
     classes: tuple[tuple[int, ...], ...] = ()
     """Likewise."""
+    divisors: tuple[int, int] = (1, 1)
+    """Those of groups (`template.Route.within`)."""
+
+    def group_of(self, slot: int, *, is_sender: bool) -> int:
+        """The group of replica `slot` of the sender's role, or of the receiver's; of an edge that has groups."""
+        return slot // self.divisors[0 if is_sender else 1] % self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,19 @@ def roles_met(plan: Plan) -> set[str]:
 def peers_most(plan: Plan, most: Mapping[str, int]) -> int:
     """The most replicas that a host of this plan meets in a run with at most so many of some roles, and otherwise with
     as many as the graph has."""
-    return sum(most.get(role, plan.replicas[role][1]) for role in roles_met(plan))
+    return sum(-(-most.get(role, plan.replicas[role][1]) // groups_met(plan, role)) for role in roles_met(plan))
+
+
+def edges_between(plan: Plan, role: str) -> list[EdgePlan]:
+    """The edges between hosts of this plan and replicas of a role."""
+    crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
+    return [edge for edge in crossing if role in (edge.source_role, edge.target_role)]
+
+
+def groups_met(plan: Plan, role: str) -> int:
+    """The number of groups of a role of which a host of this plan meets one alone; 1 where it meets all replicas."""
+    groups = {(edge.groups, edge.divisors) for edge in edges_between(plan, role)}
+    return max(1, next(iter(groups))[0]) if len(groups) == 1 and role != plan.role else 1
 
 
 def roles_of_edges(graph: Template) -> dict[str, tuple[str, str]]:
@@ -184,15 +201,11 @@ def _edge(
         target_port=edge.target.name,
         schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
         is_kept=isinstance(policy, Latest) and edge.route is not None and not _is_for_one_life(graph, edge),
-        groups=_groups(graph, edge),
+        groups=groups_of(graph, edge),
         period=edge.route.period if edge.route else 0,
         classes=edge.route.classes if edge.route else (),
+        divisors=edge.route.divisors if edge.route else (1, 1),
     )
-
-
-def _groups(graph: Template, edge: Edge) -> int:
-    is_grouped = edge.route is not None and edge.route.kind == "group"
-    return group_count(replicas_of(graph, edge.source.node.role, edge.target.node.role)) if is_grouped else 0
 
 
 def _is_for_one_life(graph: Template, edge: Edge) -> bool:

@@ -206,7 +206,7 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
     for port in holding.copies:  # To whom the updates go.
         routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
         some = next((route for route in routes if route.kind == "some"), None)
-        own = shard.at("fragment") if port.node.role == shard.name else some
+        own = shard.at("fragment") if port.node.role == shard.name else some and some.within(0)
         connect(graph, hold["copy"], port, Latest("fragment"), to=own)
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))

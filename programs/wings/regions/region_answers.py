@@ -63,18 +63,19 @@ class _Regions(AnswerJudge):
         self._regions = regions
 
     def share(self, tally: RoundTally) -> None:
-        slots = [str(vote["slot"]) for vote in tally.answers]
+        slots = [str(vote["slot"] % self._regions) for vote in tally.answers]
         # Not said in the record: it is so in every merge.
         shares, whole, _ = capped(tally.parts, slots, self._parts(tally.round, tally.answers))
         tally.divide(shares, whole)
 
     def _parts(self, round: Round, answers: Sequence[Answer]) -> dict[str, float]:
         """The share of the run's tokens that each region has which answers, of those that were asked."""
-        tokens = dict.fromkeys([slot for slot, _ in round["members"]], 0)
+        tokens = dict.fromkeys([slot % self._regions for slot, _ in round["members"]], 0)
         for slot, _, trained in round["totals"]:
             if slot % self._regions in tokens:
                 tokens[slot % self._regions] += trained
         for vote in answers:  # The totals may be older.
-            tokens[vote["slot"]] = max(tokens.get(vote["slot"], 0), work_of(vote)[0])
+            region = vote["slot"] % self._regions
+            tokens[region] = max(tokens.get(region, 0), work_of(vote)[0])
         whole = sum(tokens.values())
-        return {str(vote["slot"]): tokens[vote["slot"]] / whole for vote in answers}
+        return {str(region): tokens[region] / whole for region in {vote["slot"] % self._regions for vote in answers}}

@@ -8,9 +8,10 @@
     between:       pacer ==pull==> regional-step        regional-step ==answer==> merge
                    outer-step ==update==> regional-step, evaluator        regional-step ==progress==> pacer
 
-Learner s is in region s mod N of N. The bodies are those of `decoupled`, twice; `regional_step` is a
-region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is Latest,
-and inner-step requires only its own data: `verify` proves that it is free-running.
+Learner s is in region s mod N of N. Each level may have several shards, each with its own fragments (`region_parts`):
+what is said of a region here is said of one of its shards. The bodies are those of `decoupled`, twice; `regional_step`
+is a region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is
+Latest, and inner-step requires only its own data: `verify` proves that it is free-running.
 """
 
 from __future__ import annotations
@@ -51,15 +52,18 @@ from isthmus.programs.update_settings import (
     OuterMomentum,
     connect,
     fragment_faults,
+    fragments_had,
     outer_settings,
     rounds_in,
     setting_fault,
+    shard_faults,
     step_tokens_of,
     subject,
     to_learner,
     updates_in,
 )
 from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.region_parts import RegionParts
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
@@ -72,6 +76,8 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     """Faults of settings that depend on the model, the learners, or each other."""
 
     yield from fragment_faults(job, values["fragments"], NAME)
+    for name in ("shards", "region_shards"):
+        yield from shard_faults(NAME, name, values[name], fragments_had(job, values["fragments"]))
     overlap, regions = values["overlap"], values["regions"]
     interval = _interval(job, values["interval"], overlap)
     if not 0 <= overlap <= interval:
@@ -95,6 +101,8 @@ def build(
     job: Job,
     *,
     regions: Annotated[int, Setting("N, the number of regions; learner s is in region s mod N.")] = 2,
+    shards: Annotated[int, Setting("The number of global syncers, at most one a fragment.")] = 1,
+    region_shards: Annotated[int, Setting("The number of syncers of each region, at most one a fragment.")] = 1,
     fragments: Fragments = None,
     interval: Interval = None,
     exchange: Annotated[
@@ -166,8 +174,10 @@ def build(
     lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, table)
     graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
-    region = graph.role(REGION, replicas=(regions, regions))
-    syncer = graph.role("syncer", replicas=(1, 1))
+    of_regions = RegionParts(regions, region_shards, shards)
+    region = graph.role(REGION, replicas=(of_regions.hosts, of_regions.hosts))
+    graph.divide(regions)
+    syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
@@ -186,10 +196,9 @@ def build(
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
-    of_regions = *judging_rules(bounded=bounded), RegionShares(regions)
-    sizes = [part.size for part in parts]
-    paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
-    paces["sizes"] = sizes
+    between = *judging_rules(bounded=bounded), RegionShares(regions)
+    paces: dict[str, Any] = {"fragments": len(parts), "grace": grace, "gamma": gamma, "tokens": job.tokens}
+    paces["sizes"] = [part.size for part in parts]
     region_pacer = region.node(
         "region-pacer",
         partial(
@@ -202,6 +211,7 @@ def build(
             step_tokens=step_tokens_of(job),
             tier="region",
             regions=regions,
+            shards=region_shards,
             **paces,
         ),
         fires=AnyOf("progress", "merged", "control", "begun", "first", "totals"),
@@ -228,6 +238,7 @@ def build(
             momentum=momentum,
             push=regions_push,
             tells_links=AUTO in (regions_push, regions_update),
+            parts=of_regions,
         ),
         fires=AnyOf("gradient", "above", "pull", "standing"),
     )
@@ -243,9 +254,11 @@ def build(
             interval=turns,
             overlap=max(1, turns // 4),
             quorum=regions_quorum,
-            learners=regions,
+            learners=of_regions.hosts // of_regions.classes,
             step_tokens=AtMost(0),
             tier="regions",
+            shards=shards,
+            paths=of_regions if of_regions.is_split else None,
             **paces,
         ),
         fires=AnyOf("progress", "merged", "control"),
@@ -258,7 +271,7 @@ def build(
             parts,
             lr=global_lr,
             momentum=global_momentum,
-            rules=of_regions,
+            rules=between,
             answers=RegionAnswers(),
             **merges,
         ),
@@ -277,20 +290,21 @@ def build(
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=learner.group)
-    graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=learner.group)
-    graph.edge(regional["update"], step["update"], Latest("fragment"), to=learner.group)
-    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=region.group)
-    graph.edge(step["progress"], region_pacer["progress"], Latest(), to=region.group)
+    graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=of_regions.to_learners(learner))
+    graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=of_regions.to_learners(learner))
+    graph.edge(regional["update"], step["update"], Latest("fragment"), to=of_regions.to_learners(learner))
+    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=of_regions.to_shard(region, parts))
+    graph.edge(step["progress"], region_pacer["progress"], Latest(), to=of_regions.to_shards(region))
     graph.edge(region_pacer["standing"], regional["standing"], Latest())
     graph.edge(regional["begun"], region_merge["begun"], Latest("fragment"))
     graph.edge(regional["begun"], region_pacer["begun"], Latest("fragment"))
     graph.edge(regional["totals"], region_pacer["totals"], Latest())
     graph.edge(regional["first"], region_pacer["first"], Latest("fragment"))
 
-    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above")
-    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
-    graph.edge(regional["progress"], pacer["progress"], Latest(), to=syncer.all)
+    to = of_regions.to_regions(region, parts) if of_regions.shards > 1 else None
+    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above", to=to, pulled=to)
+    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=of_regions.to_global_shard(syncer))
+    graph.edge(regional["progress"], pacer["progress"], Latest(), to=of_regions.to_global(syncer))
     published = updates_in(graph, evaluator, outer)
     connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.train(

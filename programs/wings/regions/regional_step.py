@@ -41,6 +41,7 @@ from isthmus.ops.exchange.token_accounts import RegionWork, Totals
 from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase
+from isthmus.programs.wings.regions.region_parts import ONE_REGION, RegionParts
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -83,7 +84,7 @@ class RegionalStep:
     global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer with
     each global version; `answer` and `progress` to the global syncer. `push` is the format of answers, "auto" the one
     that a pull asks for; with `tells_links`, its reports have the goodput of its links. `standing` tells that there are
-    learners.
+    learners. By `parts` it has its own fragments.
     """
 
     outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
@@ -99,7 +100,9 @@ class RegionalStep:
         momentum: float,
         push: Format | Literal["auto"] = "float32",
         tells_links: bool = False,
+        parts: RegionParts = ONE_REGION,
     ) -> None:
+        self._parts = parts
         self._fragments, self._push, self._tells_links = tuple(fragments), push, tells_links
         self._outer = OuterStep(fragments, lr=lr, momentum=momentum)
         self._held: dict[int, RegionFragment] = {}
@@ -119,6 +122,7 @@ class RegionalStep:
         averaging.warm()
         self._context = context
         self._slot, self._life = context.member.replica.slot, context.member.incarnation
+        self._own = [p for p in range(len(self._fragments)) if self._parts.has(self._slot, p)]
         self._coding: ModuleType = coding
         self._norms, self._descent = averaging.unit_norms, nesterov.descent
         self._outer.open(context)
@@ -310,7 +314,7 @@ class RegionalStep:
 
     @property
     def _phase(self) -> Phase:
-        if len(self._held) < len(self._fragments) or any(each.version is None for each in self._held.values()):
+        if len(self._held) < len(self._own) or any(each.version is None for each in self._held.values()):
             return "ready"
         return "final" if all(each.has_ended for each in self._held.values()) else "stepping"
 

@@ -40,15 +40,16 @@ Tokens: TypeAlias = dict[tuple[int, int], int]
 
 
 class LevelChecker(Checker):
-    """Shows a checker the items between a region and its learners, or, for region None, all others."""
+    """Shows a checker the items between a region, of so many, and its learners, or, for region None, all others."""
 
-    def __init__(self, inner: Checker, region: int | None) -> None:
-        self._inner, self._region = inner, region
+    def __init__(self, inner: Checker, region: int | None, regions: int) -> None:
+        self._inner, self._region, self._regions = inner, region, regions
 
     def _is_shown(self, life: Life, other: Member, edge: EdgePlan) -> bool:
         if {edge.source_role, edge.target_role} != {LEARNER, REGION}:
             return self._region is None
-        regions = [each.replica.slot for each in (life.member, other) if each.replica.role == REGION]
+        hosts = [each.replica for each in (life.member, other) if each.replica.role == REGION]
+        regions = [each.slot % self._regions for each in hosts]
         return regions == [self._region]
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
@@ -142,7 +143,7 @@ class RegionsChecker(Checker):
         clock = self._within.get((region, p), {})
         beyond = {(slot, *reached) for slot, reached in ends.items() if reached > clock.get(slot, (0, 0))}
         learners = [each.replica.slot for each in life.meetings.live.values() if each.replica.role == LEARNER]
-        if all(slot % self._regions != region.replica.slot for slot in learners):
+        if all((slot - region.replica.slot) % self._regions for slot in learners):
             beyond -= self._learned.get((region, p), set())  # Its last versions went to nobody.
         if beyond:
             raise ViolationError(f"{region} answers with {ends} of fragment {p}; its own version has {clock}")
@@ -207,7 +208,7 @@ class RegionsChecker(Checker):
 def regions_checkers(regions: int) -> list[Checker]:
     """A checker for each invariant, new for each universe of so many regions."""
     of_shards = (VersionsChecker, BytesChecker, MergesChecker, AnswersChecker, KeptWorkChecker, HonestChecker)
-    levels: list[Checker] = [LevelChecker(each(), region) for region in range(regions) for each in of_shards]
+    levels: list[Checker] = [LevelChecker(each(), region, regions) for region in range(regions) for each in of_shards]
     above = (VersionsChecker, BytesChecker, ModelChecker, FairnessChecker, FinalChecker)
-    levels += [LevelChecker(each(), None) for each in above]
+    levels += [LevelChecker(each(), None, regions) for each in above]
     return [*levels, AccountsChecker(), RegionsChecker(regions)]

@@ -40,14 +40,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorldResul
         worlds.close()
 
 
-@pytest.mark.parametrize("exchange", [1, long(3)])
-def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "region_shards", "shards"), [(1, 1, 1), long(3, 1, 1), (1, 2, 1), long(1, 1, 3), long(2, 2, 2)]
+)
+def test_one_region_is_decoupled(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int, region_shards: int, shards: int
+) -> None:
     """With a global step of (1, 0), bit for bit: what a region alone gets back from above is what it has."""
     monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
     with recorded() as flat:
-        one = _run(world, "decoupled-diloco", quorum=4, carry=False, **FLOAT, **OUTER)
+        one = _run(world, "decoupled-diloco", quorum=4, carry=False, shards=region_shards, **FLOAT, **OUTER)
+    divided = {"regions": 1, "region_shards": region_shards, "shards": shards, "exchange": exchange}
     with recorded() as two:
-        region = _run(world, quorum=4, regions=1, exchange=exchange, regions_push="float32", **FLOAT, **OUTER, **WHOLE)
+        region = _run(world, quorum=4, regions_push="float32", **divided, **FLOAT, **OUTER, **WHOLE)
     assert min(map(len, flat.answers.values())) > 10
     assert flat.answers == two.answers
     # Both levels are recorded; the global versions are those of the region but for the rounding of G - (G - Theta).
@@ -91,7 +96,8 @@ def test_other_numbers_of_regions(world: Worlds, regions: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [({"regions": 5}, "regions"), ({"regions": 0}, "regions"), ({"quorum": 3}, "quorum"),
-     ({"regions_quorum": 3}, "regions_quorum"), ({"overlap": 30, "interval": 6}, "overlap")],
+     ({"regions_quorum": 3}, "regions_quorum"), ({"shards": 4, "fragments": 3}, "shards"),
+     ({"region_shards": 4, "fragments": 3}, "region_shards"), ({"overlap": 30, "interval": 6}, "overlap")],
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: dict[str, int], setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"program\.{setting} of {NAME}"):
@@ -101,7 +107,6 @@ def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: d
 @pytest.mark.parametrize(
     "settings",
     [
-        {"shards": 2},
         {"update": "int4"},
         {"weight_share_max": 0.6},
         {"site_weight": "equal"},
