@@ -44,8 +44,10 @@ from isthmus.programs.update_settings import (
     Fragments,
     Gamma,
     MergeRule,
+    Opposed,
     OuterLr,
     OuterMomentum,
+    WeightShareMax,
     connect,
     fragment_faults,
     fragments_had,
@@ -53,6 +55,7 @@ from isthmus.programs.update_settings import (
     rounds_in,
     setting_fault,
     shard_faults,
+    share_faults,
     step_tokens_of,
     subject,
     to_learner,
@@ -78,10 +81,7 @@ def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> I
         if holders_min < job.learners:
             expected = f"1 to the learners of a module, {holders_min} at least"
         yield setting_fault(name, "quorum", quorum, expected, "Lower the quorum, or add learners.")
-    if values["weight_share_max"] * holders_min < 1:
-        expected = f"at least 1 / learners, {1 / holders_min:g}"
-        do = "Raise it, or add learners: all together would have less than the whole of a merge."
-        yield setting_fault(name, "weight_share_max", values["weight_share_max"], expected, do)
+    yield from share_faults(name, values["weight_share_max"], holders_min)
     if isinstance(values["site_weight"], Mapping):
         yield from _site_faults(name, values["site_weight"])
 
@@ -157,18 +157,7 @@ def free_running(
         ),
     ] = None,
     bounded: Bounded = True,
-    weight_share_max: Annotated[
-        float,
-        Setting(
-            "The largest share of a merge that one machine's learners have together; in a run of one machine, that one "
-            "learner has. Where all have that, the rest counts as a gradient of zero.",
-            gt=0,
-            le=1,
-            expected="a share above 0 and at most 1",
-            remedy="1 is no limit.",
-            resumes=True,
-        ),
-    ] = 1.0,
+    weight_share_max: WeightShareMax = 1.0,
     site_weight: Annotated[
         Literal["equal"] | Mapping[str, float] | None,
         Setting(
@@ -182,10 +171,7 @@ def free_running(
     ] = None,
     clip_answers: ClipAnswers = None,
     epochs_max: EpochsMax = None,
-    opposed: Annotated[
-        Literal["tell", "refuse"],
-        Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
-    ] = "tell",
+    opposed: Opposed = "tell",
     push: Annotated[Format | Literal["auto"], PUSH] = "int4",
     update: Annotated[Format | Literal["auto"], UPDATE] = "float32",
     outer_lr: OuterLr = None,

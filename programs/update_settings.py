@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
@@ -174,6 +174,22 @@ MergeRule = Annotated[
     Method,
     Setting("How answers are merged: by length and direction, or by their weighted average.", resumes=True),
 ]
+WeightShareMax = Annotated[
+    float,
+    Setting(
+        "The largest share of a merge that one machine's learners have together; in a run of one machine, that one "
+        "learner has. Where all have that, the rest counts as a gradient of zero.",
+        gt=0,
+        le=1,
+        expected="a share above 0 and at most 1",
+        remedy="1 is no limit.",
+        resumes=True,
+    ),
+]
+Opposed = Annotated[
+    Literal["tell", "refuse"],
+    Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
+]
 OuterLr = Annotated[
     float | None,
     Setting(
@@ -256,6 +272,14 @@ def shard_faults(program: str, name: str, shards: int, fragments: int) -> Iterat
         expected = f"1 to the number of fragments, {fragments}"
         do = f"A shard needs a fragment to serve: name at most {fragments}, or set program.fragments higher."
         yield setting_fault(program, name, shards, expected, do)
+
+
+def share_faults(program: str, share: float, learners: int) -> Iterator[Fault]:
+    """The fault of a largest share that learners, of which each has it at most, cannot make a whole of."""
+    if share * learners < 1:
+        expected = f"at least 1 / learners, {1 / learners:g}"
+        do = "Raise it, or add learners: all together would have less than the whole of a merge."
+        yield setting_fault(program, "weight_share_max", share, expected, do)
 
 
 def outer_settings(

@@ -308,6 +308,9 @@ class RegionAnswer(Answer):
     """
 
     work: Work
+    owners: NotRequired[list[Annotated[list[Any], tuple[str, Amount, Amount]]]]
+    """[owner, the share of the region's merges in it that its learners had in the mean, the most that it may have of a
+    merge of the model], of those whose shares are bounded."""
 
 
 class Begun(TypedDict):

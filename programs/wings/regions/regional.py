@@ -48,8 +48,10 @@ from isthmus.programs.update_settings import (
     Gamma,
     Interval,
     MergeRule,
+    Opposed,
     OuterLr,
     OuterMomentum,
+    WeightShareMax,
     connect,
     fragment_faults,
     fragments_had,
@@ -57,12 +59,18 @@ from isthmus.programs.update_settings import (
     rounds_in,
     setting_fault,
     shard_faults,
+    share_faults,
     step_tokens_of,
     subject,
     to_learner,
     updates_in,
 )
-from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.region_answers import (
+    OwnersAmong,
+    OwnersWithin,
+    RegionAnswers,
+    RegionShares,
+)
 from isthmus.programs.wings.regions.region_parts import RegionParts
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
@@ -91,6 +99,7 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     if not 1 <= values["quorum"] <= least:
         expected = f"1 to the learners of the smallest region, {least}"
         yield setting_fault(NAME, "quorum", values["quorum"], expected, "Lower the quorum, or add learners.")
+    yield from share_faults(NAME, values["weight_share_max"], job.learners)
     if not 1 <= values["regions_quorum"] <= regions:
         expected = f"1 to the number of regions, {regions}"
         yield setting_fault(NAME, "regions_quorum", values["regions_quorum"], expected, "Lower the quorum.")
@@ -131,8 +140,10 @@ def build(
     gamma: Gamma = 0.8,
     merge: MergeRule = "rda",
     bounded: Bounded = True,
+    weight_share_max: WeightShareMax = 1.0,
     clip_answers: ClipAnswers = None,
     epochs_max: EpochsMax = None,
+    opposed: Opposed = "tell",
     push: Annotated[Format, PUSH] = "int4",
     regions_push: Annotated[
         Format | Literal["auto"],
@@ -196,7 +207,8 @@ def build(
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
-    between = *judging_rules(bounded=bounded), RegionShares(regions)
+    between = *judging_rules(bounded=bounded), RegionShares(regions), OwnersAmong()
+    within = OwnersWithin(weight_share_max, regions)
     paces: dict[str, Any] = {"fragments": len(parts), "grace": grace, "gamma": gamma, "tokens": job.tokens}
     paces["sizes"] = [part.size for part in parts]
     region_pacer = region.node(
@@ -224,7 +236,7 @@ def build(
             parts,
             lr=lr,
             momentum=momentum,
-            rules=usual_rules(bounded=bounded, length_max=clip_answers),
+            rules=usual_rules(bounded=bounded, opposed=opposed, length_max=clip_answers, influence=within),
             **merges,
         ),
         fires=votes,
@@ -239,6 +251,7 @@ def build(
             push=regions_push,
             tells_links=AUTO in (regions_push, regions_update),
             parts=of_regions,
+            share_max=weight_share_max,
         ),
         fires=AnyOf("gradient", "above", "pull", "standing"),
     )

@@ -112,7 +112,11 @@ def _decoupled(rng: random.Random) -> Settings:
 
 
 def _regional(rng: random.Random) -> Settings:
-    return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "exchange": rng.choice((1, 1, 2))}
+    settings: Settings = {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8))}
+    settings["exchange"] = rng.choice((1, 1, 2))
+    if settings["fragments"] == 3 and settings["interval"] == 8:  # Likewise.
+        settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
+    return settings
 
 
 def _dipaco(rng: random.Random) -> Settings:
@@ -373,13 +377,14 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
 
 def _of_program(graph: Template, shape: Shape) -> list[Checker]:
     """The checkers of versions, merges, answers and books."""
-    if regions := regions_in(graph):
-        return regions_checkers(regions)
     owners, share_max = _owners(shape), shape.program.settings.get("weight_share_max", 1.0)
 
     def owner_of(slot: int) -> MachineOwner:
         owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), MachineOwner(machine))
         return owner._replace(weight_share_max=owner.weight_share_max or share_max)
+
+    if regions := regions_in(graph):
+        return regions_checkers(regions, owner_of if "weight_share_max" in shape.program.settings else None)
 
     def site_of(slot: int) -> tuple[str, float]:
         site, weights = machine_of(Replica(LEARNER, slot)), shape.program.settings["site_weight"]

@@ -108,9 +108,7 @@ def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: d
     "settings",
     [
         {"update": "int4"},
-        {"weight_share_max": 0.6},
         {"site_weight": "equal"},
-        {"opposed": "refuse"},
         {"exchange": "auto"},
         {"interval": "auto"},
         {"overlap": "auto"},
