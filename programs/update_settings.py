@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
+from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, rows_max
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.wanted_settings import first_interval
 from isthmus.ops.learner.receive import Receive
@@ -168,7 +168,10 @@ Interval = Annotated[
 ]
 Fragments = Annotated[
     Cut | None,
-    Setting("P, the number of fragments; 'layer' or 'tensor': one for each. Default: by the size of the model."),
+    Setting(
+        "P, the number of fragments; 'layer' or 'tensor': one for each. Where there are more than layers and tensors, "
+        "tensors are cut into rows, whose lengths are merged apart. Default: by the size of the model."
+    ),
 ]
 MergeRule = Annotated[
     Method,
@@ -254,16 +257,16 @@ def setting_fault(program: str, name: str, value: Any, expected: str, remedy: st
 
 def fragment_faults(job: Job, cut: Cut | None, program: str) -> Iterator[Fault]:
     """The fault of a number of fragments that the model cannot have."""
-    units = units_max(job.layout)
-    if isinstance(cut, int) and not 1 <= cut <= units:
-        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
+    rows = rows_max(job.layout)
+    if isinstance(cut, int) and not 1 <= cut <= rows:
+        expected = f"1 to {rows}, the rows of this model's tensors, or 'layer' or 'tensor'"
         yield setting_fault(program, "fragments", cut, expected, "Choose one of these, or leave it out.")
 
 
 def fragments_had(job: Job, cut: Cut | None) -> int:
     """The number of fragments that the setting means; where the model cannot have that, of the default."""
     count = fragments_of(job, cut)
-    return count if 1 <= count <= units_max(job.layout) else count_default(job.layout)
+    return count if 1 <= count <= rows_max(job.layout) else count_default(job.layout)
 
 
 def shard_faults(program: str, name: str, shards: int, fragments: int) -> Iterator[Fault]:
