@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from isthmus.runtime.graph.body import schemas_of, trait
 from isthmus.runtime.graph.template import (
@@ -145,7 +145,9 @@ def roles_met(plan: Plan) -> set[str]:
 def peers_most(plan: Plan, most: Mapping[str, int]) -> int:
     """The most replicas that a host of this plan meets in a run with at most so many of some roles, and otherwise with
     as many as the graph has."""
-    return sum(-(-most.get(role, plan.replicas[role][1]) // groups_met(plan, role)) for role in roles_met(plan))
+    met = {role: group_met(plan, 0, role) for role in roles_met(plan)}
+    counts = {role: most.get(role, plan.replicas[role][1]) for role in met}
+    return sum(counts[role] if of is None else -(-counts[role] // of.groups) for role, of in met.items())
 
 
 def edges_between(plan: Plan, role: str) -> list[EdgePlan]:
@@ -154,10 +156,27 @@ def edges_between(plan: Plan, role: str) -> list[EdgePlan]:
     return [edge for edge in crossing if role in (edge.source_role, edge.target_role)]
 
 
-def groups_met(plan: Plan, role: str) -> int:
-    """The number of groups of a role of which a host of this plan meets one alone; 1 where it meets all replicas."""
-    groups = {(edge.groups, edge.divisors) for edge in edges_between(plan, role)}
-    return max(1, next(iter(groups))[0]) if len(groups) == 1 and role != plan.role else 1
+WIDTH_MAX: Final = 32
+"""Ranges of replicas of a role that a host names as those that it meets; where there are more, it meets all."""
+
+
+class GroupMet(NamedTuple):
+    """Of a role the group that a host meets alone: replicas i with i // `width` modulo `groups` = `own`."""
+
+    groups: int
+    width: int
+    own: int
+
+
+def group_met(plan: Plan, slot: int, role: str) -> GroupMet | None:
+    """The group of a role that replica `slot` of this plan meets alone; None where it meets all replicas."""
+    found = set[GroupMet | None]()
+    for edge in edges_between(plan, role):
+        is_sender = edge.source_role == plan.role
+        width = edge.divisors[1 if is_sender else 0]
+        is_grouped = edge.groups and width <= WIDTH_MAX and role != plan.role
+        found.add(GroupMet(edge.groups, width, edge.group_of(slot, is_sender=is_sender)) if is_grouped else None)
+    return found.pop() if len(found) == 1 else None
 
 
 def roles_of_edges(graph: Template) -> dict[str, tuple[str, str]]:

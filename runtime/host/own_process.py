@@ -29,7 +29,7 @@ from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTran
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
-from isthmus.runtime.graph.plans import EdgePlan, Plan, edges_between, roles_met
+from isthmus.runtime.graph.plans import Plan, group_met, roles_met
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import (
@@ -69,7 +69,7 @@ from isthmus.runtime.supervision.messages import (
     Formed,
     HostFigures,
 )
-from isthmus.runtime.supervision.rosters import MET_MAX, Met, RosterCopy, RosterDifference, Row
+from isthmus.runtime.supervision.rosters import Met, RosterCopy, RosterDifference, Row
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes
@@ -115,10 +115,6 @@ class PeerReach:
     keys: Keyring | None = None
 
 
-WIDTH_MAX: Final = MET_MAX // 2
-"""Ranges of replicas of a role that a host names as those that it meets; where there are more, it meets all."""
-
-
 def met_by(plan: Plan, own: Replica) -> tuple[Met, ...]:
     """The replicas that a host of this plan meets, itself, and whoever leads its island or relays between learners.
 
@@ -126,19 +122,13 @@ def met_by(plan: Plan, own: Replica) -> tuple[Met, ...]:
     """
     met = {Met(own.role, own.slot, 0), Met(leader(own).role, own.slot, 0), Met(RECORDER)}
     for role in roles_met(plan):
-        found = {_others_met(each, own) for each in edges_between(plan, role)}
-        met |= found.pop() if len(found) == 1 and role != own.role else {Met(role)}
+        group = group_met(plan, own.slot, role)
+        if group is None:
+            met.add(Met(role))
+        else:
+            first = group.width * group.own
+            met |= {Met(role, first + number, group.width * group.groups) for number in range(group.width)}
     return tuple(sorted(met, key=lambda each: (each.role, each.first, each.step)))
-
-
-def _others_met(edge: EdgePlan, own: Replica) -> frozenset[Met]:
-    """Those at the other end of an edge that a replica meets."""
-    is_sender = edge.source_role == own.role
-    role, width = (edge.target_role, edge.divisors[1]) if is_sender else (edge.source_role, edge.divisors[0])
-    if not edge.groups or width > WIDTH_MAX:
-        return frozenset({Met(role)})
-    first = width * edge.group_of(own.slot, is_sender=is_sender)
-    return frozenset(Met(role, first + number, width * edge.groups) for number in range(width))
 
 
 class HostRoster:
