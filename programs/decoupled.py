@@ -38,6 +38,7 @@ from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default, interval_def
 from isthmus.programs.update_settings import (
     PUSH,
     UPDATE,
+    AutoInterval,
     Bounded,
     ClipAnswers,
     EpochsMax,
@@ -111,17 +112,7 @@ def free_running(
     paths: PathParts | None,
     *,
     fragments: Fragments = None,
-    interval: Annotated[
-        int | Literal["auto"] | None,
-        Setting(
-            "H, the inner steps between two merges of one fragment; 'auto': by the links. Default: 24, or fewer in a "
-            "run of few sweeps.",
-            ge=1,
-            expected="at least 1 inner step, or 'auto'",
-            remedy="The published interval is 24.",
-            resumes=True,
-        ),
-    ] = None,
+    interval: AutoInterval = None,
     overlap: Annotated[
         int | Literal["auto"],
         Setting("tau, the inner steps that a round may take, at most `interval`; 'auto': by the links.", resumes=True),

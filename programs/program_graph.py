@@ -40,7 +40,7 @@ class Training:
     mean_of: Port | None = None
     evaluation: Port | None = None
     merges: Port | None = None
-    changes: Port | None = None
+    changes: tuple[Port, ...] = ()
     held: Port | None = None
     loans: tuple[Port, Port] | None = None
     stop: tuple[Port, ...] = ()
@@ -117,7 +117,7 @@ class ProgramGraph(Graph):
         evaluation: Port | None = None,
         stop: Port | Sequence[Port] = (),
         merges: Port | None = None,
-        changes: Port | None = None,
+        changes: Port | Sequence[Port] = (),
         held: Port | None = None,
         loans: tuple[Port, Port] | None = None,
         counts_budget: bool = False,
@@ -144,7 +144,6 @@ class ProgramGraph(Graph):
             "mean_of": self._optional("mean_of", mean_of),
             "evaluation": self._optional("evaluation", evaluation),
             "merges": self._optional("merges", merges),
-            "changes": self._optional("changes", changes),
             "held": self._optional("held", held),
         }
         if loans is not None:
@@ -154,11 +153,13 @@ class ProgramGraph(Graph):
             if port is not None and getattr(training, name) is not None:
                 where, former = f"train({name}=) of graph {self.name!r}", getattr(training, name)
                 raise GraphError(where, "ports that are not declared yet", str(former), "Declare each once.")
-        control, stop = ((each,) if isinstance(each, Port) else tuple(each) for each in (control, stop))
+        lists = (control, stop, changes)
+        control, stop, changes = ((each,) if isinstance(each, Port) else tuple(each) for each in lists)
         self.declared[_TRAINING] = replace(
             training,
             **{name: port for name, port in new.items() if port is not None},
             control=(*training.control, *(self.declared_port("control", each, is_input=True) for each in control)),
+            changes=(*training.changes, *(self.declared_port("changes", each) for each in changes)),
             stop=(*training.stop, *(self.declared_port("stop", each) for each in stop)),
             counts_budget=training.counts_budget or counts_budget,
         )

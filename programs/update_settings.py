@@ -28,16 +28,18 @@ from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, P
 from isthmus.runtime.ids import LEARNER
 
 
-def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None) -> Port:
+def updates_in(
+    graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None, back: Route | None = None
+) -> Port:
     """The port that gives the updates of an outer step, decoded, in a role: its own, or that of the role's `receive`.
 
     `in_turns`: turns, of programs in lock-step, pass through it to learners. `to`: the replicas of the role that get an
-    update, where not all do.
+    update, where not all do; `back`: whoever publishes a fragment, where that is not its number's replica.
     """
     if outer.keywords.get("update", "float32") == "float32":
         return outer["update"]
     receivers = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
-    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns, to or role.all))["update"]
+    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns, to or role.all, back))["update"]
 
 
 def connect(graph: Graph, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> None:
@@ -58,12 +60,13 @@ def to_learner(
     in_turns: bool = False,
     to: Route | None = None,
     pulled: Route | None = None,
+    back: Route | None = None,
 ) -> Port:
     """The edges of updates and pulls (`in_turns`: turns) to the node of a learner, or region, that takes both, updates
     at its input `update`; returns the input of the role at which updates arrive. `to`: whom updates are for, where that
-    is not every learner; `pulled`: likewise of pulls. Pulls go behind the updates that were
+    is not every learner; `pulled`: likewise of pulls; `back`: as of `updates_in`. Pulls go behind the updates that were
     sent before them: an answer on a version that is about to be replaced would be refused."""
-    updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to)
+    updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to, back=back)
     connect(graph, updates, taker[update], Latest("fragment"), to=to)
     if updates.node is not outer:
         graph.edge(pull, updates.node["pull"], Latest("fragment"), to=pulled or learner.all)
@@ -95,10 +98,11 @@ def hold_whole(graph: ProgramGraph, step: Node, conductor: Node, outer: Node, *,
     )
 
 
-def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route) -> Node:
-    frames = next((node for node in graph.nodes if node.body is KeyFrames), None)
+def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route, back: Route | None) -> Node:
+    frames = next((node for node in graph.nodes if node.body is KeyFrames and node.role == outer.role), None)
     if frames is None:
-        frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
+        name = "region-key-frames" if outer.role == REGION else "key-frames"
+        frames = graph.role_of(outer.role).node(name, KeyFrames, fires=AnyOf("state", "need"))
         graph.edge(outer["state"], frames["state"], Latest("fragment"))
     answers = role.name in (LEARNER, REGION)
     fires = AnyOf("update", "pull") if answers else AnyOf("update")
@@ -107,8 +111,8 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: R
     sender, receiver = route.divisors  # The groups of updates are those of whole ones, too.
     to = (role.at("slot") if answers else role.all).within(route.groups, sender=sender, receiver=receiver)
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
-    back = graph.role_of(outer.role).at("fragment").within(route.groups, sender=receiver, receiver=sender)
-    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=back)
+    of_fragment = graph.role_of(outer.role).at("fragment").within(route.groups, sender=receiver, receiver=sender)
+    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=back or of_fragment)
     return receive
 
 
@@ -162,6 +166,17 @@ Interval = Annotated[
         ge=1,
         le=INTERVAL_MAX,
         expected=f"1 to {INTERVAL_MAX} inner steps",
+        remedy="The published interval is 24.",
+        resumes=True,
+    ),
+]
+AutoInterval = Annotated[
+    int | Literal["auto"] | None,
+    Setting(
+        "H, the inner steps between two merges of one fragment; 'auto': by the links. Default: 24, or fewer in a "
+        "run of few sweeps.",
+        ge=1,
+        expected="at least 1 inner step, or 'auto'",
         remedy="The published interval is 24.",
         resumes=True,
     ),

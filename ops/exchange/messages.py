@@ -422,6 +422,8 @@ class Change(TypedDict):
     """The duration of a round, in steps."""
     at: int
     """An instant of the shard's clock."""
+    role: NotRequired[str]
+    """That of the shard, where it is one of a region."""
     step_time: NotRequired[Count]
     """Of 'pace', the nanoseconds of the learner's step."""
     median: NotRequired[Count]

@@ -135,7 +135,7 @@ def with_recorder(program: Template, job: Job) -> Template:
         (training.reports, "progress", Latest()),
         (training.merges, "merged", Latest("place")),
         (training.held, "held", Latest("holder")),
-        (training.changes, "changed", Latest("place")),
+        *((port, "changed", Latest("place")) for port in training.changes),
         *((port, "stop", Latest()) for port in training.stop),
         (training.evaluation, "evaluation", Latest("tokens")),
     ]

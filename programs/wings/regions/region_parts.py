@@ -70,6 +70,10 @@ class RegionParts:
         """From a learner to the shard of its region that has the fragment of an item."""
         return region.group if self.shards == 1 else self._having(region, fragments).within(self.regions)
 
+    def within_region(self, role: Role) -> Route:
+        """Between a learner and the shards of its region; as `to_learners` and `to_shards`, for new edges."""
+        return role.all.within(self.regions)
+
     def to_regions(self, region: Role, fragments: Sequence[object]) -> Route:
         """From a global shard to the one of each region that has the fragment of an item."""
         if self.shards == 1:

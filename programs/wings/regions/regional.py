@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
-from isthmus.ops.exchange.wanted_settings import AUTO
+from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
@@ -41,12 +41,12 @@ from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
     PUSH,
+    AutoInterval,
     Bounded,
     ClipAnswers,
     EpochsMax,
     Fragments,
     Gamma,
-    Interval,
     MergeRule,
     Opposed,
     OuterLr,
@@ -88,8 +88,8 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
         yield from shard_faults(NAME, name, values[name], fragments_had(job, values["fragments"]))
     overlap, regions = values["overlap"], values["regions"]
     interval = _interval(job, values["interval"], overlap)
-    if not 0 <= overlap <= interval:
-        expected = f"0 to interval = {interval} inner steps"
+    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
+        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
         yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
     if not 1 <= regions <= job.learners:
         expected = f"1 to the number of learners, {job.learners}: a region has one at least"
@@ -113,7 +113,7 @@ def build(
     shards: Annotated[int, Setting("The number of global syncers, at most one a fragment.")] = 1,
     region_shards: Annotated[int, Setting("The number of syncers of each region, at most one a fragment.")] = 1,
     fragments: Fragments = None,
-    interval: Interval = None,
+    interval: AutoInterval = None,
     exchange: Annotated[
         int,
         Setting(
@@ -126,7 +126,11 @@ def build(
         ),
     ] = 2,
     overlap: Annotated[
-        int, Setting("tau, the inner steps that a round of a region may take, at most `interval`.", resumes=True)
+        int | Literal["auto"],
+        Setting(
+            "tau, the inner steps that a round of a region may take, at most `interval`; 'auto': by its links.",
+            resumes=True,
+        ),
     ] = 2,
     quorum: Annotated[
         int, Setting("K, the answers of learners that a round of a region needs, at most one a learner.", resumes=True)
@@ -144,7 +148,11 @@ def build(
     clip_answers: ClipAnswers = None,
     epochs_max: EpochsMax = None,
     opposed: Opposed = "tell",
-    push: Annotated[Format, PUSH] = "int4",
+    push: Annotated[Format | Literal["auto"], PUSH] = "int4",
+    update: Annotated[
+        Format | Literal["auto"],
+        Setting("The format on the wire of the versions of a region; 'auto': by the links within it.", resumes=True),
+    ] = "float32",
     regions_push: Annotated[
         Format | Literal["auto"],
         Setting(
@@ -179,10 +187,11 @@ def build(
 ) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, overlap)
+    steps, follows = first_interval(interval), AUTO in (push, update, interval, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
-    global_lr, global_momentum = outer_settings(job, interval * exchange, global_lr, global_momentum, OUTER_GLOBAL)
+    global_lr, global_momentum = outer_settings(job, steps * exchange, global_lr, global_momentum, OUTER_GLOBAL)
     table = ((0, OUTER_REGION),) if global_momentum else OUTER_DECOUPLED
-    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, table)
+    lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, table)
     graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     of_regions = RegionParts(regions, region_shards, shards)
@@ -198,9 +207,9 @@ def build(
             InnerStep,
             job.task,
             fragments=parts,
-            report_every=math.ceil(interval / len(parts)),
+            report_every=math.ceil(steps / len(parts)),
             run=RunTerms(tokens=job.tokens, evaluations=job.evaluations, learners=job.learners, epochs_max=epochs_max),
-            exchange=FragmentExchange(push=push, frozen=job.frozen),
+            exchange=FragmentExchange(push=push, tells_links=follows, frozen=job.frozen),
         ),
         never_waits=True,
     )
@@ -216,6 +225,7 @@ def build(
         partial(
             Pacer,
             push=push,
+            update=update,
             interval=interval,
             overlap=overlap,
             quorum=quorum,
@@ -252,6 +262,7 @@ def build(
             tells_links=AUTO in (regions_push, regions_update),
             parts=of_regions,
             share_max=weight_share_max,
+            update=update,
         ),
         fires=AnyOf("gradient", "above", "pull", "standing"),
     )
@@ -290,8 +301,8 @@ def build(
         ),
         fires=votes,
     )
-    steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
-    outer = syncer.node("outer-step", partial(OuterStep, parts, **steps))
+    publishes: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
+    outer = syncer.node("outer-step", partial(OuterStep, parts, **publishes))
     evaluate = evaluator.node(
         "evaluate",
         partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen),
@@ -304,8 +315,12 @@ def build(
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=of_regions.to_learners(learner))
-    graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=of_regions.to_learners(learner))
-    graph.edge(regional["update"], step["update"], Latest("fragment"), to=of_regions.to_learners(learner))
+    if update == "float32":
+        graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=of_regions.to_learners(learner))
+        graph.edge(regional["update"], step["update"], Latest("fragment"), to=of_regions.to_learners(learner))
+    else:
+        inside, back = of_regions.within_region(learner), of_regions.to_shard(region, parts)
+        to_learner(graph, learner, regional, region_pacer["pull"], step, to=inside, pulled=inside, back=back)
     graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=of_regions.to_shard(region, parts))
     graph.edge(step["progress"], region_pacer["progress"], Latest(), to=of_regions.to_shards(region))
     graph.edge(region_pacer["standing"], regional["standing"], Latest())
@@ -326,7 +341,7 @@ def build(
         model=outer["final"],
         evaluation=evaluate["evaluation"],
         merges=outer["merged"],
-        changes=pacer["changed"],
+        changes=(pacer["changed"], region_pacer["changed"]) if follows else pacer["changed"],
         held=pacer["held"],
         loans=(step["moments"], step["loan"]),
     )
@@ -343,6 +358,10 @@ def build(
     return graph
 
 
-def _interval(job: Job, interval: int | None, overlap: int) -> int:
+def _interval(
+    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
+) -> int | Literal["auto"]:
     """The interval, or the default one."""
-    return interval_default(job, least=overlap) if interval is None else interval
+    if interval is not None:
+        return interval
+    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)

@@ -82,15 +82,16 @@ class RegionFragment:
 class RegionalStep:
     """Gradients of the region's merges, global versions (`above`) and pulls in; updates, and answers, out.
 
-    `update` and `merged` are those of `OuterStep`; `begun` goes to merge and pacer where a fragment begins from the
-    global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer with
-    each global version; `answer` and `progress` to the global syncer. `push` is the format of answers, "auto" the one
-    that a pull asks for; with `tells_links`, its reports have the goodput of its links. `standing` tells that there are
-    learners. By `parts` it has its own fragments. Where owners may have less than the
-    whole of a merge, `share_max` or what the directory says, its answers say what each of them has.
+    `update`, `state` and `merged` are those of `OuterStep`, whose format of updates is `update`; `begun` goes to
+    merge and pacer where a fragment begins from the global version, `first` to the pacer where the global syncer asks
+    for the first version, `totals` to the pacer with each global version; `answer` and `progress` to the global
+    syncer. `push` is the format of answers, "auto" the one that a pull asks for; with `tells_links`, its reports have
+    the goodput of its links. `standing` tells that there are learners. By `parts` it has its own fragments. Where
+    owners may have less than the whole of a merge, `share_max` or what the directory says, its answers say what each
+    of them has.
     """
 
-    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
+    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress", "state")
     collects = ("above", "pull")
     schemas: ClassVar = {"above": Update, "pull": Round}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters"), "answer": ("begin", "end", "work")}
@@ -105,10 +106,11 @@ class RegionalStep:
         tells_links: bool = False,
         parts: RegionParts = ONE_REGION,
         share_max: float = 1.0,
+        update: Format | Literal["auto"] = "float32",
     ) -> None:
         self._parts, self._share_max = parts, share_max
         self._fragments, self._push, self._tells_links = tuple(fragments), push, tells_links
-        self._outer = OuterStep(fragments, lr=lr, momentum=momentum)
+        self._outer = OuterStep(fragments, lr=lr, momentum=momentum, update=update)
         self._held: dict[int, RegionFragment] = {}
         self._asked: dict[int, Round] = {}
         """Fragment -> the pull that waits: for the first version, or for the last merge of the region."""
@@ -129,6 +131,8 @@ class RegionalStep:
         self._context = context
         self._slot, self._life = context.member.replica.slot, context.member.incarnation
         self._own = [p for p in range(len(self._fragments)) if self._parts.has(self._slot, p)]
+        # What is not read is not made: a state has all values.
+        self._passed_on = ("update", "state", "merged") if "state" in context.connected else ("update", "merged")
         self._coding: ModuleType = coding
         self._norms, self._descent = averaging.unit_norms, nesterov.descent
         self._outer.open(context)
@@ -169,7 +173,7 @@ class RegionalStep:
             held.reached = gradient["positions"]
             held.has_ended |= gradient["kind"] == "final"
         self._totals.raise_to(gradient["totals"])
-        return [(port, emitted[port]) for port in ("update", "merged") if port in emitted]
+        return [(port, emitted[port]) for port in self._passed_on if port in emitted]
 
     def _shares_of(self, merging: Merging) -> dict[str, float]:
         """What the owners whose shares are bounded had of a merge."""
@@ -206,7 +210,7 @@ class RegionalStep:
     def _begin(self, update: Update) -> list[tuple[str, Any]]:
         """Begin a fragment in this life: what a former life of this region had merged alone is lost with it."""
         p, values, version = update["fragment"], update["values"], [self._life, 0]
-        self._outer.replace(p, values)
+        self._outer.begin(p, values, version)
         clock, positions = update["clock"], update["positions"]
         self._held[p] = RegionFragment(values, update["version"], clock, positions, positions)
         largest = self._coding.largest(values)
@@ -221,7 +225,7 @@ class RegionalStep:
             totals=self._totals.rows(),
             refused=[],
         )
-        return [("begun", begun), ("update", first)]
+        return [("begun", begun), ("update", self._outer.item(first))]
 
     def _adopt(self, held: RegionFragment, update: Update) -> None:
         p, values = update["fragment"], update["values"]

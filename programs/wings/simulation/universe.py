@@ -136,7 +136,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The learners have the state, but only the syncer knows their step.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
-    "regional-diloco": Trial(_regional, formats=("push", "regions_push", "regions_update"), options=LEVELS),
+    "regional-diloco": Trial(_regional, formats=("push", "regions_push", "regions_update", "update"), options=LEVELS),
     # No learner can continue without the others: their number is part of the graph.
     "data-parallel": Trial(lambda rng: {}, spared=("learner",), lasts_max=BRIEF_SECONDS, joins=False),
 }

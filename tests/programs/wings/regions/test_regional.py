@@ -107,11 +107,8 @@ def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: d
 @pytest.mark.parametrize(
     "settings",
     [
-        {"update": "int4"},
         {"site_weight": "equal"},
         {"exchange": "auto"},
-        {"interval": "auto"},
-        {"overlap": "auto"},
     ],
 )
 def test_what_only_one_level_has_is_refused_by_name(world: Worlds, settings: dict[str, Any]) -> None:
@@ -132,6 +129,23 @@ def test_global_versions_travel_in_codes(
     assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
     assert coded.eval_loss < 1.1 * whole.eval_loss
     assert coded.summary["contributors_mean"] == 2.0
+
+
+@pytest.mark.parametrize("settings", [{"update": "int4", "region_shards": 2}, long({"push": "auto", "update": "auto"})])
+def test_versions_of_a_region_travel_in_codes(
+    world: Worlds, plain: tuple[WorldResult, WorldResult], settings: dict[str, Any]
+) -> None:
+    _, whole = plain
+    coded = _run(world, fragments=3, interval=6, **settings)
+    assert coded.waits == 0
+    assert coded.summary["books"]["differences"] == []
+    assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
+    assert coded.eval_loss < 1.1 * whole.eval_loss
+    sizes = [
+        sum(edge["bytes"] for edge in run.summary["edges"] if edge["source"] == "regional-step.update")
+        for run in (coded, whole)
+    ]
+    assert sizes[0] < 0.75 * sizes[1] or "auto" in settings.values()
 
 
 def test_what_crosses_between_regions_is_one_transfer_a_region(plain: tuple[WorldResult, WorldResult]) -> None:
