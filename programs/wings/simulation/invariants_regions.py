@@ -215,8 +215,8 @@ class InfluenceChecker(Checker):
 
     def __init__(self, owner_of: Callable[[int], MachineOwner]) -> None:
         self._owner_of, self._was_unbounded = owner_of, False
-        self._told: dict[tuple[Member, int, int], list[dict[str, float]]] = {}
-        """What the last answers of a region's shard about a fragment say, as they arrived at a life of a shard."""
+        self._told: dict[tuple[Member, int, int], list[tuple[int, dict[str, float]]]] = {}
+        """When answers of a region's shard about a fragment arrived at a life of a shard, and what they say."""
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         """Note that shares were not bounded, at some time: all learners were of one."""
@@ -231,9 +231,7 @@ class InfluenceChecker(Checker):
         missing = {each.name for each in bounded if (each.weight_share_max or 1.0) < 1.0} - owners.keys()
         if missing and not self._was_unbounded:
             raise ViolationError(f"{source} answers with work of {sorted(missing)}, and does not say what they have")
-        told = self._told.setdefault((life.member, item["fragment"], item["slot"]), [])
-        told.append(owners)
-        del told[:-TOLD_MAX]
+        self._told.setdefault((life.member, item["fragment"], item["slot"]), []).append((life.clock.now(), owners))
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Check the shares of merges: of the answers that may be in one, those that say least count."""
@@ -241,7 +239,9 @@ class InfluenceChecker(Checker):
             return
         own: dict[str, float] = {}
         for slot, weight in zip(item["voters"], item["weights"], strict=True):
-            told = self._told.get((life.member, item["fragment"], slot), [])
+            arrived = self._told.get((life.member, item["fragment"], slot), [])
+            # A recorder that was away is told of a merge long after it.
+            told = [owners for at, owners in arrived if at <= item["closed_at"]][-TOLD_MAX:]
             for name in {name for each in told for name in each}:
                 own[name] = own.get(name, 0.0) + weight * min(each.get(name, 0.0) for each in told)
         for owner in {self._owner_of(slot) for slot in range(SLOTS_LOOKED_AT)}:
