@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.formats import FORMATS
-from isthmus.ops.exchange.fragments import count_default, partition, units_max
+from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
@@ -42,20 +42,25 @@ from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default, interval_def
 from isthmus.programs.update_settings import (
     PUSH,
     UPDATE,
+    AutoInterval,
     Bounded,
     ClipAnswers,
     EpochsMax,
     Fragments,
     Gamma,
     MergeRule,
+    Opposed,
     OuterLr,
     OuterMomentum,
+    WeightShareMax,
     connect,
     fragment_faults,
-    fragments_of,
+    fragments_had,
     outer_settings,
     rounds_in,
     setting_fault,
+    shard_faults,
+    share_faults,
     step_tokens_of,
     subject,
     to_learner,
@@ -84,10 +89,7 @@ def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> I
         if holders_min < job.learners:
             expected = f"1 to the learners of a module, {holders_min} at least"
         yield setting_fault(name, "quorum", quorum, expected, "Lower the quorum, or add learners.")
-    if values["weight_share_max"] * holders_min < 1:
-        expected = f"at least 1 / learners, {1 / holders_min:g}"
-        do = "Raise it, or add learners: all together would have less than the whole of a merge."
-        yield setting_fault(name, "weight_share_max", values["weight_share_max"], expected, do)
+    yield from share_faults(name, values["weight_share_max"], holders_min)
     if isinstance(values["site_weight"], Mapping):
         yield from _site_faults(name, values["site_weight"])
 
@@ -108,16 +110,7 @@ def _site_faults(name: str, weights: Mapping[str, float]) -> Iterator[Fault]:
 def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     yield from fragment_faults(job, values["fragments"], NAME)
     yield from rules(NAME, job, values, job.learners)
-    parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
-    shards_max = parts if 1 <= parts <= units else count_default(job.layout)
-    yield from shard_faults(NAME, values["shards"], shards_max)
-
-
-def shard_faults(name: str, shards: int, most: int) -> Iterator[Fault]:
-    """The fault of a number of shards above that of fragments."""
-    if not 1 <= shards <= most:
-        expected = f"1 to the number of fragments, {most}"
-        yield setting_fault(name, "shards", shards, expected, "A shard needs a fragment to serve.")
+    yield from shard_faults(NAME, "shards", values["shards"], fragments_had(job, values["fragments"]))
 
 
 def free_running(
@@ -126,17 +119,7 @@ def free_running(
     paths: PathParts | None,
     *,
     fragments: Fragments = None,
-    interval: Annotated[
-        int | Literal["auto"] | None,
-        Setting(
-            "H, the inner steps between two merges of one fragment; 'auto': by the links. Default: 24, or fewer in a "
-            "run of few sweeps.",
-            ge=1,
-            expected="at least 1 inner step, or 'auto'",
-            remedy="The published interval is 24.",
-            resumes=True,
-        ),
-    ] = None,
+    interval: AutoInterval = None,
     overlap: Annotated[
         int | Literal["auto"],
         Setting("tau, the inner steps that a round may take, at most `interval`; 'auto': by the links.", resumes=True),
@@ -181,18 +164,7 @@ def free_running(
         ),
     ] = None,
     bounded: Bounded = True,
-    weight_share_max: Annotated[
-        float,
-        Setting(
-            "The largest share of a merge that one machine's learners have together; in a run of one machine, that one "
-            "learner has. Where all have that, the rest counts as a gradient of zero.",
-            gt=0,
-            le=1,
-            expected="a share above 0 and at most 1",
-            remedy="1 is no limit.",
-            resumes=True,
-        ),
-    ] = 1.0,
+    weight_share_max: WeightShareMax = 1.0,
     site_weight: Annotated[
         Literal["equal"] | Mapping[str, float] | None,
         Setting(
@@ -206,10 +178,7 @@ def free_running(
     ] = None,
     clip_answers: ClipAnswers = None,
     epochs_max: EpochsMax = None,
-    opposed: Annotated[
-        Literal["tell", "refuse"],
-        Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
-    ] = "tell",
+    opposed: Opposed = "tell",
     push: Annotated[Format | Literal["auto"], PUSH] = "int4",
     update: Annotated[Format | Literal["auto"], UPDATE] = "float32",
     outer_lr: OuterLr = None,

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from isthmus.ops.exchange.fragments import Cut
 from isthmus.ops.exchange.paths import PathParts, groups_of, path_parts
-from isthmus.programs.decoupled import free_running, rules, shard_faults
+from isthmus.programs.decoupled import free_running, rules
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import checked, settings_of
-from isthmus.programs.update_settings import setting_fault, subject
+from isthmus.programs.update_settings import setting_fault, shard_faults, subject
 from isthmus.runtime.errors import Fault
 
 NAME: Final = "dipaco"
@@ -47,7 +47,7 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
         do = "Choose one of these, or leave it out."
         yield setting_fault(NAME, "fragments", values["fragments"], expected, do)
         return
-    yield from shard_faults(NAME, values["shards"], len(parts.whole))
+    yield from shard_faults(NAME, "shards", values["shards"], len(parts.whole))
 
 
 def _holders_min(job: Job) -> int:

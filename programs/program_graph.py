@@ -19,13 +19,15 @@ from isthmus.runtime.graph.template import Graph, Port, Template
 SYNCER: Final = "syncer"
 """The role of the shards that merge and hold the global model."""
 REGION: Final = "region"
-"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
+"""The role of the syncers of regions, in a program of two levels: learner s is of region s modulo the number of
+regions, and so is replica s of this role (`regions_in`)."""
 EVALUATOR: Final = "evaluator"
 """The role of the replica that evaluates the model, in a program that has one."""
 _TRAINING: Final = "training"
 _HELD_MODEL: Final = "held model"
 _KEPT_STATE: Final = "kept state"
 _CHOSEN: Final = "chosen"
+_REGIONS: Final = "regions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Training:
     mean_of: Port | None = None
     evaluation: Port | None = None
     merges: Port | None = None
-    changes: Port | None = None
+    changes: tuple[Port, ...] = ()
     held: Port | None = None
     loans: tuple[Port, Port] | None = None
     stop: tuple[Port, ...] = ()
@@ -92,6 +94,14 @@ def chosen_for(graph: Graph | Template) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", graph.declared.get(_CHOSEN, MappingProxyType({})))
 
 
+def regions_in(graph: Graph | Template) -> int:
+    """The number of regions, each of which may have several syncers; 0 in a program of one level."""
+    declared = cast("int | None", graph.declared.get(_REGIONS))
+    if declared is not None:
+        return declared
+    return next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
+
+
 @final
 class ProgramGraph(Graph):
     """A graph under construction: `role`, then `role.node`, then `edge`, and `train` for one that can be trained."""
@@ -106,7 +116,7 @@ class ProgramGraph(Graph):
         evaluation: Port | None = None,
         stop: Port | Sequence[Port] = (),
         merges: Port | None = None,
-        changes: Port | None = None,
+        changes: Port | Sequence[Port] = (),
         held: Port | None = None,
         loans: tuple[Port, Port] | None = None,
         counts_budget: bool = False,
@@ -133,7 +143,6 @@ class ProgramGraph(Graph):
             "mean_of": self._optional("mean_of", mean_of),
             "evaluation": self._optional("evaluation", evaluation),
             "merges": self._optional("merges", merges),
-            "changes": self._optional("changes", changes),
             "held": self._optional("held", held),
         }
         if loans is not None:
@@ -143,11 +152,13 @@ class ProgramGraph(Graph):
             if port is not None and getattr(training, name) is not None:
                 where, former = f"train({name}=) of graph {self.name!r}", getattr(training, name)
                 raise GraphError(where, "ports that are not declared yet", str(former), "Declare each once.")
-        control, stop = ((each,) if isinstance(each, Port) else tuple(each) for each in (control, stop))
+        lists = (control, stop, changes)
+        control, stop, changes = ((each,) if isinstance(each, Port) else tuple(each) for each in lists)
         self.declared[_TRAINING] = replace(
             training,
             **{name: port for name, port in new.items() if port is not None},
             control=(*training.control, *(self.declared_port("control", each, is_input=True) for each in control)),
+            changes=(*training.changes, *(self.declared_port("changes", each) for each in changes)),
             stop=(*training.stop, *(self.declared_port("stop", each) for each in stop)),
             counts_budget=training.counts_budget or counts_budget,
         )
@@ -192,6 +203,10 @@ class ProgramGraph(Graph):
         self.declared[_KEPT_STATE] = KeptStatePorts(
             self.declared_port("state", state), self.declared_port("kept", kept, is_input=True)
         )
+
+    def divide(self, regions: int) -> None:
+        """Declare how many regions there are, where each has several syncers."""
+        self.declared[_REGIONS] = regions
 
     def chose(self, **settings: Any) -> None:
         """Note what the builder chose for settings that may be None: a run shows it, and writes it into its

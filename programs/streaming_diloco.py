@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, rows_max
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
@@ -66,7 +66,7 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     overlap = values["overlap"]
     interval = _interval(job, values["interval"], values["fragments"], overlap)
     parts = fragments_of(job, values["fragments"])
-    if 1 <= interval < parts <= units_max(job.layout):
+    if 1 <= interval < parts <= rows_max(job.layout):
         expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
         yield setting_fault(NAME, "interval", interval, expected, "Raise the interval, or ask for fewer fragments.")
     if not 0 <= overlap < max(interval, 1):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
+from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, rows_max
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.wanted_settings import first_interval
 from isthmus.ops.learner.receive import Receive
@@ -28,16 +28,18 @@ from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, P
 from isthmus.runtime.ids import LEARNER
 
 
-def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None) -> Port:
+def updates_in(
+    graph: Graph, role: Role, outer: Node, *, in_turns: bool = False, to: Route | None = None, back: Route | None = None
+) -> Port:
     """The port that gives the updates of an outer step, decoded, in a role: its own, or that of the role's `receive`.
 
     `in_turns`: turns, of programs in lock-step, pass through it to learners. `to`: the replicas of the role that get an
-    update, where not all do.
+    update, where not all do; `back`: whoever publishes a fragment, where that is not its number's replica.
     """
     if outer.keywords.get("update", "float32") == "float32":
         return outer["update"]
     receivers = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
-    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns, to or role.all))["update"]
+    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns, to or role.all, back))["update"]
 
 
 def connect(graph: Graph, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> None:
@@ -57,17 +59,19 @@ def to_learner(
     update: str = "update",
     in_turns: bool = False,
     to: Route | None = None,
+    pulled: Route | None = None,
+    back: Route | None = None,
 ) -> Port:
     """The edges of updates and pulls (`in_turns`: turns) to the node of a learner, or region, that takes both, updates
     at its input `update`; returns the input of the role at which updates arrive. `to`: whom updates are for, where that
-    is not every learner. Pulls go behind the updates that were
+    is not every learner; `pulled`: likewise of pulls; `back`: as of `updates_in`. Pulls go behind the updates that were
     sent before them: an answer on a version that is about to be replaced would be refused."""
-    updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to)
+    updates = updates_in(graph, learner, outer, in_turns=in_turns, to=to, back=back)
     connect(graph, updates, taker[update], Latest("fragment"), to=to)
     if updates.node is not outer:
-        graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
+        graph.edge(pull, updates.node["pull"], Latest("fragment"), to=pulled or learner.all)
         pull = updates.node["pull"]
-    connect(graph, pull, taker["pull"], Latest("fragment"))
+    connect(graph, pull, taker["pull"], Latest("fragment"), to=pulled)
     return taker[update] if updates.node is outer else updates.node["update"]
 
 
@@ -95,18 +99,21 @@ def hold_whole(graph: ProgramGraph, step: Node, conductor: Node, outer: Node, *,
     )
 
 
-def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route) -> Node:
-    frames = next((node for node in graph.nodes if node.body is KeyFrames), None)
+def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route, back: Route | None) -> Node:
+    frames = next((node for node in graph.nodes if node.body is KeyFrames and node.role == outer.role), None)
     if frames is None:
-        frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
+        name = "region-key-frames" if outer.role == REGION else "key-frames"
+        frames = graph.role_of(outer.role).node(name, KeyFrames, fires=AnyOf("state", "need"))
         graph.edge(outer["state"], frames["state"], Latest("fragment"))
     answers = role.name in (LEARNER, REGION)
     fires = AnyOf("update", "pull") if answers else AnyOf("update")
     receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
     graph.edge(outer["update"], receive["update"], Latest("place"), to=route)
-    to = role.at("slot") if answers else role.all
+    sender, receiver = route.divisors  # The groups of updates are those of whole ones, too.
+    to = (role.at("slot") if answers else role.all).within(route.groups, sender=sender, receiver=receiver)
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
-    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
+    of_fragment = graph.role_of(outer.role).at("fragment").within(route.groups, sender=receiver, receiver=sender)
+    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=back or of_fragment)
     return receive
 
 
@@ -164,13 +171,43 @@ Interval = Annotated[
         resumes=True,
     ),
 ]
+AutoInterval = Annotated[
+    int | Literal["auto"] | None,
+    Setting(
+        "H, the inner steps between two merges of one fragment; 'auto': by the links. Default: 24, or fewer in a "
+        "run of few sweeps.",
+        ge=1,
+        expected="at least 1 inner step, or 'auto'",
+        remedy="The published interval is 24.",
+        resumes=True,
+    ),
+]
 Fragments = Annotated[
     Cut | None,
-    Setting("P, the number of fragments; 'layer' or 'tensor': one for each. Default: by the size of the model."),
+    Setting(
+        "P, the number of fragments; 'layer' or 'tensor': one for each. Where there are more than layers and tensors, "
+        "tensors are cut into rows, whose lengths are merged apart. Default: by the size of the model."
+    ),
 ]
 MergeRule = Annotated[
     Method,
     Setting("How answers are merged: by length and direction, or by their weighted average.", resumes=True),
+]
+WeightShareMax = Annotated[
+    float,
+    Setting(
+        "The largest share of a merge that one machine's learners have together; in a run of one machine, that one "
+        "learner has. Where all have that, the rest counts as a gradient of zero.",
+        gt=0,
+        le=1,
+        expected="a share above 0 and at most 1",
+        remedy="1 is no limit.",
+        resumes=True,
+    ),
+]
+Opposed = Annotated[
+    Literal["tell", "refuse"],
+    Setting("A learner that pulls against all others in 8 merges in a row is reported, or refused.", resumes=True),
 ]
 OuterLr = Annotated[
     float | None,
@@ -236,10 +273,32 @@ def setting_fault(program: str, name: str, value: Any, expected: str, remedy: st
 
 def fragment_faults(job: Job, cut: Cut | None, program: str) -> Iterator[Fault]:
     """The fault of a number of fragments that the model cannot have."""
-    units = units_max(job.layout)
-    if isinstance(cut, int) and not 1 <= cut <= units:
-        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
+    rows = rows_max(job.layout)
+    if isinstance(cut, int) and not 1 <= cut <= rows:
+        expected = f"1 to {rows}, the rows of this model's tensors, or 'layer' or 'tensor'"
         yield setting_fault(program, "fragments", cut, expected, "Choose one of these, or leave it out.")
+
+
+def fragments_had(job: Job, cut: Cut | None) -> int:
+    """The number of fragments that the setting means; where the model cannot have that, of the default."""
+    count = fragments_of(job, cut)
+    return count if 1 <= count <= rows_max(job.layout) else count_default(job.layout)
+
+
+def shard_faults(program: str, name: str, shards: int, fragments: int) -> Iterator[Fault]:
+    """The fault of a number of shards above that of fragments."""
+    if not 1 <= shards <= fragments:
+        expected = f"1 to the number of fragments, {fragments}"
+        do = f"A shard needs a fragment to serve: name at most {fragments}, or set program.fragments higher."
+        yield setting_fault(program, name, shards, expected, do)
+
+
+def share_faults(program: str, share: float, learners: int) -> Iterator[Fault]:
+    """The fault of a largest share that learners, of which each has it at most, cannot make a whole of."""
+    if share * learners < 1:
+        expected = f"at least 1 / learners, {1 / learners:g}"
+        do = "Raise it, or add learners: all together would have less than the whole of a merge."
+        yield setting_fault(program, "weight_share_max", share, expected, do)
 
 
 def outer_settings(

@@ -564,7 +564,7 @@ class FollowedSettings:
 
     def _change(self, move: Move, round_number: int, now: int) -> Change:
         self._changes_sent += 1
-        return Change(
+        change = Change(
             shard=self._member.replica.slot,
             epoch=self._member.incarnation,
             number=self._changes_sent,
@@ -581,3 +581,6 @@ class FollowedSettings:
             round_trip=move.round_trip,
             at=now,
         )
+        if self._member.replica.role == REGION:
+            change["role"] = REGION
+        return change

@@ -1,9 +1,9 @@
 """Which tensors travel together: the partition of a model into balanced fragments.
 
-Decides the units (whole tensors, row ranges of embedding-like ones, rows of stacked ones), which fragment holds which
-unit, and the order of values in a fragment's payload: one flat float32 vector, its units' values in C order, one unit
-after the other. Does not touch an array: it sees names and shapes only, and every host computes the same answer from
-them, whatever the order of the layout.
+Decides the units (whole tensors, row ranges of embedding-like ones, rows of stacked ones; where more fragments are
+asked for than these are, row ranges of any), which fragment holds which unit, and the order of values in a fragment's
+payload: one flat float32 vector, its units' values in C order, one unit after the other. Does not touch an array: it
+sees names and shapes only, and every host computes the same answer from them, whatever the order of the layout.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
     """The fragments of a layout, none empty, ordered by the name of their first unit.
 
     There are `count` of them, or one for each layer or tensor. Raises ValueError where a `count` is not within
-    1..units_max(layout), and for a layout that is empty, names a tensor twice or holds a tensor without values.
+    1..rows_max(layout), and for a layout that is empty, names a tensor twice or holds a tensor without values.
 
     A fragment is the unit of an outer step and of a transfer, so the largest one sets the peak bandwidth. Units go by
     falling size into the currently smallest fragment (longest processing time first), whose peak is at most 4/3 of the
@@ -124,15 +124,19 @@ def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
     rows allow. A tensor that stacks the layers of a model is cut into its rows, so that a merge rule handles each layer
     separately. Where `count` is too small for fragments of their own, all units are packed together: own fragments stay
     only while a lower bound on bin packing proves that they are within 4/3 of the best packing of all units.
+
+    Above `units_max` any tensor is cut so, beginning with the largest, until there are as many units: then a merge rule
+    that looks at lengths takes parts of a tensor each by itself. A layer of a stack stays whole.
     """
     if isinstance(count, str):
         return _ordered(_by(layout, count))
-    pieces = units(layout, count)
-    if any(unit_count < n for n, unit_count in _unit_counts(layout, count)):
+    _check(layout)
+    if count > rows_max(layout):
         raise ValueError(
-            f"cutting {len(layout)} tensors into fragments: expected 1 to {units_max(layout)} fragments, "
-            f"found {count}. Ask for fewer; only embedding-like and stacked tensors are split."
+            f"cutting {len(layout)} tensors into fragments: expected 1 to {rows_max(layout)} fragments, "
+            f"found {count}. Ask for fewer: there are no more rows."
         )
+    pieces = units(layout, count)
     groups = _own_fragments(pieces, count) or _balanced(pieces, count)
     return _ordered(groups)
 
@@ -148,10 +152,11 @@ def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
     if count < 1:
         raise ValueError(f"cutting {len(layout)} tensors into fragments: expected at least 1 fragment, found {count}.")
     total = sum(math.prod(tensor.shape) for tensor in layout)
+    finely = _fine_count(layout, count, total) if count > units_max(layout) else 0
     result = []
     for tensor in sorted(layout, key=lambda tensor: tensor.name):
         rows, shape = _rows(tensor.shape), tuple(tensor.shape)
-        pieces = _piece_count(tensor, count, total)
+        pieces = _rows_cut(tensor, finely, total) if finely else _piece_count(tensor, count, total)
         for i in range(pieces):
             start, stop = i * rows // pieces, (i + 1) * rows // pieces
             result.append(Unit(tensor.name, start, stop, shape, tensor.merge or DEFAULT, tensor.dtype))
@@ -159,14 +164,30 @@ def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
 
 
 def units_max(layout: Sequence[Tensor]) -> int:
-    """The largest count such that it, and every smaller one, leaves no fragment without a unit.
+    """The largest count such that it, and every smaller one, leaves no fragment without a unit, with only
+    embedding-like and stacked tensors cut.
 
     More fragments cut embedding-like tensors into more units, in jumps: above this limit a count here and there would
-    fit again. Those are refused too, so that the allowed counts are a range.
+    fit again. There any tensor is cut, so that it means one thing on which side of it a count is.
     """
     _check(layout)
     bound = sum(_rows(tensor.shape) if _is_cut(tensor) else 1 for tensor in layout)
     return next((n - 1 for n, unit_count in _unit_counts(layout, bound) if unit_count < n), bound)
+
+
+def rows_max(layout: Sequence[Tensor]) -> int:
+    """The largest count of fragments: the rows of all tensors, a layer of a stack being one."""
+    _check(layout)
+    return sum(_rows(tensor.shape) for tensor in layout)
+
+
+def tensors_cut(layout: Sequence[Tensor], count: Cut) -> tuple[str, ...]:
+    """The tensors of which a merge takes parts each by itself, because more fragments are asked for than there are
+    units otherwise; by name."""
+    if isinstance(count, str) or count <= units_max(layout):
+        return ()
+    apart = {tensor.name for tensor in layout if not _is_cut(tensor)}
+    return tuple(dict.fromkeys(unit.tensor for unit in units(layout, count) if unit.is_split and unit.tensor in apart))
 
 
 def count_default(layout: Sequence[Tensor]) -> int:
@@ -233,6 +254,27 @@ def _piece_count(tensor: Tensor, count: int, total: int) -> int:
     if not RULES[tensor.merge or DEFAULT].cuts_rows or 3 * size * count <= 4 * total:
         return 1
     return min(_rows(tensor.shape), -(-size * count // total))
+
+
+def _rows_cut(tensor: Tensor, finely: int, total: int) -> int:
+    """The pieces of any tensor, where all are cut as if there were so many fragments."""
+    if tensor.is_stacked:
+        return _rows(tensor.shape)
+    return min(_rows(tensor.shape), -(-math.prod(tensor.shape) * finely // total))
+
+
+def _fine_count(layout: Sequence[Tensor], count: int, total: int) -> int:
+    """The smallest number of fragments for which `_rows_cut` makes `count` units, or more: the more pieces, the finer
+    they are, so it is found by bisection."""
+
+    def makes(finely: int) -> int:
+        return sum(_rows_cut(tensor, finely, total) for tensor in layout)
+
+    low, high = 1, total
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if makes(middle) >= count else (middle + 1, high)
+    return low
 
 
 def _unit_counts(layout: Sequence[Tensor], bound: int) -> Iterator[tuple[int, int]]:

@@ -337,6 +337,9 @@ class RegionAnswer(Answer):
     """
 
     work: Work
+    owners: NotRequired[list[Annotated[list[Any], tuple[str, Amount, Amount]]]]
+    """[owner, the share of the region's merges in it that its learners had in the mean, the most that it may have of a
+    merge of the model], of those whose shares are bounded."""
 
 
 class Begun(TypedDict):
@@ -448,6 +451,8 @@ class Change(TypedDict):
     """The duration of a round, in steps."""
     at: int
     """An instant of the shard's clock."""
+    role: NotRequired[str]
+    """That of the shard, where it is one of a region."""
     step_time: NotRequired[Count]
     """Of 'pace', the nanoseconds of the learner's step."""
     median: NotRequired[Count]

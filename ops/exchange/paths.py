@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, Protocol, TypeVar, final
 
-from isthmus.ops.exchange.fragments import Cut, Fragment, Tensor, count_default, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, Fragment, Tensor, count_default, partition, rows_max, units_max
 
 Value = TypeVar("Value")
 
@@ -26,6 +26,17 @@ class LevelTensor(Tensor, Protocol):
     @property
     def level(self) -> int | None:
         """Its level; None where all paths share it."""
+
+
+class FragmentHolders(Protocol):
+    """Who answers for a fragment, where not all do that answer."""
+
+    @property
+    def gives_copies(self) -> bool:
+        """Whether a fragment may be nobody's for ever, so that a shard is given copies itself."""
+
+    def has(self, slot: int, fragment: int) -> bool:
+        """Whether a slot has a fragment."""
 
 
 @final
@@ -61,6 +72,11 @@ class PathParts:
         object.__setattr__(self, "whole", tuple(whole))
         object.__setattr__(self, "own_of", tuple(own_of))
         object.__setattr__(self, "holders", tuple(holders))
+
+    @property
+    def gives_copies(self) -> bool:
+        """As `FragmentHolders` says: no learner that ever comes back may have a module."""
+        return True
 
     @property
     def count(self) -> int:
@@ -149,9 +165,11 @@ def _shares(groups: Sequence[Sequence[LevelTensor]], count: int) -> list[int]:
         raise ValueError(f"cutting {len(groups)} groups of tensors into fragments: expected as many, found {count}.")
     sizes = [sum(math.prod(tensor.shape) for tensor in group) for group in groups]
     most, shares = [units_max(group) for group in groups], [1] * len(groups)
+    rows = [rows_max(group) for group in groups]
     for _ in range(count - len(groups)):
-        open_ = [at for at in range(len(groups)) if shares[at] < most[at]]
+        # Of tensors that are cut into parts only where there are more fragments than units in all.
+        open_ = [at for at in range(len(groups)) if shares[at] < (most[at] if count <= sum(most) else rows[at])]
         if not open_:
-            raise ValueError(f"cutting {sum(most)} units into fragments: expected at most as many, found {count}.")
+            raise ValueError(f"cutting {sum(rows)} rows into fragments: expected at most as many, found {count}.")
         shares[max(open_, key=lambda at: sizes[at] / shares[at])] += 1
     return shares

@@ -8,8 +8,9 @@ learner numbers the tokens that it trains; its `position` is their count.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, TypeAlias, final
 
 Version: TypeAlias = tuple[int, int]
@@ -333,6 +334,9 @@ ANSWERS_OPEN_MAX: Final = 8
 """Answers of a region about a fragment whose fate is open: one in a round, one late, and those in transfer, doubled."""
 
 
+NO_SHARES: Final[Mapping[str, float]] = MappingProxyType({})
+
+
 @final
 class RegionWork:
     """A region's account of one fragment toward the global syncer: the tokens of its learners that it has merged and no
@@ -345,13 +349,22 @@ class RegionWork:
 
     def __init__(self) -> None:
         self._rows: list[list[int]] = []
+        self._shares: list[tuple[int, Mapping[str, float]]] = []
+        """Of each merge how many rows there were after it, and the shares that owners had of it."""
         self._answers: dict[int, int] = {}
         """Number of an open answer -> how many of the rows it has, the first ones."""
         self._answer_last = 0
 
-    def merged(self, rows: Iterable[Sequence[int]]) -> None:
-        """Add tokens that the region has merged; each life's in order."""
+    def merged(self, rows: Sequence[Sequence[int]], shares: Mapping[str, float] = NO_SHARES) -> None:
+        """Add tokens that the region has merged, each life's in order, and the shares of owners in that merge."""
         self._rows += [list(row) for row in rows]
+        if rows:
+            self._shares.append((len(self._rows), shares))
+
+    def shares(self) -> dict[str, float]:
+        """The share that each owner had, in the mean, of the merges that are in no global version."""
+        owners = {name for _, shares in self._shares for name in shares}
+        return {name: sum(each.get(name, 0.0) for _, each in self._shares) / len(self._shares) for name in owners}
 
     def pending(self) -> list[list[int]]:
         """The rows that are in no global version that is known here."""
@@ -392,6 +405,7 @@ class RegionWork:
             raise ValueError(f"adopting a clock with {within} of {len(self._rows)} rows: expected those of an answer.")
         if number is not None:
             self._rows = self._rows[within:]
+            self._shares = [(rows - within, shares) for rows, shares in self._shares if rows > within]
             self._answers = {}
         return number
 

@@ -488,8 +488,9 @@ def usual_rules(
     share_max: float = 1.0,
     site_weight: Literal["equal"] | Mapping[str, float] | None = None,
     length_max: float | None = None,
+    influence: AnswerRule | None = None,
 ) -> tuple[AnswerRule, ...]:
-    """The rules of a merge of learners, by the settings of a program.
+    """The rules of a merge of learners, by the settings of a program; `influence` is in the place of `InfluenceCap`.
 
     The absolute bound is last of those that judge: what is out of proportion is refused by its own length, and nothing
     makes an answer longer after it. What sites have comes before the most that an owner may have of it.
@@ -499,4 +500,4 @@ def usual_rules(
         rules.append(LengthCap(length_max))
     if site_weight is not None:
         rules.append(SiteWeights(() if site_weight == "equal" else tuple(sorted(site_weight.items()))))
-    return (*rules, InfluenceCap(share_max))
+    return (*rules, InfluenceCap(share_max) if influence is None else influence)

@@ -187,8 +187,7 @@ class OuterStep:
         if merged or (p in self._theta and (gradient["kind"] == "final" or merging["refused"])):
             slots = {slot for slot, _ in merging["refused"]}
             update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
-            published = self._publications.get(p)
-            emitted["update"] = update if published is None else published.item(update)
+            emitted["update"] = self.item(update)
             emitted["state"] = ShardState(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
             if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]
@@ -199,6 +198,16 @@ class OuterStep:
     def values(self, fragment: int) -> Vector | None:
         """The present values of a fragment, float32[size]; None before it begins."""
         return self._theta.get(fragment)
+
+    def begin(self, fragment: int, values: Vector, version: Version) -> None:
+        """Begin a fragment from values of elsewhere, which are published as that version; as of `replace`."""
+        self.replace(fragment, values)
+        self._publish_from(fragment, version, values)
+
+    def item(self, update: Update) -> Update:
+        """The message to receivers of the newest version, as it was published."""
+        published = self._publications.get(update["fragment"])
+        return update if published is None else published.item(update)
 
     def replace(self, fragment: int, values: Vector) -> None:
         """Go on from other values, with the same momentum; of a fragment that has none, begin with these.
@@ -225,12 +234,8 @@ class OuterStep:
         assert scale is not None
         if gradient["kind"] in ("initial", "recover"):
             self._theta[p] = direction
-            if self._format != "float32":
-                assert gradient["version"] is not None
-                # Beyond the keys of codes.
-                place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
-                version = gradient["version"]
-                self._publications[p] = Publication(self._fragments[p], version, direction, whole_place=place)
+            assert self._format == "float32" or gradient["version"] is not None
+            self._publish_from(p, gradient["version"] or [0, 0], direction)
             if self._momentum:
                 self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
             # After Theta, B and a momentum of zeros are set: what the home keeps replaces or adds to them.
@@ -254,6 +259,13 @@ class OuterStep:
         if p in self._publications:
             assert gradient["version"] is not None
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
+
+    def _publish_from(self, p: int, version: Version, values: Vector) -> None:
+        """Begin the published values of a fragment, where they are coded."""
+        if self._format != "float32":
+            # Beyond the keys of codes.
+            place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
+            self._publications[p] = Publication(self._fragments[p], version, values, whole_place=place)
 
     def _stepped(self, p: int, direction: Vector, scale: Vector) -> Vector:
         """The values of a fragment after a step; its momentum, where the program has any, is replaced."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from isthmus.ops.data.positions import Place, of_slot
 from isthmus.ops.exchange import schemas
@@ -29,7 +29,7 @@ from isthmus.ops.exchange.messages import (
     RunTotals,
     Standing,
 )
-from isthmus.ops.exchange.paths import PathParts
+from isthmus.ops.exchange.paths import FragmentHolders
 from isthmus.ops.exchange.wanted_settings import Steps, WantedSettings
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.step_tokens import AtMost, StepTokens, tokens_now
@@ -192,10 +192,10 @@ class Pacer:
     Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
     that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
 
-    On the `tier` of a region, the fragments are all its own; they begin from the global version (`begun`), and an
-    initial round opens only where the global syncer has asked this region for the first version (`first`). On that of
-    the regions, regions take the place of learners: a step is a merge of a region, and final rounds open once regions
-    have made their last merges.
+    On the `tier` of a region, replica i is shard i // N of region i mod N; its fragments begin from the global version
+    (`begun`), and an initial round opens only where a global shard has asked this one for the first version (`first`).
+    On that of the regions, their shards take the place of learners, each of which has its own fragments (`paths`): a
+    step is a merge of a region, and final rounds open once regions have made their last merges.
 
     By `speeds`, learners with long steps are asked ahead, all or those that are slow (`slow_learners`; DyLU, arXiv
     2401.09135, has as many steps a learner as its speed allows): the pull of a round leaves for them before it opens,
@@ -205,7 +205,8 @@ class Pacer:
 
     Of a model made of modules (`paths`), the learners of a round are those whose path has its fragment; a fragment that
     no live learner has rests, and its first version is that of a learner whose model is made of other modules. A shard
-    that comes back has it from a host that only holds the model: no learner may ever come back that has it.
+    that comes back has it from a host that only holds the model where no learner may ever come back that has it
+    (`gives_copies`).
 
     An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
     unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
@@ -241,7 +242,7 @@ class Pacer:
         late: Literal["count", "refuse"] = "count",
         tier: Tier = "flat",
         regions: int = 1,
-        paths: PathParts | None = None,
+        paths: FragmentHolders | None = None,
         speeds: SpeedTerms = NO_SPEEDS,
     ) -> None:
         """Set the parameters of the run.
@@ -257,6 +258,7 @@ class Pacer:
         self._tokens = tokens
         self._tier, self._regions, self._paths = tier, regions, paths
         self._learners = learners
+        self._region = 0
         self._asked: set[int] = set()
         self._own_at_news = self._news_at = 0
         """The tokens of this region's learners, and the time, when the recorder or a global version last told of
@@ -303,7 +305,8 @@ class Pacer:
         slot = context.member.replica.slot
         self._shard, learners = slot, self._learners
         if self._tier == "region":
-            self._shard, learners = 0, len(range(slot, self._learners, self._regions))
+            self._shard, self._region = divmod(slot, self._regions)
+            learners = len(range(self._region, self._learners, self._regions))
         self._start = Start(learners)
         self._own = list(range(self._shard, self._fragments, self._shards))
         # Answers to the rounds of a former life may still be on their way.
@@ -398,8 +401,7 @@ class Pacer:
 
     def _own_trained(self) -> int:
         """The tokens of the learners of this region."""
-        own = self._context.member.replica.slot
-        return sum(tokens for slot, _, tokens in self._totals.rows() if slot % self._regions == own)
+        return sum(tokens for slot, _, tokens in self._totals.rows() if slot % self._regions == self._region)
 
     def _are_regions_over(self) -> bool:
         """Whether all regions that answer have made their last merges, or the wait for them is over."""
@@ -419,6 +421,7 @@ class Pacer:
 
     def _record_report(self, report: Progress) -> None:
         """Store a learner's report. The totals of a former life still count; nothing else of it does."""
+        report = self._of_all_fragments(report)
         slot, incarnation = report["slot"], report["incarnation"]
         newest = self._roster.incarnation(slot)
         if self._tier == "regions":
@@ -438,6 +441,15 @@ class Pacer:
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
         self._is_stopping |= self._tier != "regions" and report["phase"] == "final" and self._is_final()
+
+    def _of_all_fragments(self, report: Progress) -> Progress:
+        """The report of a region's shard, counted as if it merged all P fragments at its pace: P steps for each sweep
+        of its own. So one of two fragments of five is not slower than one of three."""
+        if self._tier != "regions" or self._paths is None:
+            return report
+        having = sum(self._paths.has(report["slot"], p) for p in range(self._fragments)) or self._fragments
+        steps = {name: report[name] * self._fragments // having for name in ("step", "delay_steps")}
+        return cast(Progress, {**report, **steps, "step_time": report["step_time"] * having // self._fragments})
 
     def _is_final(self) -> bool:
         """Whether more than half of the learners report the end of the run; a shard that comes back may learn of it so.
@@ -564,7 +576,8 @@ class Pacer:
             return self._open_asked([fragment for fragment in unborn if fragment in self._asked])
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
         # Of these, hosts that only hold the model have sent copies to this life of the shard.
-        copied = [] if self._paths is None else [each for each in unborn if self._memory.known(each)]
+        is_given = self._paths is not None and self._paths.gives_copies
+        copied = [each for each in unborn if self._memory.known(each)] if is_given else []
         orphans = [each for each in copied if not holders[each]]
         if any(holders.values()) or orphans:
             if self._awaits_holders():

@@ -275,9 +275,7 @@ def consumers(edge: EdgePlan, producer: Member, live: Mapping[str, tuple[Member,
         return (producer,)
     if edge.route == "next":
         return (producers[(producers.index(producer) + 1) % len(producers)],)
-    if edge.route == "group":
-        return _grouped(live[edge.target_role], producer, edge)
-    return live[edge.target_role]
+    return _grouped(live[edge.target_role], producer, edge, is_sender=True)
 
 
 def producers(edge: EdgePlan, consumer: Member, live: Mapping[str, tuple[Member, ...]]) -> tuple[Member, ...]:
@@ -286,12 +284,15 @@ def producers(edge: EdgePlan, consumer: Member, live: Mapping[str, tuple[Member,
     if edge.route not in ("local", "next"):
         if consumer not in live[edge.target_role]:
             return ()
-        return _grouped(producers, consumer, edge) if edge.route == "group" else producers
+        return _grouped(producers, consumer, edge, is_sender=False)
     if consumer not in producers:
         return ()
     return (consumer,) if edge.route == "local" else (producers[producers.index(consumer) - 1],)
 
 
-def _grouped(members: tuple[Member, ...], of: Member, edge: EdgePlan) -> tuple[Member, ...]:
-    own = of.replica.slot % edge.groups
-    return tuple(member for member in members if member.replica.slot % edge.groups == own)
+def _grouped(members: tuple[Member, ...], of: Member, edge: EdgePlan, *, is_sender: bool) -> tuple[Member, ...]:
+    """Those of these members that are in the group of one, which is the sender or the receiver; all without groups."""
+    if not edge.groups:
+        return members
+    own, is_other = edge.group_of(of.replica.slot, is_sender=is_sender), not is_sender
+    return tuple(each for each in members if edge.group_of(each.replica.slot, is_sender=is_other) == own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from isthmus.runtime.graph.body import schemas_of, trait
 from isthmus.runtime.graph.template import (
@@ -24,8 +24,7 @@ from isthmus.runtime.graph.template import (
     Queue,
     Quorum,
     Template,
-    group_count,
-    replicas_of,
+    groups_of,
 )
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
@@ -58,11 +57,17 @@ class EdgePlan:
     is_kept: bool = False
     """The newest item of each key is kept for consumers that join later."""
     groups: int = 0
-    """The number of groups of an edge that leads to the sender's."""
+    """The number of groups of an edge that leads to the sender's alone; 0 where it leads to those of any."""
     period: int = 0
     """That of a route to some (`template.Route`)."""
     classes: tuple[tuple[int, ...], ...] = ()
     """Likewise."""
+    divisors: tuple[int, int] = (1, 1)
+    """Those of groups (`template.Route.within`)."""
+
+    def group_of(self, slot: int, *, is_sender: bool) -> int:
+        """The group of replica `slot` of the sender's role, or of the receiver's; of an edge that has groups."""
+        return slot // self.divisors[0 if is_sender else 1] % self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,38 @@ def roles_met(plan: Plan) -> set[str]:
 def peers_most(plan: Plan, most: Mapping[str, int]) -> int:
     """The most replicas that a host of this plan meets in a run with at most so many of some roles, and otherwise with
     as many as the graph has."""
-    return sum(most.get(role, plan.replicas[role][1]) for role in roles_met(plan))
+    met = {role: group_met(plan, 0, role) for role in roles_met(plan)}
+    counts = {role: most.get(role, plan.replicas[role][1]) for role in met}
+    return sum(counts[role] if of is None else -(-counts[role] // of.groups) for role, of in met.items())
+
+
+def edges_between(plan: Plan, role: str) -> list[EdgePlan]:
+    """The edges between hosts of this plan and replicas of a role."""
+    crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
+    return [edge for edge in crossing if role in (edge.source_role, edge.target_role)]
+
+
+WIDTH_MAX: Final = 32
+"""Ranges of replicas of a role that a host names as those that it meets; where there are more, it meets all."""
+
+
+class GroupMet(NamedTuple):
+    """Of a role the group that a host meets alone: replicas i with i // `width` modulo `groups` = `own`."""
+
+    groups: int
+    width: int
+    own: int
+
+
+def group_met(plan: Plan, slot: int, role: str) -> GroupMet | None:
+    """The group of a role that replica `slot` of this plan meets alone; None where it meets all replicas."""
+    found = set[GroupMet | None]()
+    for edge in edges_between(plan, role):
+        is_sender = edge.source_role == plan.role
+        width = edge.divisors[1 if is_sender else 0]
+        is_grouped = edge.groups and width <= WIDTH_MAX and role != plan.role
+        found.add(GroupMet(edge.groups, width, edge.group_of(slot, is_sender=is_sender)) if is_grouped else None)
+    return found.pop() if len(found) == 1 else None
 
 
 def roles_of_edges(graph: Template) -> dict[str, tuple[str, str]]:
@@ -184,15 +220,11 @@ def _edge(
         target_port=edge.target.name,
         schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
         is_kept=isinstance(policy, Latest) and edge.route is not None and not _is_for_one_life(graph, edge),
-        groups=_groups(graph, edge),
+        groups=groups_of(graph, edge),
         period=edge.route.period if edge.route else 0,
         classes=edge.route.classes if edge.route else (),
+        divisors=edge.route.divisors if edge.route else (1, 1),
     )
-
-
-def _groups(graph: Template, edge: Edge) -> int:
-    is_grouped = edge.route is not None and edge.route.kind == "group"
-    return group_count(replicas_of(graph, edge.source.node.role, edge.target.node.role)) if is_grouped else 0
 
 
 def _is_for_one_life(graph: Template, edge: Edge) -> bool:

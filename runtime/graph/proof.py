@@ -34,7 +34,7 @@ cycle of waits there is then always an item or a credit left, as in a marked gra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -48,8 +48,7 @@ from isthmus.runtime.graph.template import (
     Queue,
     Quorum,
     Template,
-    group_count,
-    replicas_of,
+    groups_of,
 )
 
 REPLICAS_MAX: Final = 3
@@ -108,6 +107,7 @@ class Net:
     def _pairs(self, edge: Edge) -> Iterator[tuple[Instance, Instance]]:
         source, target = edge.source.node, edge.target.node
         for slot in range(self.counts[source.role]):
+            targets: Sequence[int]
             if edge.is_local:
                 targets = range(slot, slot + 1)
             elif edge.route is not None and edge.route.kind == "next" and source.role == target.role:
@@ -115,9 +115,10 @@ class Net:
                 targets = range(following, following + 1)
             else:
                 targets = range(self.counts[target.role])
-                if edge.route is not None and edge.route.kind == "group":
-                    groups = group_count(replicas_of(self.graph, source.role, target.role)) or 1  # `verify` reports 0.
-                    targets = range(slot % groups, self.counts[target.role], groups)
+                if groups := groups_of(self.graph, edge):  # `verify` reports a group of unknown number.
+                    sender, receiver = edge.route.divisors if edge.route is not None else (1, 1)
+                    own = slot // sender % groups
+                    targets = [other for other in targets if other // receiver % groups == own]
             for other in targets:
                 yield Instance(source.name, slot), Instance(target.name, other)
 

@@ -12,7 +12,7 @@ itself is in `body`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeAlias, final
@@ -62,6 +62,8 @@ class Route:
     """The replicas that get the items of an edge: `all` live replicas of the target role, the `next` live slot
     (cyclic), `at` the replica whose number is the item's field `key` modulo the number of replicas, those in the
     `group` of the sender (`Role.group`), or `some`: those whose number modulo `period` is in entry `key` of `classes`.
+
+    With `groups`, of these only the ones in the sender's group (`within`).
     """
 
     role: str
@@ -69,11 +71,29 @@ class Route:
     key: str | None = None
     period: int = 0
     classes: tuple[tuple[int, ...], ...] = ()
+    groups: int = 0
+    divisors: tuple[int, int] = (1, 1)
+    """What the numbers of the sender and of the receiver are divided by before they are taken modulo `groups`."""
+
+    def within(self, groups: int, *, sender: int = 1, receiver: int = 1) -> Route:
+        """This route, to those in the sender's group alone, of so many: replica i of the sender's role is in group
+        i // `sender` modulo `groups`, of the receiver's in i // `receiver` modulo that. With 0 to those of any.
+
+        Hosts of different groups are no peers by this route: they have no connection for it.
+        """
+        return replace(self, groups=groups, divisors=(sender, receiver))
 
 
 def group_count(ranges: Iterable[tuple[Any, Any]]) -> int:
     """The number of groups of two roles with these ranges of replicas (`Role.group`); 0 where neither is fixed."""
     return min((low for low, high in ranges if low == high), default=0)
+
+
+def groups_of(graph: Template, edge: Edge) -> int:
+    """The number of groups of an edge that leads to the sender's alone; 0 where it leads to those of any."""
+    if edge.route is None or edge.route.kind != "group":
+        return 0 if edge.route is None else edge.route.groups
+    return group_count(replicas_of(graph, edge.source.node.role, edge.target.node.role))
 
 
 def replicas_of(graph: Template, *roles: str) -> list[tuple[Any, Any]]:

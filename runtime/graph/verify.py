@@ -303,7 +303,7 @@ def _producers_max(graph: Template, edges: list[Edge]) -> int:
     """The most replicas that can send to one replica over `edges`."""
     replicas = {role.name: role.replicas_max if _is_int(role.replicas_max) else 0 for role in graph.roles}
     kinds = [(edge.source.node.role, edge.route.kind if edge.route else "local") for edge in edges]
-    return sum(replicas[role] if kind in ("all", "at", "group") else 1 for role, kind in kinds)
+    return sum(1 if kind in ("local", "next") else replicas[role] for role, kind in kinds)
 
 
 def _edges(graph: Template) -> Iterator[Fault]:
@@ -391,6 +391,10 @@ def _route(edge: Edge, graph: Template) -> Iterator[Fault]:
         expected = "a field, a period of at least 1, and for each value of the field numbers below it"
         found = f"some({route.key!r}, {route.period!r}, {route.classes!r})"
         yield Fault(where, expected, shortened(found, 80), f"Write {target}.some('fragment', 2, [[0], [1], [0, 1]]).")
+    elif not _are_groups(route):
+        expected = "a number of groups and divisors of at least 1"
+        found = f"within({route.groups!r}, sender={route.divisors[0]!r}, receiver={route.divisors[1]!r})"
+        yield Fault(where, expected, found, f"Write {target}.all.within(2).")
     elif route.kind == "group" and not group_count(replicas_of(graph, source, target)):
         expected = f"a fixed number of replicas of {source!r} or {target!r}: it is the number of groups"
         yield Fault(where, expected, "ranges", f"Give one of them replicas=(N, N), or use {target}.all.")
@@ -405,6 +409,13 @@ def _are_classes(route: Route) -> bool:
         and route.period >= 1
         and all(_is_int(number) and 0 <= number < route.period for number in numbers)
     )
+
+
+def _are_groups(route: Route) -> bool:
+    """Whether the groups of a route make sense, where it has any: a replica leads to those of its own by `within`."""
+    if route.kind in ("next", "group"):
+        return not route.groups
+    return route.groups == 0 or all(_is_int(each) and each >= 1 for each in (route.groups, *route.divisors))
 
 
 def _is_int(value: object) -> bool:

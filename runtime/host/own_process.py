@@ -29,7 +29,7 @@ from isthmus.runtime.channels.contract import DiallingChannel, Endpoints, OnTran
 from isthmus.runtime.channels.crossings import LENT, Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
-from isthmus.runtime.graph.plans import Plan, roles_met
+from isthmus.runtime.graph.plans import Plan, group_met, roles_met
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import (
@@ -122,10 +122,12 @@ def met_by(plan: Plan, own: Replica) -> tuple[Met, ...]:
     """
     met = {Met(own.role, own.slot, 0), Met(leader(own).role, own.slot, 0), Met(RECORDER)}
     for role in roles_met(plan):
-        between = [each for each in plan.edges.values() if role in (each.source_role, each.target_role)]
-        groups = {each.groups if each.route == "group" else 0 for each in between if each.route != "local"}
-        count = groups.pop() if len(groups) == 1 and role != own.role else 0
-        met.add(Met(role, own.slot % count, count) if count else Met(role))
+        group = group_met(plan, own.slot, role)
+        if group is None:
+            met.add(Met(role))
+        else:
+            first = group.width * group.own
+            met |= {Met(role, first + number, group.width * group.groups) for number in range(group.width)}
     return tuple(sorted(met, key=lambda each: (each.role, each.first, each.step)))
 
 

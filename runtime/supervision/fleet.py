@@ -127,7 +127,7 @@ class Fleet:
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
-        self.group_role, self._period = cast.group_role, cast.period
+        self.group_role, self._groups, self._period = cast.group_role, cast.groups, cast.period
         self._elastic = {slot: sizes for slot, sizes in enumerate(cast.elastic) if sizes}
         for learner in [each for each in self.replicas if leads_island(each)]:
             for each in self.gang(learner)[1:]:
@@ -438,7 +438,7 @@ class Fleet:
 
     def _groups_on(self, name: str) -> set[int]:
         """The groups of the hosts whose place a machine is; none in a run without groups."""
-        groups = sum(each.role == self.group_role for each in self.replicas)
+        groups = self._groups or sum(each.role == self.group_role for each in self.replicas)
         if not groups:
             return set()
         own = [leader(each) for each in self.replicas if self.name(each) == name and not self.is_retired(each)]

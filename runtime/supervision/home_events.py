@@ -103,8 +103,10 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     code."""
     user: UserTerms = UserTerms()
     group_role: str = ""
-    """The role whose replicas lead a group of learners each: those whose slot modulo their number is theirs. A group
-    that is cut off goes on alone. '' where there are no groups."""
+    """The role whose replicas lead groups of learners: those whose slot modulo `groups` is theirs. A group that is cut
+    off goes on alone. '' where there are no groups."""
+    groups: int = 0
+    """The number of groups; 0: as many as that role has replicas."""
     period: int = 1
     """Learners in slots that are equal modulo it train alike, and others do not."""
 

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from isthmus import Program
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
+from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from tests.patience import PATIENCE
+from tests.programs.family import ADAM
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,13 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba",
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.slow
+def test_tensors_are_cut_where_there_are_more_fragments_than_units(world: Worlds) -> None:
+    settings = {"fragments": 20, "shards": 7, "interval": 20}
+    result = world.run(Program("decoupled-diloco", **settings), task=ADAM, learners=2, steps=40, jitter=0.0)
+    assert result.summary["books"]["differences"] == []
+    assert (result.summary["fragments"], result.summary["syncer_shards"]) == (20, 7)
+    assert result.summary["tokens_lost"] == 0
+    assert result.eval_loss < result.summary["eval_loss_initial"]

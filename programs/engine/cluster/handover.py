@@ -233,10 +233,8 @@ class MachineSite:
 
     @property
     def movable(self) -> tuple[str, ...]:
-        """The roles that may be moved here; of the syncers of regions the replica, where its region is declared."""
-        roles = [role for role in MOVABLE if self.address and (not self.roles or role in self.roles)]
-        own = REGION if self.region is None else str(Replica(REGION, self.region))
-        return tuple(own if role == REGION else role for role in roles)
+        """The roles that may be moved here; of the syncers of regions those of its own, where that is declared."""
+        return tuple(role for role in MOVABLE if self.address and (not self.roles or role in self.roles))
 
 
 @final
@@ -314,10 +312,20 @@ class Sites:
         }
         return Sites(home, by_name, placement, self.digest, term, self.home if self.home != home else "")
 
+    def offers(self, site: MachineSite) -> tuple[str, ...]:
+        """The roles that may be moved to a site; instead of that of regions the replicas of its own, where that is
+        declared."""
+        if site.region is None:
+            return site.movable
+        regions = 1 + max(each.region for each in self.sites.values() if each.region is not None)
+        hosts = sorted(each for each in self.placement if each.role == REGION)
+        own = [str(each) for each in hosts if each.slot % regions == site.region]
+        return tuple(name for role in site.movable for name in (own if role == REGION else [role]))
+
     def computes(self, site: MachineSite, computing: Sequence[str]) -> bool:
         """Whether a host may ever be there that imports the task."""
         there = {leader(replica).role for replica, name in self.placement.items() if name == site.name}
-        return not (there | set(site.movable)).isdisjoint(computing)
+        return not (there | set(self.offers(site))).isdisjoint(computing)
 
     def listening(self, roles: Mapping[str, int]) -> int:
         """The number of hosts at home that listen, where a run has so many of each role."""
@@ -337,8 +345,8 @@ class Sites:
     def places(self) -> Places:
         """The placement, in the form that a home's core takes."""
         elsewhere = {replica: name for replica, name in self.placement.items() if name != self.home}
-        offers = {site.name: site.movable for site in self.others}
-        home_offers = self.sites[self.home].movable or MOVABLE
+        offers = {site.name: self.offers(site) for site in self.others}
+        home_offers = self.offers(self.sites[self.home]) or MOVABLE
         return Places(
             home=self.home,
             machines=elsewhere,

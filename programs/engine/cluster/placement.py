@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.devices import Device
-from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER, regions_in
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica, follower, leader
@@ -188,7 +188,7 @@ def place(
     have a machine: they stay, as long as it still exists and takes their role. Raises PlacementError with everything
     that prevents the placement.
     """
-    regions = roster.get(REGION, 0) if topology.regions else 0
+    regions = regions_in(graph) if topology.regions else 0
     builder = _Builder(topology, kept, regions)
     faults = list(_unknown_roles(graph, topology))
     if regions and (region_faults := list(_region_faults(topology, regions))):

@@ -30,7 +30,7 @@ from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, p
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
-from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER, regions_in
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica, leader
 
@@ -92,7 +92,7 @@ def host_bytes(request: Request, topology: Topology, placement: Placement) -> di
     least = {
         SYNCER: 3 * values // max(counts[SYNCER], 1) + answers_bytes(request),
         # The anchor, and the answers whose fate is open, which are mostly of one merge.
-        REGION: 5 * values + answers_bytes(request),
+        REGION: 5 * values // max(counts[REGION] // max(regions_in(request.graph), 1), 1) + answers_bytes(request),
         EVALUATOR: 2 * values,
         RECORDER: values if has_model else 0,
     }

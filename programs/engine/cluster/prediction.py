@@ -56,7 +56,7 @@ from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
-from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER, regions_in
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.ids import LEARNER
 
@@ -178,7 +178,7 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
         for number, (machine, found) in enumerate(zip(hosts, needs, strict=True))
     )
     links, assumptions = (
-        _links(topology, placement, rates, _exchange(request)),
+        _links(topology, placement, rates, _exchange(request), regions_in(request.graph)),
         _assumptions(request, is_compiled=any(needs)),
     )
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
@@ -232,13 +232,13 @@ def _format(request: Request) -> str:
 
 
 def _links(
-    topology: Topology, placement: Placement, rates: Sequence[float | None], exchange: int
+    topology: Topology, placement: Placement, rates: Sequence[float | None], exchange: int, regions: int
 ) -> tuple[MachineLink, ...]:
     """The load of each machine's link; bits are None if a learner's rate is unknown."""
     sent: defaultdict[str, float] = defaultdict(float)
     received: defaultdict[str, float] = defaultdict(float)
     is_known = all(rate is not None for rate in rates)
-    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates], exchange):
+    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates], exchange, regions):
         if source != target:
             sent[source] += bits
             received[target] += bits
@@ -252,17 +252,23 @@ def _links(
     )
 
 
-def _flows(placement: Placement, rates: Sequence[float], exchange: int) -> Iterator[tuple[str, str, float]]:
+def _flows(
+    placement: Placement, rates: Sequence[float], exchange: int, regions: int
+) -> Iterator[tuple[str, str, float]]:
     """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners.
 
-    Where there are regions, the learners are theirs, and the shard's learners are the regions, every `exchange` merges.
+    Where there are `regions`, the learners are those of their shards, and the global shards' learners are these, every
+    `exchange` merges.
     """
-    learners, shards, regions = (placement.of_role(role) for role in (LEARNER, SYNCER, REGION))
+    learners, shards, hosts = (placement.of_role(role) for role in (LEARNER, SYNCER, REGION))
     if regions:
+        of_region = len(hosts) // regions
         for slot, (learner, rate) in enumerate(zip(learners, rates, strict=True)):
-            yield learner, regions[slot % len(regions)], rate
-            yield regions[slot % len(regions)], learner, rate
-        learners, rates = regions, [max(rates[of :: len(regions)]) / exchange for of in range(len(regions))]
+            for host in hosts[slot % regions :: regions]:
+                yield learner, host, rate / of_region
+                yield host, learner, rate / of_region
+        fastest = [max(rates[of::regions]) / exchange / of_region for of in range(regions)]
+        learners, rates = hosts, [fastest[number % regions] for number in range(len(hosts))]
     for shard in shards:
         for learner, rate in zip(learners, rates, strict=True):
             yield learner, shard, rate / len(shards)

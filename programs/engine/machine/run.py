@@ -374,7 +374,7 @@ class MachineRun:
     def _hosts_of(self, machine: str) -> set[Replica]:
         """The replicas that a machine has, or may have had before they were moved."""
         fleet, site = self.daemon.home.fleet, self._sites.sites.get(machine)
-        offers = () if site is None else site.movable
+        offers = () if site is None else self._sites.offers(site)
         return {each for each in fleet.replicas if fleet.name(each) == machine or is_offered(each, offers)}
 
     def _over(self) -> None:

@@ -51,21 +51,23 @@ class Changes:
     """Changes of all shards."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, tuple[int, int]] = {}
+        self._newest: dict[tuple[str, int], tuple[int, int]] = {}
         self._in_use: dict[tuple[int, str, int], str] = {}
+        """Of the shards that have the model's merges: not those of regions."""
         self._last: deque[dict[str, Any]] = deque(maxlen=LAST_COUNT)
         self._count = 0
 
     def add(self, change: ChangeRecord) -> bool:
         """Take in a change; returns whether it is new. A shard's arrive in order."""
         shard, newest = change.shard, (change.epoch, change.number)
-        newest_known = self._newest.get(shard, (0, 0))
+        newest_known = self._newest.get((change.role, shard), (0, 0))
         if newest <= newest_known:
             return False
-        if newest[0] > newest_known[0]:  # A life begins with the requested settings.
-            self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
-        self._newest[shard] = newest
-        self._in_use[shard, change.setting, -1 if change.slot is None else change.slot] = change.after
+        self._newest[change.role, shard] = newest
+        if not change.role:
+            if newest[0] > newest_known[0]:  # A life begins with the requested settings.
+                self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
+            self._in_use[shard, change.setting, -1 if change.slot is None else change.slot] = change.after
         self._last.append({**msgspec.structs.asdict(change), "time": change.time or None})
         self._count += 1
         return True

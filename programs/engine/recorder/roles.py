@@ -139,7 +139,7 @@ def with_recorder(program: Template, job: Job) -> Template:
         (training.reports, "progress", Latest()),
         (training.merges, "merged", Latest("place")),
         (training.held, "held", Latest("holder")),
-        (training.changes, "changed", Latest("place")),
+        *((port, "changed", Latest("place")) for port in training.changes),
         *((port, "stop", Latest()) for port in training.stop),
         (training.evaluation, "evaluation", Latest("tokens")),
     ]
@@ -203,7 +203,7 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
     for port in holding.copies:  # To whom the updates go.
         routes = [edge.route for edge in graph.edges if edge.target == port and edge.route is not None]
         some = next((route for route in routes if route.kind == "some"), None)
-        own = shard.at("fragment") if port.node.role == shard.name else some
+        own = shard.at("fragment") if port.node.role == shard.name else some and some.within(0)
         connect(graph, hold["copy"], port, Latest("fragment"), to=own)
     for port in holding.held:
         connect(graph, hold["held"], port, Latest("holder"))

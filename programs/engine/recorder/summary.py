@@ -39,10 +39,10 @@ from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.recorder.sites import SiteSummary
 from isthmus.programs.engine.results.agreement import LearnerAgreement, by_learner
 from isthmus.programs.engine.results.lines import MergeRecord
-from isthmus.programs.program_graph import REGION, training_of
+from isthmus.programs.program_graph import REGION, regions_in, training_of
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import LEARNER, RECORDER
+from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.supervision.incidents import EVENTS, DataSpent, Ended, of_line
 from isthmus.runtime.system.disk import DISK
@@ -311,7 +311,7 @@ def summarise(
         "outcome": outcome,
         "learners": status.get("slots", learners),
         "syncer_shards": shards,
-        "regions": 0 if graph is None else sum(each.replicas_min for each in graph.roles if each.name == REGION),
+        "regions": 0 if graph is None else regions_in(graph),
         "fragments": len(fragment_sizes),
         "tokens_budget": status.get("tokens_budget"),
         "tokens_total": tokens,
@@ -390,19 +390,20 @@ def _times(status: Mapping[str, Any], ended: int) -> dict[str, float | None]:
 
 def _per_region(graph: Template, flows: RunFlows, by_slot: Mapping[int, int]) -> list[RegionSummary]:
     """A row for each region, whose learners are the slots that are its number modulo that of regions."""
-    regions = sum(role.replicas_min for role in graph.roles if role.name == REGION)
+    regions = regions_in(graph)
     own = [(index, edge) for index, edge in enumerate(graph.edges) if edge.source.node.role == REGION]
     rounds = [index for index, edge in own if edge.target.name == "gradient"]
     answers = [index for index, edge in own if edge.source.name == "answer"]
     rows = []
     for region in range(regions):
-        moved = {index: total for (replica, index), total in flows.of_groups.items() if replica == f"{REGION}/{region}"}
+        hosts = {each for each, _ in flows.of_groups if Replica.parse(each).slot % regions == region}
+        moved = [(index, total) for (replica, index), total in flows.of_groups.items() if replica in hosts]
         row = RegionSummary(
             region=region,
             tokens=sum(tokens for slot, tokens in by_slot.items() if slot % regions == region),
-            rounds=sum(moved[index].items for index in rounds if index in moved),
-            answers=sum(moved[index].items for index in answers if index in moved),
-            answer_bytes_sent=sum(moved[index].size_bytes for index in answers if index in moved),
+            rounds=sum(total.items for index, total in moved if index in rounds),
+            answers=sum(total.items for index, total in moved if index in answers),
+            answer_bytes_sent=sum(total.size_bytes for index, total in moved if index in answers),
         )
         rows.append(row)
     return rows

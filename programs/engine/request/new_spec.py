@@ -21,7 +21,7 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import file_of
 from isthmus.programs.engine.request.spec import Here, file_digest, file_in
 from isthmus.programs.loop_task import LoopTask
-from isthmus.programs.program_graph import EVALUATOR
+from isthmus.programs.program_graph import EVALUATOR, regions_in
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.graph.plans import roles_of_edges
 from isthmus.runtime.graph.template import Node, Reference
@@ -56,6 +56,7 @@ def of(
         "settings": msgspec.to_builtins(msgspec.structs.replace(request.run, argv=tuple(sys.argv))),
         "transport": transport,
         "elastic": [list(sizes) for sizes in elastic],
+        "regions": regions_in(request.graph),
         "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
         "program_file": _program_file(job.program),
         "data": request.data_figures(),

@@ -152,6 +152,8 @@ class Spec:
     together."""
     edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """The roles of source and target of each edge between hosts, because a daemon builds no graph."""
+    regions: int = 0
+    """How many there are, in a run of two levels."""
     paused_ns: int = 0
     """For how long its clock has stood still, between its ends and what went on with it (`standstill`)."""
     program_file: str = ""
@@ -192,6 +194,7 @@ class Spec:
                 has_guests=is_open_loop(self.job.task.text),
             ),
             group_role=REGION,
+            groups=self.regions,
             period=math.prod(self.job.modules),
         )
 

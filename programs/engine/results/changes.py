@@ -21,12 +21,15 @@ def read(folder: Path) -> list[ChangeRecord]:
 
 def step(change: ChangeRecord, by: str = LEARNER) -> str:
     """The change: 'push of learner 3: float32 -> int4'; `by` is the role at the other end of the links."""
+    by = LEARNER if change.role else by
     who = "" if change.slot is None else f" of {by} {change.slot}"
-    return f"{change.setting}{who}: {change.before} -> {change.after}"
+    where = f" in {change.role}/{change.shard}" if change.role else ""
+    return f"{change.setting}{who}{where}: {change.before} -> {change.after}"
 
 
 def why(change: ChangeRecord, by: str = LEARNER) -> str:
     """The reason: 'the link of learner 3 carries 12.5 kB/s, and float32 needs 38.1 kB/s'."""
+    by = LEARNER if change.role else by
     if change.setting == "pace":
         return f"a step takes {seconds(change.step_time / 1e9)}, the median {seconds(change.median / 1e9)}"
     if change.link is None:
@@ -58,7 +61,8 @@ def in_use(changes: Iterable[ChangeRecord], shard: int, epoch: int, round_number
     """The newest change of each setting that counted when a round of a life of a shard was opened."""
     newest: dict[tuple[str, int | None], ChangeRecord] = {}
     for change in changes:
-        if (change.shard, change.epoch) == (shard, epoch) and change.round <= round_number:
+        is_its_own = not change.role and (change.shard, change.epoch) == (shard, epoch)
+        if is_its_own and change.round <= round_number:
             newest[change.setting, change.slot] = change
     return list(newest.values())
 

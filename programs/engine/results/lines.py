@@ -164,7 +164,8 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="merges"):
 class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="changes"):
     """A setting that a shard changed by its links, or a learner whose pace changed: one line of changes.jsonl.
 
-    The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step, 0 before it.
+    The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step, 0 before it;
+    `role` is that of the shard where it is one of a region.
     """
 
     time: float = 0.0
@@ -183,6 +184,7 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="changes"):
     round_trip: float = 0.0
     step_time: int = 0
     median: int = 0
+    role: str = ""
 
     @classmethod
     def made_of(cls, change: Change, time: float) -> ChangeRecord:

@@ -8,9 +8,10 @@
     between:       pacer ==pull==> regional-step        regional-step ==answer==> merge
                    outer-step ==update==> regional-step, evaluator        regional-step ==progress==> pacer
 
-Learner s is in region s mod N of N. The bodies are those of `decoupled`, twice; `regional_step` is a
-region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is Latest,
-and inner-step requires only its own data: `verify` proves that it is free-running.
+Learner s is in region s mod N of N. Each level may have several shards, each with its own fragments (`region_parts`):
+what is said of a region here is said of one of its shards. The bodies are those of `decoupled`, twice; `regional_step`
+is a region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is
+Latest, and inner-step requires only its own data: `verify` proves that it is free-running.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Annotated, Any, Final, Literal
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
-from isthmus.ops.exchange.wanted_settings import AUTO
+from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
@@ -40,26 +41,37 @@ from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
     PUSH,
+    AutoInterval,
     Bounded,
     ClipAnswers,
     EpochsMax,
     Fragments,
     Gamma,
-    Interval,
     MergeRule,
+    Opposed,
     OuterLr,
     OuterMomentum,
+    WeightShareMax,
     connect,
     fragment_faults,
+    fragments_had,
     outer_settings,
     rounds_in,
     setting_fault,
+    shard_faults,
+    share_faults,
     step_tokens_of,
     subject,
     to_learner,
     updates_in,
 )
-from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.region_answers import (
+    OwnersAmong,
+    OwnersWithin,
+    RegionAnswers,
+    RegionShares,
+)
+from isthmus.programs.wings.regions.region_parts import RegionParts
 from isthmus.programs.wings.regions.regional_step import RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
@@ -72,10 +84,12 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     """Faults of settings that depend on the model, the learners, or each other."""
 
     yield from fragment_faults(job, values["fragments"], NAME)
+    for name in ("shards", "region_shards"):
+        yield from shard_faults(NAME, name, values[name], fragments_had(job, values["fragments"]))
     overlap, regions = values["overlap"], values["regions"]
     interval = _interval(job, values["interval"], overlap)
-    if not 0 <= overlap <= interval:
-        expected = f"0 to interval = {interval} inner steps"
+    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
+        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
         yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
     if not 1 <= regions <= job.learners:
         expected = f"1 to the number of learners, {job.learners}: a region has one at least"
@@ -85,6 +99,7 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     if not 1 <= values["quorum"] <= least:
         expected = f"1 to the learners of the smallest region, {least}"
         yield setting_fault(NAME, "quorum", values["quorum"], expected, "Lower the quorum, or add learners.")
+    yield from share_faults(NAME, values["weight_share_max"], job.learners)
     if not 1 <= values["regions_quorum"] <= regions:
         expected = f"1 to the number of regions, {regions}"
         yield setting_fault(NAME, "regions_quorum", values["regions_quorum"], expected, "Lower the quorum.")
@@ -95,8 +110,10 @@ def build(
     job: Job,
     *,
     regions: Annotated[int, Setting("N, the number of regions; learner s is in region s mod N.")] = 2,
+    shards: Annotated[int, Setting("The number of global syncers, at most one a fragment.")] = 1,
+    region_shards: Annotated[int, Setting("The number of syncers of each region, at most one a fragment.")] = 1,
     fragments: Fragments = None,
-    interval: Interval = None,
+    interval: AutoInterval = None,
     exchange: Annotated[
         int,
         Setting(
@@ -109,7 +126,11 @@ def build(
         ),
     ] = 2,
     overlap: Annotated[
-        int, Setting("tau, the inner steps that a round of a region may take, at most `interval`.", resumes=True)
+        int | Literal["auto"],
+        Setting(
+            "tau, the inner steps that a round of a region may take, at most `interval`; 'auto': by its links.",
+            resumes=True,
+        ),
     ] = 2,
     quorum: Annotated[
         int, Setting("K, the answers of learners that a round of a region needs, at most one a learner.", resumes=True)
@@ -123,9 +144,15 @@ def build(
     gamma: Gamma = 0.8,
     merge: MergeRule = "rda",
     bounded: Bounded = True,
+    weight_share_max: WeightShareMax = 1.0,
     clip_answers: ClipAnswers = None,
     epochs_max: EpochsMax = None,
-    push: Annotated[Format, PUSH] = "int4",
+    opposed: Opposed = "tell",
+    push: Annotated[Format | Literal["auto"], PUSH] = "int4",
+    update: Annotated[
+        Format | Literal["auto"],
+        Setting("The format on the wire of the versions of a region; 'auto': by the links within it.", resumes=True),
+    ] = "float32",
     regions_push: Annotated[
         Format | Literal["auto"],
         Setting(
@@ -160,14 +187,17 @@ def build(
 ) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, overlap)
+    steps, follows = first_interval(interval), AUTO in (push, update, interval, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
-    global_lr, global_momentum = outer_settings(job, interval * exchange, global_lr, global_momentum, OUTER_GLOBAL)
+    global_lr, global_momentum = outer_settings(job, steps * exchange, global_lr, global_momentum, OUTER_GLOBAL)
     table = ((0, OUTER_REGION),) if global_momentum else OUTER_DECOUPLED
-    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, table)
+    lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, table)
     graph = ProgramGraph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
-    region = graph.role(REGION, replicas=(regions, regions))
-    syncer = graph.role("syncer", replicas=(1, 1))
+    of_regions = RegionParts(regions, region_shards, shards)
+    region = graph.role(REGION, replicas=(of_regions.hosts, of_regions.hosts))
+    graph.divide(regions)
+    syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
@@ -177,24 +207,25 @@ def build(
             InnerStep,
             job.task,
             fragments=parts,
-            report_every=math.ceil(interval / len(parts)),
+            report_every=math.ceil(steps / len(parts)),
             run=RunTerms(tokens=job.tokens, evaluations=job.evaluations, learners=job.learners, epochs_max=epochs_max),
-            exchange=FragmentExchange(push=push, frozen=job.frozen),
+            exchange=FragmentExchange(push=push, tells_links=follows, frozen=job.frozen),
         ),
         never_waits=True,
     )
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
-    of_regions = *judging_rules(bounded=bounded), RegionShares(regions)
-    sizes = [part.size for part in parts]
-    paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
-    paces["sizes"] = sizes
+    between = *judging_rules(bounded=bounded), RegionShares(regions), OwnersAmong()
+    within = OwnersWithin(weight_share_max, regions)
+    paces: dict[str, Any] = {"fragments": len(parts), "grace": grace, "gamma": gamma, "tokens": job.tokens}
+    paces["sizes"] = [part.size for part in parts]
     region_pacer = region.node(
         "region-pacer",
         partial(
             Pacer,
             push=push,
+            update=update,
             interval=interval,
             overlap=overlap,
             quorum=quorum,
@@ -202,6 +233,7 @@ def build(
             step_tokens=step_tokens_of(job),
             tier="region",
             regions=regions,
+            shards=region_shards,
             **paces,
         ),
         fires=AnyOf("progress", "merged", "control", "begun", "first", "totals"),
@@ -214,7 +246,7 @@ def build(
             parts,
             lr=lr,
             momentum=momentum,
-            rules=usual_rules(bounded=bounded, length_max=clip_answers),
+            rules=usual_rules(bounded=bounded, opposed=opposed, length_max=clip_answers, influence=within),
             **merges,
         ),
         fires=votes,
@@ -228,6 +260,9 @@ def build(
             momentum=momentum,
             push=regions_push,
             tells_links=AUTO in (regions_push, regions_update),
+            parts=of_regions,
+            share_max=weight_share_max,
+            update=update,
         ),
         fires=AnyOf("gradient", "above", "pull", "standing"),
     )
@@ -243,9 +278,11 @@ def build(
             interval=turns,
             overlap=max(1, turns // 4),
             quorum=regions_quorum,
-            learners=regions,
+            learners=of_regions.hosts // of_regions.classes,
             step_tokens=AtMost(0),
             tier="regions",
+            shards=shards,
+            paths=of_regions if of_regions.is_split else None,
             **paces,
         ),
         fires=AnyOf("progress", "merged", "control"),
@@ -258,14 +295,14 @@ def build(
             parts,
             lr=global_lr,
             momentum=global_momentum,
-            rules=of_regions,
+            rules=between,
             answers=RegionAnswers(),
             **merges,
         ),
         fires=votes,
     )
-    steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
-    outer = syncer.node("outer-step", partial(OuterStep, parts, **steps))
+    publishes: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
+    outer = syncer.node("outer-step", partial(OuterStep, parts, **publishes))
     evaluate = evaluator.node(
         "evaluate",
         partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen),
@@ -277,20 +314,25 @@ def build(
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=learner.group)
-    graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=learner.group)
-    graph.edge(regional["update"], step["update"], Latest("fragment"), to=learner.group)
-    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=region.group)
-    graph.edge(step["progress"], region_pacer["progress"], Latest(), to=region.group)
+    graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=of_regions.to_learners(learner))
+    if update == "float32":
+        graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=of_regions.to_learners(learner))
+        graph.edge(regional["update"], step["update"], Latest("fragment"), to=of_regions.to_learners(learner))
+    else:
+        inside, back = of_regions.within_region(learner), of_regions.to_shard(region, parts)
+        to_learner(graph, learner, regional, region_pacer["pull"], step, to=inside, pulled=inside, back=back)
+    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=of_regions.to_shard(region, parts))
+    graph.edge(step["progress"], region_pacer["progress"], Latest(), to=of_regions.to_shards(region))
     graph.edge(region_pacer["standing"], regional["standing"], Latest())
     graph.edge(regional["begun"], region_merge["begun"], Latest("fragment"))
     graph.edge(regional["begun"], region_pacer["begun"], Latest("fragment"))
     graph.edge(regional["totals"], region_pacer["totals"], Latest())
     graph.edge(regional["first"], region_pacer["first"], Latest("fragment"))
 
-    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above")
-    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
-    graph.edge(regional["progress"], pacer["progress"], Latest(), to=syncer.all)
+    to = of_regions.to_regions(region, parts) if of_regions.shards > 1 else None
+    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above", to=to, pulled=to)
+    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=of_regions.to_global_shard(syncer))
+    graph.edge(regional["progress"], pacer["progress"], Latest(), to=of_regions.to_global(syncer))
     published = updates_in(graph, evaluator, outer)
     connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.train(
@@ -299,7 +341,7 @@ def build(
         model=outer["final"],
         evaluation=evaluate["evaluation"],
         merges=outer["merged"],
-        changes=pacer["changed"],
+        changes=(pacer["changed"], region_pacer["changed"]) if follows else pacer["changed"],
         held=pacer["held"],
         loans=(step["moments"], step["loan"]),
     )
@@ -315,6 +357,10 @@ def build(
     return graph
 
 
-def _interval(job: Job, interval: int | None, overlap: int) -> int:
+def _interval(
+    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
+) -> int | Literal["auto"]:
     """The interval, or the default one."""
-    return interval_default(job, least=overlap) if interval is None else interval
+    if interval is not None:
+        return interval
+    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)

@@ -27,6 +27,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     Begun,
     Gradient,
+    Merging,
     Progress,
     RegionAnswer,
     Round,
@@ -41,6 +42,8 @@ from isthmus.ops.exchange.token_accounts import RegionWork, Totals
 from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase
+from isthmus.programs.wings.regions.region_answers import owner_of
+from isthmus.programs.wings.regions.region_parts import ONE_REGION, RegionParts
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -79,14 +82,16 @@ class RegionFragment:
 class RegionalStep:
     """Gradients of the region's merges, global versions (`above`) and pulls in; updates, and answers, out.
 
-    `update` and `merged` are those of `OuterStep`; `begun` goes to merge and pacer where a fragment begins from the
-    global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer with
-    each global version; `answer` and `progress` to the global syncer. `push` is the format of answers, "auto" the one
-    that a pull asks for; with `tells_links`, its reports have the goodput of its links. `standing` tells that there are
-    learners.
+    `update`, `state` and `merged` are those of `OuterStep`, whose format of updates is `update`; `begun` goes to
+    merge and pacer where a fragment begins from the global version, `first` to the pacer where the global syncer asks
+    for the first version, `totals` to the pacer with each global version; `answer` and `progress` to the global
+    syncer. `push` is the format of answers, "auto" the one that a pull asks for; with `tells_links`, its reports have
+    the goodput of its links. `standing` tells that there are learners. By `parts` it has its own fragments. Where
+    owners may have less than the whole of a merge, `share_max` or what the directory says, its answers say what each
+    of them has.
     """
 
-    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
+    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress", "state")
     collects = ("above", "pull")
     schemas: ClassVar = {"above": Update, "pull": Round}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters"), "answer": ("begin", "end", "work")}
@@ -99,12 +104,18 @@ class RegionalStep:
         momentum: float,
         push: Format | Literal["auto"] = "float32",
         tells_links: bool = False,
+        parts: RegionParts = ONE_REGION,
+        share_max: float = 1.0,
+        update: Format | Literal["auto"] = "float32",
     ) -> None:
+        self._parts, self._share_max = parts, share_max
         self._fragments, self._push, self._tells_links = tuple(fragments), push, tells_links
-        self._outer = OuterStep(fragments, lr=lr, momentum=momentum)
+        self._outer = OuterStep(fragments, lr=lr, momentum=momentum, update=update)
         self._held: dict[int, RegionFragment] = {}
         self._asked: dict[int, Round] = {}
         """Fragment -> the pull that waits: for the first version, or for the last merge of the region."""
+        self._most: dict[str, float] = {}
+        """The most that owners may have of a merge of the model, by name."""
         self._totals = Totals()
         self._merges = self._delay = 0
         self._merge_time = 0.0
@@ -119,6 +130,9 @@ class RegionalStep:
         averaging.warm()
         self._context = context
         self._slot, self._life = context.member.replica.slot, context.member.incarnation
+        self._own = [p for p in range(len(self._fragments)) if self._parts.has(self._slot, p)]
+        # What is not read is not made: a state has all values.
+        self._passed_on = ("update", "state", "merged") if "state" in context.connected else ("update", "merged")
         self._coding: ModuleType = coding
         self._norms, self._descent = averaging.unit_norms, nesterov.descent
         self._outer.open(context)
@@ -155,11 +169,21 @@ class RegionalStep:
             self._count_merge()
         if p in self._held:
             held = self._held[p]
-            held.work.merged(gradient["work"])
+            held.work.merged(gradient["work"], self._shares_of(gradient["merging"]))
             held.reached = gradient["positions"]
             held.has_ended |= gradient["kind"] == "final"
         self._totals.raise_to(gradient["totals"])
-        return [(port, emitted[port]) for port in ("update", "merged") if port in emitted]
+        return [(port, emitted[port]) for port in self._passed_on if port in emitted]
+
+    def _shares_of(self, merging: Merging) -> dict[str, float]:
+        """What the owners whose shares are bounded had of a merge."""
+        shares: dict[str, float] = {}
+        for slot, share in zip(merging["voters"], merging["weights"], strict=True):
+            name, most = owner_of(self._context, slot, self._share_max)
+            if most < 1.0:
+                self._most[name] = most
+                shares[name] = shares.get(name, 0.0) + share
+        return shares
 
     def _count_merge(self) -> None:
         now, self._merges = self._context.now(), self._merges + 1
@@ -186,7 +210,7 @@ class RegionalStep:
     def _begin(self, update: Update) -> list[tuple[str, Any]]:
         """Begin a fragment in this life: what a former life of this region had merged alone is lost with it."""
         p, values, version = update["fragment"], update["values"], [self._life, 0]
-        self._outer.replace(p, values)
+        self._outer.begin(p, values, version)
         clock, positions = update["clock"], update["positions"]
         self._held[p] = RegionFragment(values, update["version"], clock, positions, positions)
         largest = self._coding.largest(values)
@@ -201,7 +225,7 @@ class RegionalStep:
             totals=self._totals.rows(),
             refused=[],
         )
-        return [("begun", begun), ("update", first)]
+        return [("begun", begun), ("update", self._outer.item(first))]
 
     def _adopt(self, held: RegionFragment, update: Update) -> None:
         p, values = update["fragment"], update["values"]
@@ -277,6 +301,8 @@ class RegionalStep:
             norms=fields["norms"],
         )
         answer.update(fields)
+        if work and (shares := held.work.shares()):
+            answer["owners"] = [[name, share, self._most[name]] for name, share in sorted(shares.items())]
         # As `RegionAnswers.checked` demands at the other end: the work of a region is that of its learners.
         assert work_of(answer) == (answer["end"] - answer["begin"], answer["steps"]), answer["work"]
         return [("answer", answer)]
@@ -310,7 +336,7 @@ class RegionalStep:
 
     @property
     def _phase(self) -> Phase:
-        if len(self._held) < len(self._fragments) or any(each.version is None for each in self._held.values()):
+        if len(self._held) < len(self._own) or any(each.version is None for each in self._held.values()):
             return "ready"
         return "final" if all(each.has_ended for each in self._held.values()) else "stepping"
 

@@ -348,7 +348,8 @@ class BytesChecker(Checker):
             self._compare(life, (p, version, True), item["values"])
             base = self._values.get((p, (item["base"][0], item["base"][1])))
             if base is not None:
-                fragments = next(node.arguments[0] for node in life.plan.nodes if node.name == "outer-step")
+                steps = ("outer-step", "regional-step")
+                fragments = next(node.arguments[0] for node in life.plan.nodes if node.name in steps)
                 self._compare(life, (p, version, False), base + _decoded(item, fragments[p]))
         elif edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
             self._compare(life, (item["fragment"], (item["base"][0], item["base"][1]), False), item["gradient"])

@@ -6,8 +6,8 @@ To its learners a region's syncer is the shard of Decoupled DiLoCo; to the globa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from isthmus.ops.syncer.answer_work import rows_of
 from isthmus.programs.program_graph import REGION
@@ -27,28 +27,33 @@ from isthmus.programs.wings.simulation.invariants_model import (
 )
 from isthmus.programs.wings.simulation.invariants_recoveries import FinalChecker, KeptWorkChecker
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import LEARNER, Member
+from isthmus.runtime.ids import LEARNER, MachineOwner, Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.incidents import Happened
+from isthmus.runtime.supervision.incidents import Happened, SharesUnbounded
 from isthmus.runtime.supervision.rosters import Row
 
+TOLD_MAX: Final = 3
+"""Answers of which one may be in a merge: one in a round, one late, one under way."""
+SLOTS_LOOKED_AT: Final = 8
+SHARES_TOLERANCE: Final = 1e-6
 Tokens: TypeAlias = dict[tuple[int, int], int]
 """Tokens by (slot, incarnation)."""
 
 
 class LevelChecker(Checker):
-    """Shows a checker the items between a region and its learners, or, for region None, all others."""
+    """Shows a checker the items between a region, of so many, and its learners, or, for region None, all others."""
 
-    def __init__(self, inner: Checker, region: int | None) -> None:
-        self._inner, self._region = inner, region
+    def __init__(self, inner: Checker, region: int | None, regions: int) -> None:
+        self._inner, self._region, self._regions = inner, region, regions
 
     def _is_shown(self, life: Life, other: Member, edge: EdgePlan) -> bool:
         if {edge.source_role, edge.target_role} != {LEARNER, REGION}:
             return self._region is None
-        regions = [each.replica.slot for each in (life.member, other) if each.replica.role == REGION]
+        hosts = [each.replica for each in (life.member, other) if each.replica.role == REGION]
+        regions = [each.slot % self._regions for each in hosts]
         return regions == [self._region]
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
@@ -142,7 +147,7 @@ class RegionsChecker(Checker):
         clock = self._within.get((region, p), {})
         beyond = {(slot, *reached) for slot, reached in ends.items() if reached > clock.get(slot, (0, 0))}
         learners = [each.replica.slot for each in life.meetings.live.values() if each.replica.role == LEARNER]
-        if all(slot % self._regions != region.replica.slot for slot in learners):
+        if all((slot - region.replica.slot) % self._regions for slot in learners):
             beyond -= self._learned.get((region, p), set())  # Its last versions went to nobody.
         if beyond:
             raise ViolationError(f"{region} answers with {ends} of fragment {p}; its own version has {clock}")
@@ -204,10 +209,51 @@ class RegionsChecker(Checker):
                 raise ViolationError(f"{who}: {entry.merged} tokens are said to be in the model, and {truth} are")
 
 
-def regions_checkers(regions: int) -> list[Checker]:
-    """A checker for each invariant, new for each universe of so many regions."""
+class InfluenceChecker(Checker):
+    """No owner has more of a merge of regions than it may, by what the answers in it say, and these say it of each
+    owner whose learners have work in them, once shares are bounded."""
+
+    def __init__(self, owner_of: Callable[[int], MachineOwner]) -> None:
+        self._owner_of, self._was_unbounded = owner_of, False
+        self._told: dict[tuple[Member, int, int], list[tuple[int, dict[str, float]]]] = {}
+        """When answers of a region's shard about a fragment arrived at a life of a shard, and what they say."""
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """Note that shares were not bounded, at some time: all learners were of one."""
+        self._was_unbounded |= isinstance(happened.incident, SharesUnbounded)
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note what answers say of owners."""
+        if edge.target_port != "answer" or "work" not in item or item["kind"] not in ("merge", "final"):
+            return
+        owners = {name: share for name, share, _ in item.get("owners", ())}
+        bounded = [self._owner_of(slot) for slot, *_ in rows_of(item)]
+        missing = {each.name for each in bounded if (each.weight_share_max or 1.0) < 1.0} - owners.keys()
+        if missing and not self._was_unbounded:
+            raise ViolationError(f"{source} answers with work of {sorted(missing)}, and does not say what they have")
+        self._told.setdefault((life.member, item["fragment"], item["slot"]), []).append((life.clock.now(), owners))
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check the shares of merges: of the answers that may be in one, those that say least count."""
+        if edge.source_port != "merged" or item["kind"] not in ("merge", "final") or self._was_unbounded:
+            return
+        own: dict[str, float] = {}
+        for slot, weight in zip(item["voters"], item["weights"], strict=True):
+            arrived = self._told.get((life.member, item["fragment"], slot), [])
+            # A recorder that was away is told of a merge long after it.
+            told = [owners for at, owners in arrived if at <= item["closed_at"]][-TOLD_MAX:]
+            for name in {name for each in told for name in each}:
+                own[name] = own.get(name, 0.0) + weight * min(each.get(name, 0.0) for each in told)
+        for owner in {self._owner_of(slot) for slot in range(SLOTS_LOOKED_AT)}:
+            if own.get(owner.name, 0.0) > (owner.weight_share_max or 1.0) + SHARES_TOLERANCE:
+                raise ViolationError(f"{life.member}, round {item['round']}: {owner} has {own[owner.name]} of a merge")
+
+
+def regions_checkers(regions: int, owner_of: Callable[[int], MachineOwner] | None = None) -> list[Checker]:
+    """A checker for each invariant, new for each universe of so many regions, in which shares may be bounded."""
     of_shards = (VersionsChecker, BytesChecker, MergesChecker, AnswersChecker, KeptWorkChecker, HonestChecker)
-    levels: list[Checker] = [LevelChecker(each(), region) for region in range(regions) for each in of_shards]
+    levels: list[Checker] = [LevelChecker(each(), region, regions) for region in range(regions) for each in of_shards]
     above = (VersionsChecker, BytesChecker, ModelChecker, FairnessChecker, FinalChecker)
-    levels += [LevelChecker(each(), None) for each in above]
-    return [*levels, AccountsChecker(), RegionsChecker(regions)]
+    levels += [LevelChecker(each(), None, regions) for each in above]
+    bounded: list[Checker] = [] if owner_of is None else [InfluenceChecker(owner_of)]
+    return [*levels, AccountsChecker(), RegionsChecker(regions), *bounded]

@@ -91,14 +91,18 @@ STEPS: Final[Mapping[str, SnapshotStep]] = {
 DEATH_KINDS: Final = (*(f"death of all: {name}" for name in STEPS), MoveHome.kind)
 
 
-def deadly(seed: int) -> Shape:
+DEADLY: Final = (DEFAULT, "regional-diloco")
+"""The programs whose runs go on from a snapshot after everything has died."""
+
+
+def deadly(seed: int, program: str = DEFAULT) -> Shape:
     """The run of a seed, in which everything dies, too, or its home moves.
 
     Everything dies at once, every process of every machine, at a step of a snapshot, and continues as after a real
     power failure: daemons begin with the contents of their ledgers, and hosts with those of the disk of the home. Or
     the home is lost: another machine becomes the home, and the lost one comes back.
     """
-    shape = shape_of(seed)
+    shape = shape_of(seed, program)
     rng = random.Random(f"isthmus {seed} deaths")
     faults: list[Fault] = []
     if rng.random() < MOVED_SHARE:
@@ -118,7 +122,7 @@ def deadly(seed: int) -> Shape:
 
 def run_deadly(seed: int, program: str = DEFAULT) -> Outcome:
     """The outcome of one seed."""
-    return outcome_of(deadly(seed))
+    return outcome_of(deadly(seed, program))
 
 
 PHASES: Final = ("starting", "stepping", "final")

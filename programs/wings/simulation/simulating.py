@@ -53,9 +53,10 @@ def world(
     simulated.
     """
     _check(seed, seeds, least, program)
-    if "deaths" in beside and program != DEFAULT:
+    if "deaths" in beside and program not in searches.DEADLY:
         do = "Leave --program out, or --deaths."
-        raise ConfigError("Reading the options of `isthmus simulate world`", f"--deaths of {DEFAULT}", program, do)
+        expected = f"--deaths of {' or '.join(searches.DEADLY)}"
+        raise ConfigError("Reading the options of `isthmus simulate world`", expected, program, do)
     if len(beside) > 1:
         doing = "Reading the options of `isthmus simulate world`"
         found = " and ".join(f"--{name}" for name in beside)

@@ -31,7 +31,7 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.run.merge_shares import MergeShares
 from isthmus.programs.engine.snapshots.stored import StorePlace
-from isthmus.programs.program_graph import REGION
+from isthmus.programs.program_graph import REGION, regions_in
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.invariants import LiesChecker, checkers
 from isthmus.programs.wings.simulation.invariants_books_checker import BooksChecker, TapesChecker
@@ -118,7 +118,11 @@ def _kept(settings: Settings) -> Settings:
 
 
 def _regional(rng: random.Random) -> Settings:
-    return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "exchange": rng.choice((1, 1, 2))}
+    settings: Settings = {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8))}
+    settings["exchange"] = rng.choice((1, 1, 2))
+    if settings["fragments"] == 3 and settings["interval"] == 8:  # Likewise.
+        settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
+    return settings
 
 
 def _dipaco(rng: random.Random) -> Settings:
@@ -132,6 +136,7 @@ def _streaming(rng: random.Random) -> Settings:
 
 
 FREE_RUNNING: Final = (("carry", (True, "auto", False)), ("steps_by_speed", (True, "auto", False)))
+LEVELS: Final = (("shards", (2, 2, 1)), ("region_shards", (2, 2, 1)))
 TRIALS: Final[Mapping[str, Trial]] = {
     "decoupled-diloco": Trial(_decoupled, formats=("push", "update"), options=FREE_RUNNING),
     "dipaco": Trial(_dipaco, formats=("push", "update"), options=FREE_RUNNING, task=toy_task.of_paths),
@@ -139,7 +144,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The learners have the state, but only the syncer knows their step.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
-    "regional-diloco": Trial(_regional, formats=("push", "regions_push", "regions_update")),
+    "regional-diloco": Trial(_regional, formats=("push", "regions_push", "regions_update", "update"), options=LEVELS),
     # No learner can continue without the others: their number is part of the graph.
     "data-parallel": Trial(lambda rng: {}, spared=("learner",), lasts_max=BRIEF_SECONDS, joins=False),
 }
@@ -350,6 +355,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
             processes=shape.processes,
             elastic=shape.elastic,
             group_role=REGION,
+            groups=regions_in(graph),
         ),
         MachinesOfRun(
             place,
@@ -379,14 +385,14 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
 
 def _of_program(graph: Template, shape: Shape) -> list[Checker]:
     """The checkers of versions, merges, answers and books."""
-    regions = next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
-    if regions:
-        return regions_checkers(regions)
     owners, share_max = _owners(shape), shape.program.settings.get("weight_share_max", 1.0)
 
     def owner_of(slot: int) -> MachineOwner:
         owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), MachineOwner(machine))
         return owner._replace(weight_share_max=owner.weight_share_max or share_max)
+
+    if regions := regions_in(graph):
+        return regions_checkers(regions, owner_of if "weight_share_max" in shape.program.settings else None)
 
     def site_of(slot: int) -> tuple[str, float]:
         site, weights = machine_of(Replica(LEARNER, slot)), shape.program.settings["site_weight"]

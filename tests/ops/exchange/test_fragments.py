@@ -16,6 +16,8 @@ from isthmus.ops.exchange.fragments import (
     count_default,
     fragments_count,
     partition,
+    rows_max,
+    tensors_cut,
     units,
     units_max,
 )
@@ -181,14 +183,31 @@ def test_the_peak_of_large_layouts_is_near_a_lower_bound(layout: list[Tensor], c
         assert max(found) == -(-len(pieces) // count) * pieces[0]
 
 
-@given(layouts())
-def test_every_count_up_to_the_largest_is_allowed_and_none_above(layout: list[Tensor]) -> None:
-    largest = units_max(layout)
-    assert count_default(layout) == min(8, largest)
-    for count in range(1, min(largest, 30) + 1):
-        assert len(partition(layout, count)) == count
+@given(layouts(), st.integers(1, 400))
+def test_every_count_up_to_the_rows_is_allowed_and_none_above(layout: list[Tensor], count: int) -> None:
+    largest = rows_max(layout)
+    assert units_max(layout) <= largest == sum((*tensor.shape, 1)[0] for tensor in layout)
+    assert count_default(layout) == min(8, units_max(layout))
+    count = min(count, largest)
+    fragments = partition(layout, count)
+    assert len(fragments) == count
+    assert all(fragment.units for fragment in fragments)
+    is_finer = any(unit.is_split and unit.merge != "average" for fragment in fragments for unit in fragment.units)
+    assert is_finer <= (count > units_max(layout))
+    assert bool(tensors_cut(layout, count)) == is_finer
     with pytest.raises(ValueError, match=f"expected 1 to {largest} fragments, found {largest + 1}"):
         partition(layout, largest + 1)
+
+
+def test_more_fragments_than_units_cut_the_largest_tensors_and_stay_near_the_mean() -> None:
+    for count in (28, 50, 200, 500):
+        fragments = partition(nano(), count)
+        assert len(fragments) == count
+        # A row of the widest tensor is 256 values.
+        assert max(sizes(fragments)) <= 2 * sum(sizes(fragments)) / count + 256
+    assert tensors_cut(nano(), 27) == ()
+    assert "layers/0/feedforward/up" in tensors_cut(nano(), 28)
+    assert "norm" not in tensors_cut(nano(), 200)
 
 
 def test_the_default_keeps_fragments_of_large_models_within_an_item() -> None:
@@ -214,7 +233,8 @@ def test_nano_allows_27() -> None:
         ([Tensor("a", (2, 0))], 1, r"expected values in every tensor, found 'a' of shape \(2, 0\)"),
         ([Tensor("a", (2,))], 0, "expected at least 1 fragment, found 0"),
         ([Tensor("a", (2,))], -3, "expected at least 1 fragment, found -3"),
-        ([Tensor("a", (200,)), Tensor("b", (2,))], 3, "expected 1 to 2 fragments, found 3"),
+        ([Tensor("a", (200,)), Tensor("b", (2,))], 203, "expected 1 to 202 fragments, found 203"),
+        ([Tensor("a", (4, 5), is_stacked=True), Tensor("b", ())], 6, "expected 1 to 5 fragments, found 6"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(layout: list[Tensor], count: int, message: str) -> None:

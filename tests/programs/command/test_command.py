@@ -130,7 +130,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set program.quorum=0", "1", "0", "quorum"),
     ("train --set program.overlap=25", "24", "25", "overlap"),
     ("train --set program.fragments=0", "1 to", "0", "Choose one"),
-    ("train --set program.fragments=1000", "units", "1000", "Choose one"),
+    ("train --set program.fragments=10000", "rows", "10000", "Choose one"),
     ("train --set program.gamma=1", "below 1", "1.0", "0.8"),
     ("train --set task.layers=0", "at least 1", "0", "task.layers"),
     ("train --set task.width=0 --set task.optimizer=adamw", "at least 1", "0", "task.width"),

@@ -39,6 +39,17 @@ def test_hosts_move_only_to_machines_that_can_be_dialled_and_take_their_role() -
     assert sites.sites["beta"].host == "127.0.0.1"
 
 
+def test_the_shards_of_a_region_move_within_it() -> None:
+    machines = [
+        Machine("alpha", "tcp://10.0.0.1:7400", region="east"),
+        Machine("beta", "tcp://10.0.0.2:7400", region="west", roles=("region", "syncer")),
+    ]
+    hosts = {Replica("region", slot): "alpha" if slot % 2 == 0 else "beta" for slot in range(4)}
+    sites = Sites.of("alpha", machines, {**LEARNERS, **hosts}, "")
+    assert sites.offers(sites.sites["alpha"]) == ("syncer", "region/0", "region/2", "evaluator")
+    assert sites.places().offers == {"beta": ("syncer", "region/1", "region/3")}
+
+
 def test_the_table_of_the_data_travels_to_the_folder_at_home(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("words and words\n" * 500)
     settings = {"data": (str(tmp_path / "text.txt"),), "context": 16, "batch": 1, "width": 16, "layers": 1, "heads": 2}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
+from isthmus.programs.program_graph import ProgramGraph
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.template import Graph, Template
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica
@@ -227,26 +228,28 @@ def test_nothing_but_home_depends_on_the_order_of_anything(
         assert first == second
 
 
-TWO_LEVELS = graph_of("learner", "region", "syncer", "evaluator", "recorder")
+def in_regions(learners: int, *machines: Machine, regions: int = 2, shards: int = 1) -> Placement:
+    graph = ProgramGraph.of(SHIPPED)
+    graph.role("region", replicas=(regions * shards, regions * shards))
+    graph.divide(regions)
+    return place(graph.freeze(), {**roster(learners), "region": regions * shards}, Topology(machines))
 
 
-def in_regions(learners: int, *machines: Machine, regions: int = 2) -> Placement:
-    return place(TWO_LEVELS, {**roster(learners), "region": regions}, Topology(machines))
-
-
-def test_learners_and_the_syncers_of_regions_are_in_their_regions() -> None:
+@pytest.mark.parametrize("shards", [1, 2])
+def test_learners_and_the_syncers_of_regions_are_in_their_regions(shards: int) -> None:
     placement = in_regions(
         5,
         Machine("hub", HERE, region="west"),
         Machine("fast", HERE, islands=4, device=V6E, region="west"),
         Machine("slow", islands=2, device=V5E, region="east"),
         Machine("near", HERE, islands=1, region="east"),
+        shards=shards,
     )
     # East is region 0, west 1: learners take turns.
     east, west = {"slow", "near"}, {"fast", "hub"}
     assert [name in east for name in placement.of_role(LEARNER)] == [True, False, True, False, True]
-    near, hub = placement.of_role("region")
-    assert (near in east, hub in west) == (True, True)
+    assert [name in east for name in placement.of_role("region")] == [True, False] * shards
+    assert {name in west for name in placement.of_role("region")[1::2]} == {True}
 
 
 def test_regions_that_do_not_go_with_the_program_are_refused() -> None:

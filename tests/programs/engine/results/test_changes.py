@@ -121,6 +121,21 @@ def test_which_changes_count_for_a_round() -> None:
     assert in_use(changes, 0, 2, 30) == in_use(changes, 1, 1, 30) == []
 
 
+def test_the_changes_of_a_region_are_its_own() -> None:
+    """They are told, and are none of the global shard with that number."""
+    own = {**PUSH, "role": "region", "epoch": 3}
+    assert sentence(record(own), "region").startswith(
+        "push of learner 3 in region/0: float32 -> int4, because the link of"
+    )
+    known = Changes()
+    assert known.add(record(own))
+    assert known.add(record(PUSH))
+    assert not known.add(record(own))
+    assert known.figures()["in_use"] == [[0, "push", 3, "int4"]]
+    assert known.figures()["count"] == 2
+    assert in_use([record(own)], 0, 3, 30) == []
+
+
 def test_why_report_and_live_view_tell_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"time": at, **each} for at, each in enumerate((PUSH, UPDATE, INTERVAL))]
     told = [*map(json.dumps, lines), "{", json.dumps({"time": "x"})]

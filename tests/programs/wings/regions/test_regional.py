@@ -40,14 +40,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorldResul
         worlds.close()
 
 
-@pytest.mark.parametrize("exchange", [1, long(3)])
-def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "region_shards", "shards"), [(1, 1, 1), long(3, 1, 1), (1, 2, 1), long(1, 1, 3), long(2, 2, 2)]
+)
+def test_one_region_is_decoupled(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int, region_shards: int, shards: int
+) -> None:
     """With a global step of (1, 0), bit for bit: what a region alone gets back from above is what it has."""
     monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
     with recorded() as flat:
-        one = _run(world, "decoupled-diloco", quorum=4, carry=False, **FLOAT, **OUTER)
+        one = _run(world, "decoupled-diloco", quorum=4, carry=False, shards=region_shards, **FLOAT, **OUTER)
+    divided = {"regions": 1, "region_shards": region_shards, "shards": shards, "exchange": exchange}
     with recorded() as two:
-        region = _run(world, quorum=4, regions=1, exchange=exchange, regions_push="float32", **FLOAT, **OUTER, **WHOLE)
+        region = _run(world, quorum=4, regions_push="float32", **divided, **FLOAT, **OUTER, **WHOLE)
     assert min(map(len, flat.answers.values())) > 10
     assert flat.answers == two.answers
     # Both levels are recorded; the global versions are those of the region but for the rounding of G - (G - Theta).
@@ -91,7 +96,8 @@ def test_other_numbers_of_regions(world: Worlds, regions: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [({"regions": 5}, "regions"), ({"regions": 0}, "regions"), ({"quorum": 3}, "quorum"),
-     ({"regions_quorum": 3}, "regions_quorum"), ({"overlap": 30, "interval": 6}, "overlap")],
+     ({"regions_quorum": 3}, "regions_quorum"), ({"shards": 4, "fragments": 3}, "shards"),
+     ({"region_shards": 4, "fragments": 3}, "region_shards"), ({"overlap": 30, "interval": 6}, "overlap")],
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: dict[str, int], setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"program\.{setting} of {NAME}"):
@@ -101,14 +107,8 @@ def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: d
 @pytest.mark.parametrize(
     "settings",
     [
-        {"shards": 2},
-        {"update": "int4"},
-        {"weight_share_max": 0.6},
         {"site_weight": "equal"},
-        {"opposed": "refuse"},
         {"exchange": "auto"},
-        {"interval": "auto"},
-        {"overlap": "auto"},
     ],
 )
 def test_what_only_one_level_has_is_refused_by_name(world: Worlds, settings: dict[str, Any]) -> None:
@@ -129,6 +129,23 @@ def test_global_versions_travel_in_codes(
     assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
     assert coded.eval_loss < 1.1 * whole.eval_loss
     assert coded.summary["contributors_mean"] == 2.0
+
+
+@pytest.mark.parametrize("settings", [{"update": "int4", "region_shards": 2}, long({"push": "auto", "update": "auto"})])
+def test_versions_of_a_region_travel_in_codes(
+    world: Worlds, plain: tuple[WorldResult, WorldResult], settings: dict[str, Any]
+) -> None:
+    _, whole = plain
+    coded = _run(world, fragments=3, interval=6, **settings)
+    assert coded.waits == 0
+    assert coded.summary["books"]["differences"] == []
+    assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
+    assert coded.eval_loss < 1.1 * whole.eval_loss
+    sizes = [
+        sum(edge["bytes"] for edge in run.summary["edges"] if edge["source"] == "regional-step.update")
+        for run in (coded, whole)
+    ]
+    assert sizes[0] < 0.75 * sizes[1] or "auto" in settings.values()
 
 
 def test_what_crosses_between_regions_is_one_transfer_a_region(plain: tuple[WorldResult, WorldResult]) -> None:

@@ -13,9 +13,10 @@ from isthmus.ops.exchange.token_accounts import ANSWERS_OPEN_MAX, FragmentAccoun
 from isthmus.ops.syncer.answer_rules import Dissent
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.wings.regions.region_answers import RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.region_answers import OwnersAmong, RegionAnswers, RegionShares
+from isthmus.programs.wings.regions.region_parts import RegionParts
 from isthmus.programs.wings.regions.regional_step import RegionalStep
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import MachineOwner, Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
 PARTS = fragments_of(SmallTask(), 2)
@@ -34,13 +35,14 @@ class Region:
 
     def __init__(self, slot: int, first: Any | None, push: Format = "float32") -> None:
         self.slot, self.position, self.rounds = slot, 0, 0
-        self.step = RegionalStep(PARTS, lr=1.0, momentum=0.0, push=push)
-        self.step.open(Context("region", slot))
+        self.step = RegionalStep(PARTS, lr=1.0, momentum=0.0, push=push, parts=RegionParts(2))
+        self.context = Context("region", slot)
+        self.step.open(self.context)
         if first is not None:
             self.merged(first, kind="initial", work=[])
 
-    def merged(self, direction: Any, *, kind: str = "merge", work: Any = None) -> dict[str, Any]:
-        """The region merges a gradient of its learner, whose slot is its own."""
+    def merged(self, direction: Any, *, kind: str = "merge", work: Any = None, share: float = 1.0) -> dict[str, Any]:
+        """The region merges a gradient of its learner, whose slot is its own, for a share of a merge."""
         self.rounds += 1
         begin, self.position = self.position, self.position + 80 * (kind != "initial")
         work = [[self.slot, 1, begin, self.position, 10]] if work is None else work
@@ -48,7 +50,7 @@ class Region:
             "fragment": 0, "round": self.rounds, "kind": kind, "version": [1, self.rounds - 1], "direction": direction,
             "scale": np.ones(len(PARTS[0].units), np.float32), "clock": [[self.slot, 1, self.position]],
             "positions": [[self.slot, self.position // 8]], "totals": [], "lives": [], "work": work, "lengths": [],
-            "merging": {"refused": [], "voters": [self.slot]},
+            "merging": {"refused": [], "voters": [self.slot], "weights": [share]},
         }  # fmt: skip
         return dict(self.step(gradient=gradient))
 
@@ -69,7 +71,7 @@ class Syncer:
     """The global merge and outer step."""
 
     def __init__(self, lr: float = 1.0) -> None:
-        of_regions: Any = {"rules": (Dissent(), RegionShares(2)), "answers": RegionAnswers()}
+        of_regions: Any = {"rules": (Dissent(), RegionShares(2), OwnersAmong()), "answers": RegionAnswers()}
         self.merge = Merge(PARTS, method="average", lr=lr, momentum=0.0, step_tokens=8, **of_regions)
         self.outer = OuterStep(PARTS, lr=lr, momentum=0.0)
         for body in (self.merge, self.outer):
@@ -276,3 +278,43 @@ def test_a_region_alone_in_a_round_counts_for_its_share_of_the_runs_tokens() -> 
     np.testing.assert_allclose(update["values"], anchor - np.float32(0.75) * own, rtol=1e-6, atol=1e-7)
     assert emitted["gradient"]["merging"]["weights"] == [0.75]
     assert emitted["gradient"]["merging"]["capped"] == []
+
+
+def test_an_answer_says_what_bounded_owners_have_of_it() -> None:
+    _, one, two = begun()
+    one.context.owners["learner", 0] = MachineOwner("ann", 0.4)
+    one.merged(spread(1), share=0.8)
+    one.merged(spread(2), share=0.6)
+    two.merged(spread(1))
+    assert one.answer(2)["owners"] == [["ann", pytest.approx(0.7), 0.4]]
+    assert "owners" not in two.answer(2)  # Nobody's share there is bounded.
+
+
+def test_what_an_owner_has_of_the_merges_to_come_is_said_alone() -> None:
+    syncer, one, two = begun()
+    one.context.owners["learner", 0] = MachineOwner("ann", 0.9)
+    one.merged(spread(1), share=0.2)
+    answer = one.answer(2)
+    one.merged(spread(2), share=0.8)
+    one.adopt(syncer.fire(2, answer, two.answer(2))["update"])
+    assert one.answer(3)["owners"] == [["ann", pytest.approx(0.8), 0.9]]
+
+
+def test_over_all_regions_an_owner_has_its_most_and_what_is_missing_is_zero() -> None:
+    syncer, one, two = begun()
+    for region, share in ((one, 0.9), (two, 0.5)):
+        region.context.owners["learner", region.slot] = MachineOwner("ann", 0.35)
+        region.merged(spread(1 + region.slot), share=share)
+    anchor, answers = one.step._held[0].anchor, [one.answer(2), two.answer(2)]
+    own, other = (answer["gradient"] for answer in answers)
+    asked = pull(0, 2, members=[[0, 1], [1, 1]])
+    asked["totals"] = [[0, 1, 300], [1, 1, 100]]
+    votes: Any = {(Replica("region", answer["slot"]), 0): answer for answer in answers}
+    emitted: Any = syncer.merge(round=asked, answer=votes, decision=DECISION)
+    # Of three quarters she has .9, of one quarter half: .8 in all, and may have .35.
+    record, factor = emitted["gradient"]["merging"], 0.35 / 0.8
+    assert record["capped"] == [["ann", pytest.approx(0.8), pytest.approx(0.35)]]
+    assert record["weights"] == pytest.approx([0.75 * factor, 0.25 * factor])
+    merged = np.float32(0.75 * factor) * own + np.float32(0.25 * factor) * other
+    update = syncer.outer(gradient=emitted["gradient"])["update"]
+    np.testing.assert_allclose(update["values"], anchor - merged, rtol=1e-5, atol=1e-6 * np.abs(merged).max())

@@ -6,6 +6,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.programs.engine.recorder.accounts import entries
+from isthmus.programs.wings.simulation.searches import run_deadly
 from isthmus.programs.wings.simulation.seeds import run
 from isthmus.programs.wings.simulation.universe import Outcome
 from isthmus.runtime.sim.faults import Cut, Fault, Kill
@@ -63,6 +64,36 @@ def test_regions_outlive_the_global_syncer() -> None:
     assert "syncer/0#2" in outcome.lives
     assert witness.merges_between("syncer/0#2", 0.0, 1e9)
     assert witness.steps_between("learner/0#1", 5.0, 7.0) > 8
+
+
+@pytest.mark.slow
+def test_a_shard_that_dies_on_either_level_stops_no_other() -> None:
+    """Fragment 1 is of shard 1 of each region, region/2 and region/3, and of syncer/1."""
+    witness = Witness()
+    outcome = survive(
+        Kill("region/3", at=5.0),
+        Kill("syncer/1", at=7.0),
+        steps=60,
+        step_ms=200.0,
+        witness=witness,
+        program=Program("regional-diloco", fragments=2, interval=8, exchange=2, shards=2, region_shards=2),
+    )
+    assert (outcome.violation, outcome.outcome) == (None, "done")
+    assert_exact(outcome)
+    again = {"region/3#2", "syncer/1#2"}
+    assert again <= {*outcome.lives}
+    assert {life.partition("#")[2] for life in {*outcome.lives} - again} == {"1"}
+    for shard, hosts in (("syncer/0#1", {0, 1}), ("syncer/1#2", {2, 3})):
+        voters = [merge["voters"] for merge in witness.merges_between(shard, 9.0, 1e9)]
+        assert {slot for each in voters for slot in each} == hosts
+    trained = sum(report["tokens"] for report in outcome.status["learners"].values())
+    assert 0 < lost(outcome) < trained / 2  # Of one fragment of two, by one region of two.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, *(long(seed) for seed in seeds(20, least=2))])
+def test_everything_dies_and_goes_on_from_a_snapshot(seed: int) -> None:
+    assert run_deadly(seed, "regional-diloco").violation is None
 
 
 MENDED = (166,)  # The learners of a region die under its last merge, which it answers with and publishes to nobody.
