@@ -38,6 +38,11 @@ class Light(Toy):
         """This file, as hosts in other processes find it."""
         return Reference(f"{Path(__file__).resolve()}:{self.name}")
 
+    @property
+    def tokens_most(self) -> int | tuple[int, ...]:
+        """The tokens of a batch: it is the same in each step."""
+        return self.tokens_per_batch
+
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> LightLearner:
         """The learner of this task."""
         return LightLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))
