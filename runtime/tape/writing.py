@@ -1,8 +1,8 @@
 """The tape of one core while it is written: records of its events and commands, in segments of frames.
 
 A segment begins with the core's state, and holds the records that follow it. When these are `segment_bytes` long, and
-some times as long as the state, or when something before it was lost (`renew`), the next begins. It decides nothing about files: `drain` returns what was
-encoded since the last call, also in another thread than that which appends.
+some times as long as the state, or when something before it was lost (`renew`), the next begins. It decides nothing
+about files: `drain` returns what was encoded since the last call, also in another thread than that which appends.
 
 A frame is the length of its body (4 bytes, big-endian, 1 to BODY_SIZE_MAX), the CRC-32 of length and body (4 bytes,
 big-endian), and the body. The length is part of the checksum, and is never 0, so that a run of zeros, which a power
