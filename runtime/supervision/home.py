@@ -99,7 +99,9 @@ class Home:
         if run.has_changed:  # Before anything else, so that the next daemon knows every decision carried out.
             run.commands.insert(0, NoteJournal(lives.journal_of(run)))
             run.has_changed = False
-        if run.has_news and (run.now >= self._orders_from or run.is_finished):  # After all decisions: they are complete.
+        if run.has_news and (
+            run.now >= self._orders_from or run.is_finished
+        ):  # After all decisions: they are complete.
             self._order()
         self._arm()  # Last: everything before it may make something due.
         return run.commands
