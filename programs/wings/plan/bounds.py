@@ -57,22 +57,33 @@ def bounds_of(plan: RunPlan) -> list[Bound]:
     def merging(learners: int) -> float:
         return planned.busy(at(learners), plan.rates.merge_seconds(at(learners)))
 
+    def answering(learners: int) -> float:
+        return learners * rounds * ANSWER_SECONDS
+
+    def linking(learners: int) -> float:
+        return planned.shard_bits(at(learners))
+
+    def holding(learners: int) -> float:
+        return planned.memory_of(at(learners)).shard
+
     def hosts(learners: int) -> float:
         return (learners + of.shards + 2) * HOST_SECONDS
 
-    merge_by = f"{scaled(plan.rates.merged)} values a second, measured on this machine with {plan.rates.threads} threads"
+    memory_by = "what this machine, or its container, may have"
+    merge_by = (
+        f"{scaled(plan.rates.merged)} values a second, measured on this machine with {plan.rates.threads} threads"
+    )
     answer_by = f"{1e3 * ANSWER_SECONDS:g} ms of a core for a learner in a merge, by tests/bench/long/bench_size.py"
     link_by = "--shard-gbits" if of.shard_bits is not None else "not known: --shard-gbits says it"
     host_by = f"{1e3 * HOST_SECONDS:g} ms of a core for a host and second, by tests/bench/bench_rosters.py"
     bounds = [
         _bound("merges of a shard", "share", merging, 1.0, merge_by, of, stretches=True),
-        _bound("answers at a shard", "share", lambda m: m * rounds * ANSWER_SECONDS, 1.0, answer_by, of, stretches=True),
-        _bound("link of a shard", "bit/s", lambda m: planned.shard_bits(at(m)), of.shard_bits, link_by, of, stretches=True),
-        _bound("memory of a shard", "bytes", lambda m: planned.memory_of(at(m)).shard, plan.memory_here,
-               "what this machine, or its container, may have", of),
+        _bound("answers at a shard", "share", answering, 1.0, answer_by, of, stretches=True),
+        _bound("link of a shard", "bit/s", linking, of.shard_bits, link_by, of, stretches=True),
+        _bound("memory of a shard", "bytes", holding, plan.memory_here, memory_by, of),
         _bound("daemon of the home", "share", hosts, 1.0, host_by, of),
         _bound("slots of a run", "learners", float, LEARNERS_MAX, "LEARNERS_MAX", of),
-    ]  # fmt: skip
+    ]
     return sorted(bounds, key=lambda bound: ASKED_MAX if bound.learners is None else bound.learners)
 
 
@@ -119,8 +130,8 @@ def sheet(plan: RunPlan) -> Sheet:
     first = next(each for each in bounds if each.learners is not None)
     lead = (
         f"The first bound is {first.name}: {first.learners:,} learners, and {plan.wanted.learners:,} are asked for. "
-        "Beyond the merges, answers and link of a shard a fragment is merged more seldom; beyond the others there is no "
-        "run. More shards, or regions, move the bounds of a shard."
+        "Beyond the merges, answers and link of a shard a fragment is merged more seldom; beyond the others there is "
+        "no run. More shards, or regions, move the bounds of a shard."
     )
     columns = ("bound", "here", "at most", "learners", "by")
     part = PageSection("Where the first bound lies", [table(columns, rows, ("by",), ("by",))], [lead])
