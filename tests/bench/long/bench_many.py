@@ -2,12 +2,12 @@
 
     python -m tests.bench.long.bench_many [--learners 128] [--dir DIR] [--json]
 
-Learners in NumPy whose steps sleep (`tests/bench/size`), each a process of this machine, under one daemon. `all_merged`:
-seconds from the request until each learner has been in a merge. `to_next_merge`: seconds from a `kill -9` of the
-syncer, half a minute later, to the first merge of its next life; `voters_then` has the learners in the merges of the
-half minute after it. `daemon_ms_a_start`: the CPU time of the daemon from its start until all were merged, by hosts;
-`daemon_seconds_of_1024` carries it on. Beside them the memory that all processes have for themselves, and the load of
-the machine, with which the seconds grow: 128 learners do not need two cores, but their starts do.
+Learners in NumPy whose steps sleep (`tests/bench/size`), each a process of this machine, under one daemon.
+`all_merged`: seconds from the request until each learner has been in a merge. `to_next_merge`: seconds from a `kill -9`
+of the syncer, half a minute later, to the first merge of its next life; `voters_then` has the learners in the merges of
+the half minute after it. `daemon_ms_a_start`: the CPU time of the daemon from its start until all were merged, by
+hosts; `daemon_seconds_of_1024` carries it on. Beside them the memory that all processes have for themselves, and the
+load of the machine, with which the seconds grow: 128 learners do not need two cores, but their starts do.
 """
 
 from __future__ import annotations
