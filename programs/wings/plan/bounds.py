@@ -31,7 +31,7 @@ ASKED_MAX: Final = 1 << 40
 
 @final
 @dataclass(frozen=True, slots=True)
-class Bound:
+class PlannedBound:
     """A resource: its load, and its limit, in `unit`; None where the limit was not given.
 
     `learners` is the largest number of learners that it carries, None where that is not known or has no end.
@@ -46,7 +46,7 @@ class Bound:
     by: str
 
 
-def bounds_of(plan: RunPlan) -> list[Bound]:
+def bounds_of(plan: RunPlan) -> list[PlannedBound]:
     """The bounds of a run, the first one first."""
     of = plan.wanted
     rounds = of.fragments / (of.shards * of.interval * of.step_seconds)
@@ -96,9 +96,9 @@ def _bound(
     of: PlanRequest,
     *,
     stretches: bool = False,
-) -> Bound:
+) -> PlannedBound:
     most = None if limit is None else _most(load, limit)
-    return Bound(name, unit, load(of.learners), limit, most, stretches, by)
+    return PlannedBound(name, unit, load(of.learners), limit, most, stretches, by)
 
 
 def _most(load: Callable[[int], float], limit: float) -> int | None:
@@ -144,7 +144,7 @@ def sheet(plan: RunPlan) -> Sheet:
     return replace(whole, parts=[links, part, *others], data={**whole.data, "bounds": told})
 
 
-def _amount(bound: Bound, value: float | None) -> str:
+def _amount(bound: PlannedBound, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     if bound.unit == "share":

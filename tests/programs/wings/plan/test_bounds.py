@@ -19,7 +19,7 @@ WANTED = PlanRequest(parameters=1e9, learners=100, step_seconds=1.0, push="int4"
 RATES = Rates(merged=1e9, stepped=1e9, threads=2)
 
 
-def of(wanted: PlanRequest, memory: int = 1 << 40) -> dict[str, bounds.Bound]:
+def of(wanted: PlanRequest, memory: int = 1 << 40) -> dict[str, bounds.PlannedBound]:
     return {each.name: each for each in bounds_of(plan_of(wanted, RATES, memory))}
 
 
