@@ -17,7 +17,6 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
@@ -34,7 +33,7 @@ from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.slow_learners import SpeedTerms
-from isthmus.ops.syncer.summed_merge import Ballot, SummedMerge
+from isthmus.ops.syncer.summed_merge import Ballot, SummedMerge, kept_by_default
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
@@ -72,8 +71,6 @@ from isthmus.runtime.graph.template import AnyOf, Every, Latest, Queue, Quorum
 from isthmus.runtime.ids import LEARNERS_MAX, is_machine_name
 
 NAME: Final = "decoupled-diloco"
-KEPT_MAX: Final = 2.0
-"""Copies of a shard's part of the model that the answers which it keeps may take."""
 
 
 def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> Iterator[Fault]:
@@ -313,13 +310,6 @@ def free_running(
     if carried is True:
         graph.chose(carry=True)
     return graph
-
-
-def kept_by_default(learners: int, fragments: int, shards: int, push: str) -> Literal["answers", "sums"]:
-    """What a shard keeps where nothing is said: answers, of which it has those of a fragment or two at a time, unless
-    that is more than KEPT_MAX copies of its part of the model."""
-    bits = 32.0 if push == AUTO else FORMATS[push].bits
-    return "sums" if learners * bits / 32 * min(1.0, 2 * shards / fragments) > KEPT_MAX else "answers"
 
 
 @checked(subject(NAME), _rules)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import Answer, AnswerValues, ClosedRound, Round, Update, WantedValues
+from isthmus.ops.exchange.wanted_settings import AUTO
 from isthmus.ops.step_tokens import StepTokens
 from isthmus.ops.syncer.answer_kinds import AnswerKind
 from isthmus.ops.syncer.answer_rules import AnswerRule, RoundTally
@@ -46,7 +47,17 @@ FIRST_PATIENCE_NS: Final = 20_000_000_000
 """Where none has come, beside the time that its bytes need at so many a second:"""
 BYTES_LEAST: Final = 256_000
 
+KEPT_MAX: Final = 2.0
+"""Copies of a shard's part of the model that the answers which it keeps may take."""
+
 Emitted: TypeAlias = list[tuple[str, Any]]
+
+
+def kept_by_default(learners: int, fragments: int, shards: int, push: str) -> Literal["answers", "sums"]:
+    """What a shard keeps where nothing is said: answers, of which it has those of a fragment or two at a time, unless
+    that is more than KEPT_MAX copies of its part of the model."""
+    bits = 32.0 if push == AUTO else FORMATS[push].bits
+    return "sums" if learners * bits / 32 * min(1.0, 2 * shards / fragments) > KEPT_MAX else "answers"
 
 
 class Ballot:

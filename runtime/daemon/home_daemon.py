@@ -238,7 +238,8 @@ class Daemon:
 
     def relayed(self) -> dict[str, list[str]]:
         """Host, on any machine -> the hosts that a porter relays to it."""
-        figures = {str(member.replica): shown["figures"].get("relayed", []) for member, shown in self._shown.items()}
+        shown = {member.replica: each for member, each in self._shown.items() if self._is_current(member)}
+        figures = {str(replica): each["figures"].get("relayed", []) for replica, each in shown.items()}
         return {name: list(others) for name, others in sorted(figures.items()) if others}
 
     def full(self) -> list[str]:
@@ -300,9 +301,12 @@ class Daemon:
                 self.status_last = dict(each["published"]["record"])
         if not self._is_closed:
             self._driver.feed(ReportCame(machine, report))
-        self._shown = {
-            life.member: self._shown[life.member] for life in self.home.lives.values() if life.member in self._shown
-        }
+        if len(self._shown) > len(self.home.lives):  # Only then: every report of a thousand machines comes here.
+            self._shown = {member: each for member, each in self._shown.items() if self._is_current(member)}
+
+    def _is_current(self, member: Member) -> bool:
+        life = self.home.lives.get(member.replica)
+        return life is not None and life.member == member
 
     def _beat(self) -> None:
         if self._is_closed:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -236,7 +236,8 @@ class Ether:
 
     def __init__(self, clock: Clock, weather: PathConditions, lingers: Callable[[], bool] = lambda: False) -> None:
         self.clock, self.weather, self.lingers = clock, weather, lingers
-        self.connections: list[Connection] = []
+        self.connections: dict[Connection, None] = {}
+        self._of: dict[str, dict[Connection, None]] = {}
         self.listeners: dict[str, EtherSocket] = {}
         self._numbers = 0
 
@@ -244,6 +245,20 @@ class Ether:
         """A number that was not used before."""
         self._numbers += 1
         return self._numbers
+
+    def of(self, machine: str) -> Collection[Connection]:
+        """The connections that end at a machine."""
+        return self._of.get(machine, ())
+
+    def add(self, connection: Connection) -> None:
+        """Have one more."""
+        for place in (self.connections, *(self._of.setdefault(each, {}) for each in connection.machines)):
+            place[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """Have it no more. Idempotent."""
+        for place in (self.connections, *(self._of[each] for each in connection.machines)):
+            place.pop(connection, None)
 
     def changed(self) -> None:
         """The weather has changed: waiting messages may go on."""
@@ -264,7 +279,7 @@ class Connection:
         self.machines, self.purpose = (near, far), client.purpose
         self._there = Pipe(ether.clock, ether.weather, near, far, self._arrive_there, self.reset)
         self._back = Pipe(ether.clock, ether.weather, far, near, self._arrive_back, self.reset)
-        ether.connections.append(self)
+        ether.add(self)
         self._there.put([])
 
     def send_there(self, frames: list[Bytes]) -> bool:
@@ -319,8 +334,7 @@ class Connection:
     def _over(self) -> None:
         self._there.close()
         self._back.close()
-        if self in self._ether.connections:
-            self._ether.connections.remove(self)
+        self._ether.remove(self)
 
     def _arrive_there(self, message: Message) -> None:
         if message is None:

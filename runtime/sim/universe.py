@@ -42,6 +42,10 @@ from isthmus.runtime.wire.peers import Limits
 
 ASKED_EVERY: Final = 500
 """Events between two calls of the checkers; checking a core costs as much as some twenty events."""
+ASKED_EVENTS: Final = 20
+"""The same for each host, in universes of more than two dozen."""
+LOOKED_MAX: Final = 64
+"""Hosts in whose universe faults are looked for at each event; with more once in as many events as there are hosts."""
 BUSY_MAX: Final = 100_000
 """Events at one instant; a few dozen are many."""
 HOME: Final = "home"
@@ -366,6 +370,9 @@ class Universe:
             self._has_started = True
             for name in sorted({HOME, *map(self._place, self._replicas)}):
                 self.start_daemon(self.machines[name])
+        # Both look at all hosts, and with more hosts more events happen in the same time.
+        hosts = len(self._replicas)
+        looked_every, asked_every = hosts if hosts > LOOKED_MAX else 1, max(ASKED_EVERY, ASKED_EVENTS * hosts)
         end, busy = Instant(seconds(seconds_max)), 0
         while not until():
             due = self.clock.due()
@@ -376,9 +383,9 @@ class Universe:
                 raise TimeoutError(f"{BUSY_MAX} events at one instant: it goes round in circles")
             self.clock.step()
             self.events += 1
-            if self.injector.waiting:
+            if self.injector.waiting and self.events % looked_every == 0:
                 self.injector.look()
-            if self.events % ASKED_EVERY == 0:
+            if self.events % asked_every == 0:
                 for checker in self._checkers:
                     checker.polled(self)
             if self.error is not None:

@@ -1,8 +1,8 @@
 """The tape of one core while it is written: records of its events and commands, in segments of frames.
 
-A segment begins with the core's state, and holds the records that follow it. When one is `segment_bytes` long, or when
-something before it was lost (`renew`), the next begins. It decides nothing about files: `drain` returns what was
-encoded since the last call, also in another thread than that which appends.
+A segment begins with the core's state, and holds the records that follow it. When these are `segment_bytes` long, and
+some times as long as the state, or when something before it was lost (`renew`), the next begins. It decides nothing
+about files: `drain` returns what was encoded since the last call, also in another thread than that which appends.
 
 A frame is the length of its body (4 bytes, big-endian, 1 to BODY_SIZE_MAX), the CRC-32 of length and body (4 bytes,
 big-endian), and the body. The length is part of the checksum, and is never 0, so that a run of zeros, which a power
@@ -99,6 +99,8 @@ MARK: Final = "isthmus tape"
 VERSION: Final = 2
 SEGMENT_BYTES: Final = 1 << 20
 """The default: some thousands of records, which take a tenth of a second to replay."""
+STATES: Final = 4
+"""The least length of a segment, in states: to write one takes some times what as many bytes of records do."""
 
 
 class Opening(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -133,7 +135,7 @@ class Tape:
         self._records: deque[bytes | Opening] = deque()
         self._drained: deque[bytes | Opening] = deque(maxlen=LAST_MAX)
         """Those drained last, for an error to tell. Kept when drained, not when appended: an event pays nothing."""
-        self._count = self._size = self._segment = self._taking = 0
+        self._count = self._size = self._head_size = self._segment = self._taking = 0
         self._has_lost = False
 
     def begin(self, state: Callable[[], bytes]) -> None:
@@ -151,7 +153,7 @@ class Tape:
         record = self._encode((at, event, commands))
         self._records.append(record)
         self._size += len(record) + HEAD_SIZE
-        if self._size >= self._segment_bytes:
+        if self._size >= self._segment_bytes and self._size >= self._head_size:
             self._open(is_after_loss=False)
 
     def renew(self) -> None:
@@ -188,6 +190,8 @@ class Tape:
         self._segment += 1
         self._size = 0
         opening = Opening(MARK, VERSION, self._segment, self._count, is_after_loss, self._state())
+        # A core of a thousand hosts has a state of a megabyte: tapes would consist of states, and take the core's time.
+        self._head_size = STATES * len(opening.state)
         self._records.append(opening)
 
 

@@ -1,9 +1,9 @@
 """A process's statuses as families of metrics.
 
-Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot`, `machine`, `site` and
-`scalar`, and nothing that grows with steps is one. A status is that of a run's home, with the figures of its recorder,
-or of a machine that takes part, with those of its own hosts alone: both have a learner's series, so sums over processes
-take the maximum by run and slot first. Nothing is counted here: every value is one of a status.
+Decides names, units and labels. Every name begins with `isthmus_`; labels are `run`, `slot`, `machine`, `site`,
+`scalar` and `quantile`, and nothing that grows with steps is one. A status is that of a run's home, with the figures of
+its recorder, or of a machine that takes part, with those of its own hosts alone: both have a learner's series, so sums
+over processes take the maximum by run and slot first. Nothing is counted here: every value is one of a status.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any, Final, TypeAlias, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from isthmus.programs.engine.metrics.run_status import RunStatus
+from isthmus.programs.engine.results.crowd import QUANTILES, looked_for, lost_share, quantile
 
 RUN: Final = ("run",)
 LEARNER: Final = ("run", "slot", "machine")
 MACHINE: Final = ("machine",)
 SCALAR: Final = ("run", "scalar")
 SITE: Final = ("run", "site")
+SHARE: Final = ("run", "quantile")
 Labels: TypeAlias = tuple[str, ...]
 
 
@@ -77,6 +79,15 @@ _REPORT: Final[Mapping[str, tuple[Family, float]]] = {
     ),
 }
 """Figures of a learner's report, and what they are multiplied by."""
+_OF_ALL: Final[Mapping[str, tuple[Family, float]]] = {
+    "step": (Family("run_learner_steps", "Inner steps of a life, of a share of all learners at most.", SHARE), 1.0),
+    "tokens": (Family("run_learner_tokens", "Tokens trained in a life, likewise.", SHARE), 1.0),
+    "loss": (Family("run_learner_loss", "The loss of the last steps, likewise.", SHARE), 1.0),
+    "staleness": (Family("run_learner_staleness_steps", "Steps since an adoption, likewise.", SHARE), 1.0),
+    "step_ms": (Family("run_learner_step_seconds", "The duration of a step, likewise.", SHARE), 1e-3),
+}
+"""The same of many learners: quantiles."""
+_LOST: Final = Family("run_learner_lost_ratio", "Tokens that were not merged over those settled, likewise.", SHARE)
 _HOST: Final[Mapping[str, Family]] = {
     "bytes_sent": Family("learner_sent_bytes", "Bytes sent to other hosts in this life.", LEARNER, is_counter=True),
     "bytes_received": Family("learner_received_bytes", "Bytes received in this life.", LEARNER, is_counter=True),
@@ -91,6 +102,8 @@ _UP: Final = Family("learner_up", "1 while its host is heard of; else 0.", LEARN
 _GIVEN_UP: Final = Family("learner_given_up", "1 once it is not started again; else 0.", LEARNER)
 _TIME: Final = Family("machine_time_seconds", "The time of day of the machine, since 1970.", MACHINE)
 _RUNS: Final = Family("machine_runs", "Runs that have hosts on the machine, or their home.", MACHINE)
+SERIES_MAX: Final = 128
+"""Learners of a run each of which has its series: some twelve lines each. Of more, those that are looked for."""
 _HEARD: Final = frozenset({"alive", "slow", "away"})
 
 
@@ -135,12 +148,32 @@ class _Samples:
             alive = sum(host["state"] in _HEARD for host in learners.values())
             self.add(_LEARNERS_LIVE, run, alive)
         reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
+        shown = self._add_crowd(status.run, learners, reports)
         for name, host in learners.items():
             slot = int(name.rpartition("/")[2])
+            if slot not in shown:
+                continue
             self._add_learner((status.run, str(slot), str(host.get("machine", ""))), host, reports.get(slot, {}))
         for slot, report in reports.items():
-            if f"learner/{slot}" not in hosts:  # All hosts are in one process.
+            if slot in shown and f"learner/{slot}" not in hosts:  # All hosts are in one process.
                 self._add_report((status.run, str(slot), ""), report)
+
+    def _add_crowd(
+        self, run: str, learners: Mapping[str, Mapping[str, Any]], reports: Mapping[int, Mapping[str, Any]]
+    ) -> set[int]:
+        """Add the quantiles of many learners; the slots of those that have series of their own."""
+        states = {slot: str(report.get("phase", "")) for slot, report in reports.items()}
+        states |= {int(name.rpartition("/")[2]): str(host["state"]) for name, host in learners.items()}
+        if len(states) <= SERIES_MAX:
+            return set(states)
+        lost = {slot: lost_share(report) for slot, report in reports.items()}
+        for share, _ in QUANTILES:
+            labels = run, f"{share:g}"
+            for key, (family, unit) in _OF_ALL.items():
+                value = quantile((report.get(key) for report in reports.values()), share)
+                self.add(family, labels, None if value is None else value * unit)
+            self.add(_LOST, labels, quantile(lost.values(), share))
+        return set(looked_for(states, {slot: report.get("step_ms") for slot, report in reports.items()}, lost))
 
     def _add_training(self, run: Labels, training: Mapping[str, Any]) -> None:
         merges = bool(training.get("model_whole"))
@@ -180,4 +213,6 @@ def every() -> Iterator[Family]:
     yield from _SITE.values()
     yield from (_LEARNERS_LIVE, _LINES_LOST, _SNAPSHOTS_FAIL, _STORED)
     yield from (family for family, _ in _REPORT.values())
+    yield from (family for family, _ in _OF_ALL.values())
+    yield _LOST
     yield from (*_HOST.values(), _UP, _GIVEN_UP, _TIME, _RUNS)

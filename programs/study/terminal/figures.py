@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.programs.engine.results import alterations, site_words, words
+from isthmus.programs.engine.results.crowd import LOST, ROWS_MAX
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.programs.study.terminal import many_learners
 from isthmus.programs.study.terminal.sheet import Column, Sheet
@@ -704,7 +705,7 @@ def learners_table(status: Mapping[str, Any], width: int) -> Table:
     scalars = metric_columns(reports.values())
     paths = ("path",) if "paths" in status else ()
     away = ("away",) if any(row.get("away") for row in rows) else ()
-    lost = (many_learners.LOST,) if len(slots) > many_learners.ROWS_MAX else ()
+    lost = (LOST,) if len(slots) > ROWS_MAX else ()
     columns = (*COLUMNS[:3], *scalars, *COLUMNS[3:5], *lost, *COLUMNS[5:], *away)
     names = ("learner", *paths, "state", *(("life",) if hosts else ()), *columns)
     return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))

@@ -22,6 +22,7 @@ from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.results import site_words
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
+from isthmus.programs.engine.results.crowd import LOST, ROWS_MAX
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.run_files import OVER, RunFilesError, check_files, summary_of
 from isthmus.programs.engine.run import private_daemon
@@ -29,7 +30,7 @@ from isthmus.programs.engine.run.going_on import GoingOn, going_on
 from isthmus.programs.study.terminal import figures, many_learners
 from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
-from isthmus.programs.study.terminal.many_learners import ROWS_MAX, kind_of, picked, summary_rows
+from isthmus.programs.study.terminal.many_learners import kind_of, picked, summary_rows
 from isthmus.runtime.errors import ConfigError, nearest, printable
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.supervision.incidents import Delayed
@@ -394,7 +395,7 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
     machines = {host.get("machine", "") for host in status["hosts"]} - {""}
     paths = ("path",) if "paths" in training else ()
-    lost = (many_learners.LOST,) if sum(host["role"] == LEARNER for host in status["hosts"]) > ROWS_MAX else ()
+    lost = (LOST,) if sum(host["role"] == LEARNER for host in status["hosts"]) > ROWS_MAX else ()
     usual = (*paths, *(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory")
     columns = (*usual, *figures.COLUMNS[:5], *lost, *figures.COLUMNS[5:])
     is_over = training.get("phase") == "done"

@@ -158,23 +158,24 @@
       const place = body("learners");
       if (!place.querySelector(".hosts")) place.replaceChildren(element("div", "hosts"), element("p", "note others"));
       const columns = [
-        ["learner", (row) => made([row.slot, row.life], () => [swatch(row.colour), `${row.slot}`, row.life ? element("small", "past", ` life ${row.life}`) : ""].filter(Boolean))],
-        ["phase", (row) => made([row.state, row.tone], () => [element("span", `pill ${row.tone}`, row.state)]), "left"],
+        ["learner", (row) => row.name ? made([row.name], () => [row.name]) : made([row.slot, row.life], () => [swatch(row.colour), `${row.slot}`, row.life ? element("small", "past", ` life ${row.life}`) : ""].filter(Boolean))],
+        ["phase", (row) => row.name ? made([row.name, row.state], () => [row.state]) : made([row.state, row.tone], () => [element("span", `pill ${row.tone}`, row.state)]), "left"],
         ["steps", (row) => row.step],
         ["speed", (row) => row.speed],
         ["loss", (row) => row.loss],
         ["stale", (row) => row.stale],
+        ...(part.quantiles.length ? [["lost", (row) => row.lost]] : []),
         ["waits", (row) => row.waits, "far-only"],
         ["tokens", (row) => row.tokens, "far-only"],
         ["sent", (row) => row.sent, "far-only"],
         ...(part.has_machines ? [["machine", (row) => row.machine, "left far-only"]] : []),
         ...(part.rows.some((row) => row.reason) ? [["reason", (row) => row.reason, "reason left"]] : []),
       ];
-      table(place.firstChild, columns, part.rows);
+      table(place.firstChild, columns, [...part.quantiles, ...part.rows]);
       place.lastChild.replaceChildren(...part.others.flatMap((row) => [
         element("span", `pill ${row.tone}`, `${row.name}: ${row.state}${row.life ? `, life ${row.life}` : ""}`), row.reason ? ` ${row.reason} ` : " ",
       ]));
-      small("learners", `${part.rows.length}; stale: the most steps since a fragment was adopted`);
+      small("learners", `${part.count}; stale: the most steps since a fragment was adopted`);
     },
 
     sites(part) {

@@ -7,7 +7,7 @@ on the terminal and in the report; the script of the page places them, and compu
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -17,11 +17,13 @@ from rich.text import Text
 
 from isthmus.programs.engine.results import data_words, site_words, words
 from isthmus.programs.engine.results.changes import is_better, sentence
+from isthmus.programs.engine.results.crowd import QUANTILES, ROWS_MAX, looked_for, lost_share, quantile
 from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, MergeRecord, ReportLine, read
 from isthmus.programs.engine.results.record import STAMP, as_number
 from isthmus.programs.engine.results.run_files import DATA, SUMMARY, RunFilesError, summary_of
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.live import Notice
+from isthmus.programs.study.terminal.many_learners import kind_of
 from isthmus.programs.wings.dashboard.watched_run import SILENT, Look
 from isthmus.programs.wings.report.charts_drawing import learner_class
 from isthmus.programs.wings.report.charts_graph import parse_graph
@@ -220,18 +222,84 @@ def _wait(slot: int, waited: float, of: float) -> _Waits:
 
 
 def learners(look: Look) -> Part:
-    """A row for each learner, and one for each other host."""
+    """A row for each learner, or, of many, for those that are looked for, below quantiles; one for each other host."""
     hosts = {str(host["name"]): host for host in look.status.get("hosts", ()) if host["role"] != "daemon"}
     reports = {int(slot): report for slot, report in look.training.get("learners", {}).items()}
     ended = {int(row["learner"]): row for row in (look.summary or {}).get("per_learner") or ()}
     slots = {*reports, *ended, *look.newest, *(_slot(name) for name in hosts if name.startswith("learner/"))}
     machines = {str(host.get("machine", "")) for host in hosts.values()}
+    states = {slot: _kind_of(look, hosts.get(f"learner/{slot}"), reports.get(slot) or {}) for slot in sorted(slots)}
+    lost = {slot: _lost(reports.get(slot) or {}, ended.get(slot) or {}) for slot in slots}
+    slow = {slot: _step_seconds(look, reports.get(slot) or {}, ended.get(slot) or {}) for slot in slots}
     rows = [
         _learner(look, slot, hosts.get(f"learner/{slot}"), reports.get(slot) or {}, ended.get(slot) or {})
-        for slot in sorted(slots)
+        for slot in looked_for(states, slow, lost)
     ]
+    quantiles = list(_quantiles(look, states, reports, ended, slow, lost)) if len(states) > ROWS_MAX else []
     others = [_other(name, host) for name, host in hosts.items() if not name.startswith("learner/")]
-    return {"rows": rows, "others": others, "has_machines": len(machines) > 1}
+    shown = {"rows": rows, "count": words.whole(len(states)), "quantiles": quantiles, "others": others}
+    if quantiles:
+        for row in rows:
+            row["lost"] = words.percent(lost[row["slot"]])
+    return {**shown, "has_machines": len(machines) > 1}
+
+
+def _kind_of(look: Look, host: Mapping[str, Any] | None, report: Mapping[str, Any]) -> str:
+    """The kind of state of a learner: those in another than most are shown."""
+    if report.get("sick"):
+        return "sick"
+    is_over = look.training.get("phase") == "done"
+    return kind_of(figures.state(host, is_over=is_over)) if host is not None else str(report.get("phase") or "")
+
+
+def _lost(report: Mapping[str, Any], ended: Mapping[str, Any]) -> float | None:
+    lost, tokens = as_number(ended.get("tokens_lost")), as_number(ended.get("tokens"))
+    return lost / tokens if lost is not None and tokens else lost_share(report)
+
+
+def _step_seconds(look: Look, report: Mapping[str, Any], ended: Mapping[str, Any]) -> float | None:
+    if step_ms := as_number(report.get("step_ms")):
+        return step_ms / 1e3
+    wall, steps = as_number((look.summary or {}).get("wall_seconds")), as_number(ended.get("steps"))
+    return wall / steps if wall and steps else None
+
+
+def _quantiles(
+    look: Look,
+    states: Mapping[int, str],
+    reports: Mapping[int, Mapping[str, Any]],
+    ended: Mapping[int, Mapping[str, Any]],
+    slow: Mapping[int, float | None],
+    lost: Mapping[int, float | None],
+) -> Iterator[Part]:
+    """The rows that stand for all learners."""
+
+    def at(share: float, name: str) -> Any:
+        def of(slot: int) -> Any:
+            told = {**ended.get(slot, {}), **(reports.get(slot) or {})}
+            return told.get(name, getattr(look.newest.get(slot), name, None))
+
+        return quantile((of(slot) for slot in states), share)
+
+    usual, count = Counter(states.values()).most_common(1)[0]
+    blank = dict.fromkeys(("state", "tone", "machine", "step", "tokens", "speed", "loss", "stale", "waits", "sent"), "")
+    blank |= {"lost": "", "reason": ""}
+    of_all = f"{words.whole(count)} {usual or 'ended'}"
+    yield blank | {"name": f"{words.whole(len(states))} learners", "state": of_all}
+    for share, title in QUANTILES:
+        # Of speeds the slowest have the least: as much as steps of that length.
+        step = quantile(slow.values(), 1 - share)
+        stale = at(share, "staleness")
+        yield blank | {
+            "name": title,
+            "step": words.whole(at(share, "step") or at(share, "steps")),
+            "tokens": words.scaled(at(share, "tokens")),
+            "speed": f"{words.decimal(1 / step, 1)}/s" if step else "",
+            "loss": words.decimal(at(share, "loss")),
+            "stale": "" if stale is None else f"{stale}",
+            "sent": words.size(at(share, "bytes_sent")),
+            "lost": words.percent(quantile(lost.values(), share)),
+        }
 
 
 def _slot(name: str) -> int:
@@ -417,6 +485,9 @@ def settings(look: Look) -> Part:
         for change in reversed(look.changes[-CHANGES_SHOWN:])
     ]
     used = [[f"{name} of {where}", value] for (name, where), value in sorted(in_use.items())]
+    if len(used) > ROWS_MAX:
+        counts = Counter((name, where.partition(" ")[0], value) for (name, where), value in in_use.items())
+        used = [[f"{name} of {words.whole(count)} {kind}s", value] for (name, kind, value), count in counts.items()]
     return {"asked": asked, "in_use": used, "rows": rows, "count": len(look.changes)}
 
 

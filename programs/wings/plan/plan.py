@@ -24,6 +24,7 @@ from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.ops.learner.kept_work import MODELS_IN_MEMORY
+from isthmus.ops.syncer.summed_merge import ASKED_MAX, kept_by_default
 from isthmus.programs.command import demands
 from isthmus.programs.command.demands import Demand, within
 from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
@@ -52,9 +53,12 @@ from isthmus.programs.wings.simulation.goodput import (
     goodput_of,
 )
 from isthmus.runtime.errors import ConfigError, nearest
-from isthmus.runtime.ids import LEARNERS_MAX
 
 PARAMETERS_MAX: Final = 1e14
+ISLANDS_SHOWN: Final = 64
+"""Of more islands of one kind one is told."""
+LEARNERS_PLANNED_MAX: Final = 100_000
+"""Six times those that a run may have: of more a plan would say no more."""
 _DOING: Final = "Reading the options of `isthmus plan`"
 
 
@@ -80,6 +84,8 @@ class PlanRequest:
     """The wire format of data-parallel training."""
     gradient_share: float = 1.0
     """The share of a step in which those gradients may cross."""
+    shard_bits: float | None = None
+    """The capacity of each shard's link, as that of a learner's, None if not given."""
     link_bits: float | None = None
     """The capacity of each learner's link, bits a second in each direction, None if not given."""
     chips: int | None = None
@@ -122,7 +128,7 @@ def _demands(of: PlanRequest) -> list[Demand]:
     least = f"from 1 to {of.interval}, no more than --interval"
     demanded = [
         within("--parameters", of.parameters, 1, PARAMETERS_MAX, "Say how many, as in 12e9."),
-        within("--learners", of.learners, 1, LEARNERS_MAX, "Say how many there are."),
+        within("--learners", of.learners, 1, LEARNERS_PLANNED_MAX, "Say how many there are."),
         within("--step-seconds", of.step_seconds, 1e-6, 1e6, "Say how long an inner step takes."),
         within("--interval", of.interval, 1, 1e6, "Say after how many steps a fragment is merged again."),
         within("--fragments", of.fragments, 1, _fragments_max(of), "Say into how many to cut the model."),
@@ -139,6 +145,7 @@ def _demands(of: PlanRequest) -> list[Demand]:
     ]
     for option, value, most in (
         ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
+        ("--shard-gbits", None if of.shard_bits is None else of.shard_bits / 1e9, 1e6),
         ("--chips", of.chips, CHIPS_MAX),
         ("--price", of.price_per_hour, 1e6),
     ):
@@ -227,10 +234,10 @@ def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
 def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     up, down = _means(of)
     ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.interval
-    merge = _busy(of, merge_seconds) * of.step_seconds
+    merge = busy(of, merge_seconds) * of.step_seconds
     wait = None if of.link_bits is None else ways / of.link_bits + merge
     least = tuple(ways / (allowed - merge) if allowed > merge else None for allowed in _waits(of))
-    return LinkLoad("diloco", up, down, None, _shard(of, "diloco"), None, wait, float(of.interval), least)
+    return LinkLoad("diloco", up, down, None, shard_bits(of, "diloco"), None, wait, float(of.interval), least)
 
 
 def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
@@ -238,25 +245,24 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     largest = LARGEST * of.fragment_values
     there_and_back = largest * (FORMATS[of.push].bits + FORMATS[of.update].bits)
     room = of.overlap * of.step_seconds - merge_seconds
-    busy = _busy(of, merge_seconds)
-    smallest = max(there_and_back / room, up, down) if room > 0 and busy <= 1 else None
+    merging = busy(of, merge_seconds)
+    smallest = max(there_and_back / room, up, down) if room > 0 and merging <= 1 else None
     if program == DECOUPLED:
-        slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
+        slower = merging if of.link_bits is None else max(merging, max(up, down) / of.link_bits)
         wait, interval = 0.0, of.interval * max(1.0, slower)
         always = tuple(0.0 for _ in UTILISATIONS)
-        return LinkLoad(
-            program, up, down, LARGEST * max(up, down), _shard(of, program), smallest, wait, interval, always
-        )
+        shard = shard_bits(of, program)
+        return LinkLoad(program, up, down, LARGEST * max(up, down), shard, smallest, wait, interval, always)
     late, least = None, list[float | None]()
     for share, allowed in zip(UTILISATIONS, _waits(of), strict=True):
         patience = room + allowed * of.interval / of.fragments
-        suffices = patience > 0 and busy <= 1 / share
+        suffices = patience > 0 and merging <= 1 / share
         least.append(max(there_and_back / patience, max(up, down) * share) if suffices else None)
     if of.link_bits is not None:
         late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
-        late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
+        late = max(late, (max(merging, max(up, down) / of.link_bits) - 1) * of.step_seconds)
     peak, interval = LARGEST * max(up, down), float(of.interval)
-    return LinkLoad(program, up, down, peak, _shard(of, program), smallest, late, interval, tuple(least))
+    return LinkLoad(program, up, down, peak, shard_bits(of, program), smallest, late, interval, tuple(least))
 
 
 def _waits(of: PlanRequest) -> Iterator[float]:
@@ -264,12 +270,13 @@ def _waits(of: PlanRequest) -> Iterator[float]:
     return (of.step_seconds * (1 / share - 1) for share in UTILISATIONS)
 
 
-def _busy(of: PlanRequest, merge_seconds: float) -> float:
+def busy(of: PlanRequest, merge_seconds: float) -> float:
     """The share of the time in which each shard merges: above 1, fragments arrive faster than it can merge them."""
     return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
 
 
-def _shard(of: PlanRequest, program: str) -> float:
+def shard_bits(of: PlanRequest, program: str) -> float:
+    """Bits a second of a shard's link, in the busier direction."""
     up, down = _means(of)
     a_sweep = of.interval * of.step_seconds
     home = of.parameters * home_bits(of.update, a_sweep, in_turns=program != DECOUPLED) / a_sweep
@@ -342,7 +349,8 @@ class PlannedMemory:
 
 
 def memory_of(of: PlanRequest) -> PlannedMemory:
-    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight.
+    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight, or,
+    where a shard keeps their sums by default, these and the values that may be on their way to it.
 
     A shard has its values, and a momentum in a run of enough sweeps, and the values once more in memory that it shares
     with hosts of its machine, which have the newest version. Where updates are coded it has the published values
@@ -352,7 +360,12 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
     has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
     kept = 2 + has_momentum
     largest = LARGEST * of.fragment_values
-    answers = rounds_at_once(of) * of.learners * largest * FORMATS[of.push].bits / 8
+    answer = largest * FORMATS[of.push].bits / 8
+    if kept_by_default(of.learners, of.fragments, of.shards, of.push) == "sums":
+        coming = max(answer, min(ASKED_MAX * answer, VALUE_BYTES * of.parameters / of.shards))
+        answers = coming + rounds_at_once(of) * VALUE_BYTES * largest
+    else:
+        answers = rounds_at_once(of) * of.learners * answer
     return PlannedMemory(
         STATE_BYTES * of.parameters,
         ANCHOR_BYTES * of.parameters + largest * (FORMATS[of.push].bits + FORMATS[of.update].bits) / 8,
@@ -613,7 +626,7 @@ def sheet(plan: RunPlan) -> Sheet:
             PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
         ],
         {
-            "wanted": asdict(wanted) | {"islands": [island.name for island in wanted.islands]},
+            "wanted": asdict(replace(wanted, islands=())) | {"islands": _names(wanted.islands)},
             "programs": [
                 {
                     **asdict(each.links),
@@ -765,8 +778,19 @@ def _learners_here(plan: RunPlan) -> int:
     return max(0, min(plan.wanted.learners, int(left // (plan.memory.island + plan.memory.machine))))
 
 
+def _names(islands: Sequence[Target]) -> list[str]:
+    """Their names: of many that are alike the name of one."""
+    return [island.name for island in (islands[:1] if _are_alike(islands) else islands)]
+
+
+def _are_alike(islands: Sequence[Target]) -> bool:
+    return len(islands) > ISLANDS_SHOWN and all(island is islands[0] for island in islands)
+
+
 def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:
-    for slot, island in enumerate(plan.wanted.islands):
+    """Whether the learner in each slot has room on its island; of many that are alike, in the first one."""
+    islands = plan.wanted.islands
+    for slot, island in enumerate(islands[:1] if _are_alike(islands) else islands):
         memory = island.device.memory_bytes
         limit = None if memory is None else memory * island.count // island.devices_a_chip
         fits = limit is None or plan.memory.island <= limit

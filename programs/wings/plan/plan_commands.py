@@ -42,6 +42,9 @@ def plan(
     link_gbits: Annotated[
         float | None, typer.Option("--link-gbits", metavar="G", help="What each learner's link carries a second.")
     ] = None,
+    shard_gbits: Annotated[
+        float | None, typer.Option("--shard-gbits", metavar="G", help="What each shard's link carries a second.")
+    ] = None,
     chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="In all, if not as islands say.")] = None,
     failures: Annotated[float, typer.Option("--failures-per-year", metavar="F", help="Of a chip.")] = 1.0,
     price: Annotated[float | None, typer.Option("--price", help="Of a chip and hour.")] = None,
@@ -58,7 +61,7 @@ def plan(
     Only the merge is measured, on this machine; everything else is computed.
     """
     from isthmus.programs.engine.run.room_for_hosts import check_compiler
-    from isthmus.programs.wings.plan import plan
+    from isthmus.programs.wings.plan import bounds, plan
     from isthmus.programs.wings.plan.plan import PlanRequest, check, islands_of
     from isthmus.programs.wings.report.page import show_sheet
     from isthmus.runtime.system.control_groups import memory_most
@@ -77,6 +80,7 @@ def plan(
         gradients=gradients,
         gradient_share=gradient_share,
         link_bits=None if link_gbits is None else link_gbits * 1e9,
+        shard_bits=None if shard_gbits is None else shard_gbits * 1e9,
         chips=chips,
         failures_per_year=failures,
         price_per_hour=price,
@@ -85,7 +89,7 @@ def plan(
     )
     check(wanted)
     check_compiler("Measuring a merge on this machine")
-    show_sheet(plan.sheet(plan.plan_of(wanted, plan.measure(wanted), memory_most())), page, as_json=as_json)
+    show_sheet(bounds.sheet(plan.plan_of(wanted, plan.measure(wanted), memory_most())), page, as_json=as_json)
 
 
 def offer(app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ Horizontal places are either even, in the order of their values, or to scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias, final
@@ -21,8 +21,16 @@ import msgspec
 from markupsafe import Markup
 
 from isthmus.programs.engine.results.absences import Absence, named
+from isthmus.programs.engine.results.crowd import QUANTILES, ROWS_MAX, looked_for, quantile
 from isthmus.programs.engine.results.lines import LOSS, ReportLine
-from isthmus.programs.engine.results.record import RunRecord, TokenProgress, by_learner, unbroken, while_stepping
+from isthmus.programs.engine.results.record import (
+    RunRecord,
+    TokenProgress,
+    as_number,
+    by_learner,
+    unbroken,
+    while_stepping,
+)
 from isthmus.programs.wings.report.charts_drawing import (
     Scale,
     drawing,
@@ -93,18 +101,65 @@ def charts(record: RunRecord, window: TimeWindow | None, metrics_max: int | None
 def reported(
     record: RunRecord, places: Callable[[Sequence[ReportLine]], list[Place]], stretches_max: int = _STRETCHES_MAX
 ) -> list[Curve]:
-    """A curve for each learner: `places` takes an unbroken part of its reports to times and values."""
+    """A curve for each learner: `places` takes an unbroken part of its reports to times and values.
+
+    Of many, quantiles over all at each time, and the curves of those that are looked for.
+    """
     at = TokenProgress(record.reports).at
     reports = by_learner(while_stepping(record.reports))
     count = max(min(stretches_max, _PLACES_MAX // max(len(reports), 1)), 8)
     stretch = max((report.time for report in record.reports), default=0.0) / count
-    curves = []
+    curves = list[Curve]()
+    if len(reports) > ROWS_MAX:
+        curves += _of_all(record, reports, places, stretch)
+        shown = slots_shown(record)
+        reports = {slot: items for slot, items in reports.items() if slot in shown}
     for slot, items in reports.items():
         parts = (_smoothed(_means(places(part), stretch)) for part in unbroken(items, record.wall_seconds))
         pieces = [[(at(time), time, value) for time, value in part] for part in parts if part]
         if pieces:
             curves.append(_curve(f"learner {slot}", learner_class(slot), pieces))
     return curves
+
+
+def slots_shown(record: RunRecord) -> list[int]:
+    """The learners of a run that are shown one by one: all, or those that are looked for."""
+    slow, lost = learner_figures(record)
+    restarts = {int(row["learner"]): as_number(row.get("restarts")) for row in record.per_learner}
+    states = {slot: "restarted" if restarts.get(slot) else "" for slot in record.learners}
+    return looked_for(states, slow, lost)
+
+
+def learner_figures(record: RunRecord) -> tuple[dict[int, float | None], dict[int, float | None]]:
+    """By slot the seconds of a step, breaks included, and the share of its tokens that is lost; None: not known."""
+    newest = {report.learner: report for report in record.reports if report.step}
+    slow: dict[int, float | None] = {slot: report.time / (report.step or 1) for slot, report in newest.items()}
+    lost: dict[int, float | None] = {}
+    for row in record.per_learner:
+        slot, steps = int(row["learner"]), as_number(row.get("steps"))
+        gone, tokens = as_number(row.get("tokens_lost")), as_number(row.get("tokens"))
+        slow[slot] = record.wall_seconds / steps if steps else slow.get(slot)
+        lost[slot] = gone / tokens if gone is not None and tokens else None
+    return slow, lost
+
+
+def _of_all(
+    record: RunRecord,
+    reports: Mapping[int, Sequence[ReportLine]],
+    places: Callable[[Sequence[ReportLine]], list[Place]],
+    stretch: float,
+) -> Iterator[Curve]:
+    """A curve for each of the quantiles of all learners, at the middle of each stretch of time."""
+    at, values = TokenProgress(record.reports).at, dict[int, list[float]]()
+    for items in reports.values():
+        for part in unbroken(items, record.wall_seconds):
+            for time, value in _means(places(part), stretch):
+                values.setdefault(int(time / stretch) if stretch > 0 else 0, []).append(value)
+    for index, (share, title) in enumerate(QUANTILES):
+        middles = [((number + 0.5) * stretch, quantile(each, share)) for number, each in sorted(values.items())]
+        piece = [(at(time), time, value) for time, value in middles if value is not None]
+        if piece:
+            yield _curve(title, learner_class(index), [piece])
 
 
 def step_rates(part: Sequence[ReportLine]) -> list[Place]:

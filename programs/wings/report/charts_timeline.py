@@ -246,6 +246,8 @@ def _meets(absence: Absence, window: TimeWindow) -> bool:
 
 LEARNERS_DRAWN_MAX: Final = 8
 OTHERS_MAX: Final = 4
+VOTES_MAX: Final = 64
+"""Dots on the bar of a round: more would hide each other."""
 ROW_HEIGHT: Final = 17
 
 _HIDDEN: Final = ("data", "record", "hold-")
@@ -507,7 +509,7 @@ def _rounds(scene: _Scene) -> Iterator[Markup]:
             yield text(begin - 3, y + ROW_HEIGHT - 6, name, "end", "small")
         occupied[item.host, y] = end
         yield _bar(scene, item, y)
-        for journey in item.journeys:
+        for journey in _votes_drawn(item.journeys):
             yield _vote(scene, item, journey, y + (ROW_HEIGHT - 3) / 2)
         middle = scene.x((item.closed + item.published) / 2)
         if merge is not None and middle - occupied.get((item.host, merge.y), -100.0) >= 17:
@@ -532,6 +534,14 @@ def _bar(scene: _Scene, item: RoundSpan, y: float) -> Markup:
             rectangle(x[2], y, max(x[3] - x[2], 2.5), high, "merge", title),
         ]
     )
+
+
+def _votes_drawn(journeys: Sequence[Journey]) -> Sequence[Journey]:
+    """All answers of a round, or some of many, evenly by their arrival, with the first and the last."""
+    if len(journeys) <= VOTES_MAX:
+        return journeys
+    ordered = sorted(journeys, key=lambda journey: journey.arrived)
+    return [*ordered[: -1 : len(ordered) // VOTES_MAX + 1], ordered[-1]]
 
 
 def _vote(scene: _Scene, item: RoundSpan, journey: Journey, y: float) -> Markup:

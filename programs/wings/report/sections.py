@@ -27,6 +27,7 @@ from isthmus.programs.engine.results.absences import Absence, Topic, again, caus
 from isthmus.programs.engine.results.alterations import headline, read_all
 from isthmus.programs.engine.results.changes import read as read_changes
 from isthmus.programs.engine.results.changes import step, why
+from isthmus.programs.engine.results.crowd import EXTREMES, QUANTILES, ROWS_MAX, quantile
 from isthmus.programs.engine.results.data_words import rows
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
 from isthmus.programs.engine.results.run_files import DATA
@@ -53,7 +54,7 @@ from isthmus.programs.reading.table import EPOCHS_MAX
 from isthmus.programs.wings.report.charts_absence import draw_absence
 from isthmus.programs.wings.report.charts_drawing import SHARE_LEVELS, share_level
 from isthmus.programs.wings.report.charts_graph import draw_graph, parse_graph
-from isthmus.programs.wings.report.charts_lines import charts
+from isthmus.programs.wings.report.charts_lines import charts, slots_shown
 from isthmus.programs.wings.report.charts_merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
 from isthmus.programs.wings.report.charts_timeline import (
     LEARNERS_DRAWN_MAX,
@@ -288,9 +289,15 @@ def curves(record: RunRecord, window: TimeWindow | None) -> PagePart:
         "evaluations": [item for item in record.evaluations if item.eval_loss is not None],
         "without_loss": without_loss(record.reports),
         "reports": len(while_stepping(record.reports)),
-        "sick": sorted({report.learner for report in record.reports if report.sick}),
+        "sick": _some(sorted({report.learner for report in record.reports if report.sick})),
     }
     return PagePart("curves", title, values)
+
+
+def _some(slots: Sequence[int]) -> str:
+    """The first of many, and how many there are."""
+    more = f" and {len(slots) - ROWS_MAX:,} more" if len(slots) > ROWS_MAX else ""
+    return f"{', '.join(map(str, slots[:ROWS_MAX]))}{more}" if slots else ""
 
 
 def timeline(record: RunRecord, window: TimeWindow | None) -> PagePart:
@@ -400,7 +407,7 @@ def accounts(record: RunRecord) -> PagePart:
 
 
 def learners(record: RunRecord) -> PagePart:
-    """A row per learner."""
+    """A row per learner, or, of many, quantiles of all, and the rows of those that are looked for."""
     losses = {report.learner: report.loss for report in record.reports if report.loss is not None}
     names = ("steps", "tokens", "stall_seconds", "away_seconds", "bytes_sent", "bytes_received", "restarts")
     rows = []
@@ -410,7 +417,18 @@ def learners(record: RunRecord) -> PagePart:
         told = {"path": row.get("path"), "device": row.get("device_kind"), "loss": losses.get(slot)}
         rows.append({"slot": slot, **told, **figures})
     has_paths = any(row["path"] is not None for row in rows)
-    values = {"rows": rows, "has_paths": has_paths, "regions": list(_regions(record))} if rows else None
+    quantiles: list[dict[str, Any]] = []
+    count = len(rows)
+    if count > ROWS_MAX:
+        for share, title in QUANTILES:
+            made = {name: quantile([row[name] for row in rows], share) for name in (*names, "loss")}
+            quantiles.append({"title": title, **made})
+        shown = slots_shown(record)
+        rows = [row for row in rows if row["slot"] in shown]
+    values = None
+    if rows:
+        values = {"rows": rows, "count": count, "quantiles": quantiles, "extremes": EXTREMES, "has_paths": has_paths}
+        values["regions"] = list(_regions(record))
     return PagePart("learners", "Learners", values, "There is no summary of any learner.")
 
 

@@ -95,14 +95,14 @@ DEADLY: Final = (DEFAULT, "regional-diloco")
 """The programs whose runs go on from a snapshot after everything has died."""
 
 
-def deadly(seed: int, program: str = DEFAULT) -> Shape:
+def deadly(seed: int, program: str = DEFAULT, learners: int | None = None) -> Shape:
     """The run of a seed, in which everything dies, too, or its home moves.
 
     Everything dies at once, every process of every machine, at a step of a snapshot, and continues as after a real
     power failure: daemons begin with the contents of their ledgers, and hosts with those of the disk of the home. Or
     the home is lost: another machine becomes the home, and the lost one comes back.
     """
-    shape = shape_of(seed, program)
+    shape = shape_of(seed, program, learners)
     rng = random.Random(f"isthmus {seed} deaths")
     faults: list[Fault] = []
     if rng.random() < MOVED_SHARE:
@@ -120,9 +120,9 @@ def deadly(seed: int, program: str = DEFAULT) -> Shape:
     return replace(shape, faults=(*shape.faults, *faults))
 
 
-def run_deadly(seed: int, program: str = DEFAULT) -> Outcome:
+def run_deadly(seed: int, program: str = DEFAULT, learners: int | None = None) -> Outcome:
     """The outcome of one seed."""
-    return outcome_of(deadly(seed, program))
+    return outcome_of(deadly(seed, program, learners))
 
 
 PHASES: Final = ("starting", "stepping", "final")
@@ -234,9 +234,9 @@ def check(program: str) -> None:
         raise ConfigError(doing, "--gangs of a program whose learners may be of several processes", program, do)
 
 
-def ganged(seed: int, program: str = DEFAULT) -> Shape:
+def ganged(seed: int, program: str = DEFAULT, learners: int | None = None) -> Shape:
     """The run of a seed, with islands of several processes and their faults."""
-    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} gangs")
+    shape, rng = shape_of(seed, program, learners), random.Random(f"isthmus {seed} gangs")
     processes = [rng.choice((1, 2, 2, 3, PROCESSES_MAX)) for _ in range(shape.learners)]
     if max(processes) == 1:
         processes[0] = 2
@@ -274,17 +274,17 @@ def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_m
     return rng.choice(faults)
 
 
-def run_ganged(seed: int, program: str = DEFAULT) -> Outcome:
+def run_ganged(seed: int, program: str = DEFAULT, learners: int | None = None) -> Outcome:
     """The outcome of one seed."""
-    return outcome_of(ganged(seed, program))
+    return outcome_of(ganged(seed, program, learners))
 
 
 NOTICES_MAX: Final = 4
 
 
-def noticed(seed: int, program: str = DEFAULT) -> Shape:
+def noticed(seed: int, program: str = DEFAULT, learners: int | None = None) -> Shape:
     """The run of a seed, in which machines are told to leave, too, the home among them, and are started again."""
-    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} notices")
+    shape, rng = shape_of(seed, program, learners), random.Random(f"isthmus {seed} notices")
     machines = sorted({HOME, *map(machine_of, hosts_of(shape.program, shape.learners))})
     notices = [
         PreemptionNotice(
@@ -298,9 +298,9 @@ def noticed(seed: int, program: str = DEFAULT) -> Shape:
     return replace(shape, faults=(*shape.faults, *notices))
 
 
-def run_noticed(seed: int, program: str = DEFAULT) -> Outcome:
+def run_noticed(seed: int, program: str = DEFAULT, learners: int | None = None) -> Outcome:
     """The outcome of one seed."""
-    return outcome_of(noticed(seed, program))
+    return outcome_of(noticed(seed, program, learners))
 
 
 def unseen(guards: Counter[str]) -> list[str]:

@@ -28,7 +28,7 @@ from isthmus.programs.wings.simulation.universe import (
     outcome_of,
     trial_of,
 )
-from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.ids import LEARNER, LEARNERS_MAX, Replica
 from isthmus.runtime.sim.faults import (
     Away,
     Blackout,
@@ -163,15 +163,16 @@ KILLS_MAX: Final = 3
 """Kills of one host: in a run of a few dozen steps more would leave nothing else to see."""
 
 
-def shape_of(seed: int, program: str = DEFAULT) -> Shape:
-    """The run of a seed.
+def shape_of(seed: int, program: str = DEFAULT, learners: int | None = None) -> Shape:
+    """The run of a seed; with `learners` it has so many, of which some die and some join, beside all other faults.
 
     Swarm style (Groce et al., Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some
     runs have only one of them, which finds what a mixture of all hides.
     """
     rng = random.Random(f"isthmus {seed}")
     trial = trial_of(program)
-    learners = rng.choice((2, 3, 3, 4))
+    drawn = rng.choice((2, 3, 3, 4))
+    learners = drawn if learners is None else learners
     step_ms = rng.choice((20.0, 100.0, 400.0))
     steps = rng.choice((24, 32, 40))
     formats = trial.formats_of(random.Random(f"isthmus {seed} formats"))
@@ -193,6 +194,8 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
     faults += _absences(random.Random(f"isthmus {seed} between-steps"), hosts, steps, step_ms)
     setting = random.Random(f"isthmus {seed} setting")
+    if drawn != learners:
+        faults += _crowd(random.Random(f"isthmus {seed} crowd"), learners, steps, step_ms)
     return Shape(
         seed=seed,
         learners=learners,
@@ -225,6 +228,21 @@ def _storms(
     if rng.random() < 0.1:
         faults.append(Stop(**moment_of(rng, steps, step_ms)))
     return tuple(storm for storm in storms if storm.faults), tuple(faults)
+
+
+DYING: Final = 16
+"""Of so many learners in a crowd one dies, beside all other faults."""
+JOINING: Final = 32
+"""For so many learners in a crowd one joins."""
+
+
+def _crowd(rng: random.Random, learners: int, steps: int, step_ms: float) -> tuple[Fault, ...]:
+    """Deaths and joins in proportion to the learners, each at a moment of its own."""
+    dying = rng.sample(range(learners), learners // DYING)
+    first = learners + 1  # The first free slot is that of the usual faults.
+    joining = range(first, min(first + learners // JOINING, LEARNERS_MAX))
+    kills = [Kill(f"learner/{slot}", **moment_of(rng, steps, step_ms)) for slot in dying]
+    return (*kills, *(Join(f"learner/{slot}", **moment_of(rng, steps, step_ms)) for slot in joining))
 
 
 def _later_faults(
@@ -414,6 +432,6 @@ def _fault(rng: random.Random, kind: str, replica: Replica, moment: dict[str, An
     return make[kind]()
 
 
-def run(seed: int, program: str = DEFAULT) -> Outcome:
+def run(seed: int, program: str = DEFAULT, learners: int | None = None) -> Outcome:
     """The outcome of one seed. RequestError for an unknown program."""
-    return outcome_of(shape_of(seed, program))
+    return outcome_of(shape_of(seed, program, learners))

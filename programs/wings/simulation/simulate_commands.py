@@ -52,6 +52,14 @@ def world(
         bool,
         typer.Option("--liars", help="A minority of those who brought machines lie, from several machines each."),
     ] = False,
+    learners: Annotated[
+        int | None,
+        typer.Option(
+            "--learners",
+            metavar="M",
+            help="So many in each universe; one of 16 dies, and one joins for 32. Left out: 2 to 4, by the seed.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -62,7 +70,7 @@ def world(
 
     asked = {"deaths": is_deadly, "gangs": has_gangs, "notices": has_notices, "liars": has_liars}
     beside = [name for name, is_asked in asked.items() if is_asked]
-    if not simulating.world(seed, seeds, program, least=each, beside=beside, as_json=as_json):
+    if not simulating.world(seed, seeds, program, least=each, beside=beside, learners=learners, as_json=as_json):
         raise typer.Exit(FAILED)
 
 

@@ -22,6 +22,7 @@ from isthmus.programs.wings.simulation.searches import PHASES, idle, rare, rare_
 from isthmus.programs.wings.simulation.seeds import run, shape_of
 from isthmus.programs.wings.simulation.universe import Outcome
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import LEARNERS_MAX
 
 SEARCHES: Final[Mapping[str, Callable[..., Outcome]]] = {
     "deaths": searches.run_deadly,
@@ -32,6 +33,8 @@ SEARCHES: Final[Mapping[str, Callable[..., Outcome]]] = {
 """What happens beside the usual faults."""
 SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
+LEARNERS_MIN: Final = 2
+_DOING: Final = "Reading the options of `isthmus simulate world`"
 
 
 def world(
@@ -41,6 +44,7 @@ def world(
     *,
     least: int = 0,
     beside: Sequence[str] = (),
+    learners: int | None = None,
     as_json: bool,
 ) -> bool:
     """Run seeds `seed` to `seed + seeds - 1`, and show the results; returns whether the search passed.
@@ -49,25 +53,29 @@ def world(
     and, with `least`, every guard fired. `beside` names at most one of SEARCHES. With 'deaths', everything dies in each
     run, and `least` is the minimum of deaths at each step of a snapshot. With 'gangs', islands have several processes,
     and with `least` the faults of such islands have to happen. With 'notices', machines are told to leave, with
-    'liars' parties of several machines lie. ConfigError for numbers out of range and for programs that cannot be
+    'liars' parties of several machines lie. With `learners` each run has so many, of which some die and some join,
+    instead of the few that its seed draws. ConfigError for numbers out of range and for programs that cannot be
     simulated.
     """
-    _check(seed, seeds, least, program)
+    _check(seed, seeds, least, program, learners)
     if "deaths" in beside and program not in searches.DEADLY:
         do = "Leave --program out, or --deaths."
-        expected = f"--deaths of {' or '.join(searches.DEADLY)}"
-        raise ConfigError("Reading the options of `isthmus simulate world`", expected, program, do)
+        raise ConfigError(_DOING, f"--deaths of {' or '.join(searches.DEADLY)}", program, do)
     if len(beside) > 1:
-        doing = "Reading the options of `isthmus simulate world`"
         found = " and ".join(f"--{name}" for name in beside)
-        raise ConfigError(doing, f"one of {', '.join(f'--{name}' for name in SEARCHES)}", found, "Leave one out.")
+        raise ConfigError(_DOING, f"one of {', '.join(f'--{name}' for name in SEARCHES)}", found, "Leave one out.")
     search = beside[0] if beside else ""
+    if search == "liars" and learners is not None:
+        do = "Leave one out: the learners of such a run are its parties'."
+        raise ConfigError(_DOING, "--learners without --liars", "both", do)
     if search == "gangs":
         searches.check(program)
-    again = partial(command, program=program, more=f" --{search}" if search else "")
+    crowd = {} if learners is None else {"learners": learners}
+    more = [f" --{search}"] * bool(search) + [f" --learners {learners}"] * bool(crowd)
+    again = partial(command, program=program, more="".join(more))
     begun = told_at = time.monotonic()
     outcomes, failed, line = list[Outcome](), 0, ProgressLine()
-    tried = partial(SEARCHES.get(search, run), program=program)
+    tried = partial(SEARCHES.get(search, run), program=program, **crowd)
     interrupted: KeyboardInterrupt | None = None
     running = searches.outcomes(tried, range(seed, seed + seeds))
     try:
@@ -180,11 +188,15 @@ def _sheet(
     return Sheet("Universes", lead, [PageSection("Faults", tables, notes)], data)
 
 
-def _check(seed: int, seeds: int, least: int, program: str) -> None:
+def _check(seed: int, seeds: int, least: int, program: str, learners: int | None) -> None:
     wanted = [
         Demand(0 <= seed <= SEED_MAX, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."),
         Demand(seeds >= 1, "--seeds of at least 1", str(seeds), "Say how many seeds to try."),
         Demand(least >= 0, "--each of at least 0", str(least), "Say how often each fault has to happen."),
     ]
-    check("Reading the options of `isthmus simulate world`", wanted)
+    if learners is not None:
+        within = f"--learners from {LEARNERS_MIN} to {LEARNERS_MAX} (LEARNERS_MAX)"
+        is_within = LEARNERS_MIN <= learners <= LEARNERS_MAX
+        wanted.append(Demand(is_within, within, str(learners), "Choose another number, or leave it to the seeds."))
+    check(_DOING, wanted)
     shape_of(seed, program)

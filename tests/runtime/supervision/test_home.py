@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_suspicion import quantile
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import ONE_RECORDER, Member, Replica
 from isthmus.runtime.supervision.flows import RunFlows
-from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, ReportCame, SetHomeTimer
+from isthmus.runtime.supervision.home import AT_ONCE_MAX, ORDER_TIME, Home
+from isthmus.runtime.supervision.home_events import (
+    HomeBeat,
+    HomeBegan,
+    HomeTimerFired,
+    Places,
+    ReportCame,
+    RunRoles,
+    SendOrders,
+    SetHomeTimer,
+)
 from isthmus.runtime.supervision.home_state import TrackedLife
 from isthmus.runtime.supervision.incidents import BodyRaised, Delayed, Ended, Exited, Restarted
 from isthmus.runtime.supervision.messages import Report, Seen, Stamp
@@ -117,6 +128,28 @@ def test_everything_is_said_again_at_each_beat() -> None:
     before = story.stamp
     assert story.does(2, HomeBeat()) == [story.orders(roster=roster)]
     assert story.stamp == Stamp(1, before.epoch, before.number + 1)
+
+
+def test_orders_to_many_machines_go_once_in_a_while_however_many_of_them_have_news() -> None:
+    many = 2 * AT_ONCE_MAX
+    learners = [Replica("learner", slot) for slot in range(many)]
+    places = Places(home="alpha", machines={each: f"m{each.slot}" for each in learners})
+    core = Home(RunRoles(roles={"learner": many, "recorder": 1}), places)
+
+    def sent(commands: Sequence[object]) -> int:
+        return sum(isinstance(command, SendOrders) for command in commands)
+
+    assert sent(core.handle(HomeBegan(), Instant(0))) == 1
+    now, pause = Instant(seconds(1)), (many + 1) * ORDER_TIME
+    noted = LivesNoted((*(Member(each, 1) for each in learners), Member(ONE_RECORDER, 1)))
+    assert sent(core.handle(noted, now)) == 1
+    reports = [ReportCame(f"m{slot}", Report((seen(f"learner/{slot}"),))) for slot in range(many)]
+    commands = [command for report in reports for command in core.handle(report, now)]
+    assert commands[0] == SetHomeTimer(Instant(now + pause))
+    assert sent(commands) == 0
+    (orders,) = [each for each in core.handle(HomeTimerFired(), Instant(now + pause)) if isinstance(each, SendOrders)]
+    assert len(orders.changes[0].rows) == many
+    assert sent(core.handle(HomeTimerFired(), Instant(now + 2 * pause))) == 0
 
 
 def test_lives_that_are_not_wanted_are_not_believed() -> None:

@@ -28,7 +28,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.reading import ForeignTapeError, read
 from isthmus.runtime.tape.reading import joined as of_files
-from isthmus.runtime.tape.writing import MARK, SEGMENT_BYTES, Piece, Tape, framed, joined
+from isthmus.runtime.tape.writing import MARK, SEGMENT_BYTES, STATES, Piece, Tape, framed, joined
 from tests.runtime.host.test_three_nodes import build, world
 
 integers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -144,6 +144,15 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
     assert (found.begins, found.missing) == (0, 0)
     later = read(joined(pieces[2:]), HostRecord)
     assert later.begins == later.missing == found.segments[2].opening.before > 0
+
+
+def test_a_large_state_makes_segments_longer_so_that_tapes_do_not_consist_of_states() -> None:
+    tape = begun(100, lambda: b"x" * 1000)
+    for at in range(2000):
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [])
+    lengths = [len(piece.data) for piece in tape.drain()]
+    assert len(lengths) > 2
+    assert all(length > STATES * 1000 for length in lengths[:-1])
 
 
 def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.programs.engine.metrics.families import every, families
+from isthmus.programs.engine.metrics.families import SERIES_MAX, every, families
 from isthmus.programs.engine.metrics.run_status import RunStatus
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -47,7 +47,7 @@ def samples(*runs: RunStatus) -> dict[tuple[str, ...], float]:
     registry.register(Collector())
     text = generate_latest(registry).decode()
     read = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    order = ("run", "slot", "machine", "scalar", "site")
+    order = ("run", "slot", "machine", "scalar", "site", "quantile")
     return {(each.name, *(each.labels[name] for name in order if name in each.labels)): each.value for each in read}
 
 
@@ -55,7 +55,7 @@ def test_names_have_units_and_labels_do_not_grow() -> None:
     names = [family.name for family in every()]
     assert len(set(names)) == len(names)
     for family in every():
-        assert set(family.labels) <= {"run", "slot", "machine", "scalar", "site"}
+        assert set(family.labels) <= {"run", "slot", "machine", "scalar", "site", "quantile"}
         assert re.fullmatch(r"(run|learner|machine|site)_[a-z_]+", family.name)
         assert family.says.endswith(".")
 
@@ -139,3 +139,18 @@ def test_alarms_and_dashboard_use_metrics_that_there_are() -> None:
         used = set(re.findall(r"isthmus_\w+", (DOCS / "examples" / name).read_text()))
         assert used
         assert used <= known
+
+
+def test_a_scrape_of_many_learners_has_quantiles_and_the_series_of_those_that_are_looked_for() -> None:
+    many = 1024
+    hosts = [host(slot, state="gone" if slot == 5 else "alive") for slot in range(many)]
+    reports = {str(slot): {**REPORT, "step_ms": slot + 1.0} for slot in range(many)}
+    found = samples(RunStatus("r", hosts, {**TRAINING, "learners": reports}))
+    slots = {key[2] for key in found if key[0] == "isthmus_learner_up"}
+    assert slots == {"5", *map(str, range(many - 10, many))}
+    assert found["isthmus_run_learner_step_seconds", "r", "0.5"] == many / 2 / 1000
+    assert found["isthmus_run_learners", "r"] == many - 1
+    assert len(found) < 400
+    few = samples(RunStatus("r", hosts[:SERIES_MAX], {**TRAINING, "learners": {}}))
+    assert len({key[2] for key in few if key[0] == "isthmus_learner_up"}) == SERIES_MAX
+    assert not any(key[0].startswith("isthmus_run_learner_") for key in few)

@@ -56,7 +56,7 @@ class Invention:
         """Every learner's inner steps."""
         wall = self.steps * self.step_seconds
         for slot in range(self.learners):
-            pace, now = self.step_seconds * (1 + 0.09 * (slot % 4)), 0.0 + 0.003 * slot
+            pace, now = self.step_seconds * (1 + 0.09 * (slot % 4)), 0.003 * (slot % 64)
             ends = []
             while now < wall:
                 if slot == self.away and 0.35 * wall < now < 0.47 * wall:

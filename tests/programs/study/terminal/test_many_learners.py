@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import rich.console
 
+from isthmus.programs.engine.results.crowd import EXTREMES, ROWS_MAX, lost_share
 from isthmus.programs.study.terminal import figures, many_learners
 from isthmus.programs.study.terminal import status as status_view
-from isthmus.programs.study.terminal.many_learners import EXTREMES, ROWS_MAX, lost_share, picked, summary_rows
+from isthmus.programs.study.terminal.many_learners import picked, summary_rows
 
 MANY = 1024
 ODD = {7: "compiling", 900: "gone"}

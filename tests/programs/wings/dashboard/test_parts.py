@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.programs.engine.results.crowd import EXTREMES
 from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord, ReportLine
 from isthmus.programs.engine.results.site_words import NOT_TOLD
 from isthmus.programs.reading.found import LeftOut, by_reason
@@ -240,3 +241,23 @@ def test_a_damaged_table_is_named(damaged: dict[str, Any]) -> None:
 def test_a_run_without_a_table_says_so() -> None:
     assert parts.data(going_on())["why"]
     assert not parts.data(going_on(configuration={}))["why"]  # It may come.
+
+
+def test_of_many_learners_the_slowest_and_the_unusual_have_rows_below_quantiles() -> None:
+    many = 1024
+    odd = {"phase": "starting", "incarnation": 2}
+    hosts = [host(f"learner/{slot}", **(odd if slot == 5 else {})) for slot in range(many)]
+    reports = {str(slot): {**REPORT, "incarnation": 1, "step_ms": slot + 1.0} for slot in range(many)}
+    part = parts.learners(going_on(status={"hosts": hosts, "training": {"learners": reports}}))
+    assert [row["slot"] for row in part["rows"]] == [5, *range(many - EXTREMES, many)]
+    of_all, _, half, _ = part["quantiles"]
+    assert of_all["state"].startswith("1,023 ")
+    assert half["speed"] == "2.0/s"  # Half of the steps take 512 ms at most.
+    assert set(half) >= set(part["rows"][0]) - {"slot", "colour", "life"}
+    assert not parts.learners(going_on())["quantiles"]
+
+
+def test_formats_of_many_learners_are_counted() -> None:
+    changes = [ChangeRecord(setting="push", slot=slot, after="int2" if slot else "int4") for slot in range(1024)]
+    used = parts.settings(going_on(changes=changes))["in_use"]
+    assert used == [["push of 1 learners", "int4"], ["push of 1,023 learners", "int2"]]

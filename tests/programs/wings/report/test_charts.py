@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from isthmus.programs.engine.results.crowd import EXTREMES, QUANTILES
 from isthmus.programs.engine.results.lines import EvaluationLine, ReportLine
 from isthmus.programs.engine.results.record import TokenProgress, by_learner, unbroken, without_loss
 from isthmus.programs.engine.results.words import decimal, percent, progress, scaled, seconds, whole
@@ -217,3 +218,16 @@ def test_names_of_edges_stand_apart() -> None:
         letters = (len(first.text) + len(second.text)) / 2
         is_beside = abs(float(first.get("x")) - float(second.get("x"))) > 6.6 * (letters + 1)
         assert is_beside or abs(float(first.get("y")) - float(second.get("y"))) >= 13, (first.text, second.text)
+
+
+@pytest.mark.slow
+def test_many_learners_have_curves_of_quantiles_and_of_those_that_are_looked_for(tmp_path: Path) -> None:
+    record = load(build(tmp_path / "run", learners=64, steps=120))
+    losses, paces = charts(record, None)
+    shown = charts_lines.slots_shown(record)
+    assert 1 <= len(shown) <= 2 * EXTREMES
+    assert {slot % 4 for slot in shown} == {3}, "every fourth is the slowest"
+    titles = [title for _, title in QUANTILES]
+    assert [curve.name for curve in losses.curves[:-1]] == [*titles, *(f"learner {slot}" for slot in shown)]
+    low, half, high = (mean(curve.values) for curve in paces.curves[:3])
+    assert low < half < high
