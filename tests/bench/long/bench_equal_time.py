@@ -175,7 +175,7 @@ def main() -> None:
                 cells.keep(name(*each), measured(*each))
                 print(name(*each), cells[name(*each)], file=sys.stderr, flush=True)
     found = figures(cells, asked.tokens)
-    print(json.dumps(found) if asked.json else table(found))
+    print(json.dumps(found) if asked.json else f"{table(found)}\n{cells.told()}")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def main() -> None:
             said = verdict(paired.low, paired.high)
         figures = f"{mean['seconds']:.2f} | {mean['voters']:.2f} | {mean['merged']:.1%}"
         print(f"| {side} | {mean['loss']:.4f} | {minus} | {said} | {figures} |")
+    print(f"\n{kept.told()}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def main() -> int:
     asked = parser.parse_args()
     kept = KeptCells(asked.kept)
     measure(kept, time.monotonic() + 60 * asked.minutes)
-    print(json.dumps(kept) if asked.json else table(kept))
+    print(json.dumps(kept) if asked.json else f"{table(kept)}\n\n{kept.told()}")
     return 0
 
 

@@ -236,6 +236,7 @@ def main() -> None:
         found = [kept[f"{name}, {asked.steps} steps, seed {seed}"] for seed in seeds]
         means = [statistics.mean(each[way] for each in found) for way in ("shard", "head", "again")]
         print(f"{name:22} {means[0]:8.3f}  {means[1]:17.3f}  {means[2]:14.3f}")
+    print(kept.told())
 
 
 if __name__ == "__main__":
