@@ -98,7 +98,8 @@ def test_a_place_says_the_modules_that_are_loaded_and_those_of_hosts_where_a_ben
 ) -> None:
     monkeypatch.setattr(place, "commit", lambda: "c")
     alone, hosts = place.place()["code"], place.place(starts_hosts=True)["code"]
-    assert alone["tests/bench/place.py"] == place.digest(Path(place.__file__).read_text())
+    assert alone["tests/bench/tables.py"] == place.digest(Path(tables.__file__).read_text())
+    assert not {"tests/bench/place.py", "tests/bench/kept_cells.py"} & set(hosts)
     assert not any(file.startswith((".venv", "/")) for file in hosts)
     assert alone.items() <= hosts.items()
     assert "runtime/cores/scheduler_core.py" in hosts
@@ -109,13 +110,13 @@ def test_a_place_says_the_modules_that_are_loaded_and_those_of_hosts_where_a_ben
 def test_the_list_tells_cells_without_a_place_and_those_whose_code_has_changed(tmp_path: Path, at: Any) -> None:
     file = tmp_path / "cells.json"
     file.write_text(json.dumps({"old": {"loss": 1.0}}))
-    at("a", {"tests/bench/place.py": "other"})
+    at("a", {"tests/bench/tables.py": "other"})
     KeptCells(file).keep("new", {"loss": 2.0})
     cells = KeptCells(file)
     found = tables.standing(cells, "loss")
     assert found["without_place"] == ["old"]
-    assert found["changed"] == {"new": ["tests/bench/place.py"]}
-    assert [line for line in tables.shown("carry", cells, found) if "place.py" in line] != []
+    assert found["changed"] == {"new": ["tests/bench/tables.py"]}
+    assert [line for line in tables.shown("carry", cells, found) if "tables.py" in line] != []
 
 
 def test_every_file_of_cells_has_its_table() -> None:

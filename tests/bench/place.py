@@ -26,6 +26,8 @@ ROOT: Final = Path(__file__).parents[2]
 CPU_INFO: Final = Path("/proc/cpuinfo")
 LOADED: Final = ROOT / "tests" / "loaded.json"
 PACKAGES: Final = ("jax", "jaxlib", "numpy")
+_OF_KEEPING: Final = ("tests/bench/kept_cells.py", "tests/bench/place.py")
+"""What keeps cells makes none."""
 _FACTS: Final = ("cpu family", "model", "stepping", "cache size")
 _MARKS: Final = {tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
@@ -79,7 +81,7 @@ def _digests(starts_hosts: bool) -> Iterator[tuple[str, str]]:
     ours = {file.relative_to(ROOT).as_posix() for file in files if file.suffix == ".py" and ROOT in file.parents}
     if starts_hosts:
         ours |= set(_of_hosts())
-    for file in sorted(ours):
+    for file in sorted(ours.difference(_OF_KEEPING)):
         if not file.startswith(".venv") and (found := digest_of(file)) is not None:
             yield file, found
 

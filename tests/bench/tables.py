@@ -26,8 +26,8 @@ FILES_SHOWN: Final = 6
 
 
 class Table(NamedTuple):
-    """The bench that keeps a file's cells, the option that names the file, what else its call has, the figure that
-    places are compared by, and the page that has the table."""
+    """The bench that keeps a file's cells, the option that names the file, what else the call has that prints what is
+    there, the figure that places are compared by, and the page that has the table."""
 
     bench: str
     option: str
@@ -35,18 +35,25 @@ class Table(NamedTuple):
     figure: str
     page: str
 
+    def words(self, file: str) -> list[str]:
+        """The options of the call that prints the table, and measures nothing that it shows."""
+        return [self.option, f"tests/bench/{file}.json", *self.more.split()]
+
     def command(self, file: str) -> str:
-        """What prints the table, and measures what is missing."""
-        return f"python -m tests.bench.long.{self.bench} {self.option} tests/bench/{file}.json{self.more}"
+        """That call."""
+        return " ".join(["python -m", f"tests.bench.long.{self.bench}", *self.words(file)])
 
 
 TABLES: Final[Mapping[str, Table]] = {
-    "carry": Table("bench_carry", "--kept", "", "loss", "docs/explanation/outer-loop-options.md"),
+    "carry": Table("bench_carry", "--kept", "--seeds 3 --minutes 0", "loss", "docs/explanation/outer-loop-options.md"),
     "equal_1020k": Table("bench_equal_time", "--cells", "", "loss", "docs/explanation/ablations.md"),
-    "equal_4100k": Table("bench_equal_time", "--cells", " --tokens 4100000", "loss", "docs/explanation/ablations.md"),
-    "outer": Table("bench_outer", "--kept", "", "loss", "docs/explanation/outer-loop-options.md"),
-    "sites": Table("bench_sites", "--kept", "", "merged", "docs/explanation/sites.md"),
-    "table4": Table("bench_table4", "--kept", "", "loss", "docs/explanation/ablations.md"),
+    "equal_4100k": Table("bench_equal_time", "--cells", "--tokens 4100000", "loss", "docs/explanation/ablations.md"),
+    "outer": Table("bench_outer", "--kept", "--minutes 0", "loss", "docs/explanation/outer-loop-options.md"),
+    "sites": Table("bench_sites", "--kept", "--minutes 0", "merged", "docs/explanation/sites.md"),
+    "table4": Table("bench_table4", "--kept", "--minutes 0", "loss", "docs/explanation/ablations.md"),
+    "utilisation": Table(
+        "bench_utilisation", "--kept", "--minutes 0", "utilisation", "docs/explanation/utilisation.md"
+    ),
 }
 """By file. `kept.json` has shares of limits and no cells."""
 

@@ -15,7 +15,7 @@ from isthmus.programs.wings.plan.plan import PlanRequest, Rates, links_of, measu
 from isthmus.programs.wings.report.charts_drawing import Scale, drawing, element, line, text
 from isthmus.programs.wings.report.page import document
 from tests.bench.kept_cells import KeptCells
-from tests.bench.long.bench_utilisation import (
+from tests.bench.utilisation_points import (
     DECOUPLED,
     DILOCO,
     MODELS,

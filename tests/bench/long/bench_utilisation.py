@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,113 +31,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tests.bench.kept_cells import KeptCells
 from tests.bench.observed import ISTHMUS
+from tests.bench.utilisation_points import (
+    MODELS,
+    OVERLAP,
+    PARALLEL,
+    POINTS,
+    REPEATS,
+    Point,
+    is_reached,
+    link_name,
+)
 from tests.programs.engine.machine.namespaces import Namespaces, why_not
 
 HERE: Final = Path(__file__).parents[1]
 TASK: Final = HERE / "links" / "paced.py"
 PORT: Final = 7400
-REPEATS: Final = 3
 PAYLOAD: Final = 1448 / 1514
 """Of TCP, in the packets that a rate counts."""
-REACHED: Final = 0.9
 ROUNDS_MIN: Final = 2
 WINDOW_SECONDS: Final = 12.0
 WINDOW_SECONDS_MAX: Final = 120.0
 READY_SECONDS_MAX: Final = 240.0
 SETTLE_STEPS: Final = 2
 POLL_SECONDS: Final = 0.2
-FRAGMENTS: Final = 8
 
-
-class Model(NamedTuple):
-    """A task of `paced.py`, its parameters, and the overlap with which it is trained."""
-
-    task: str
-    parameters: int
-
-
-MODELS: Final = {"1M": Model("million", 16 * 256**2), "50M": Model("fifty_million", 48 * 1024**2)}
-
-
-class Point(NamedTuple):
-    """A model, the milliseconds of a step, the rate of each island's link in Mbit/s in each direction, its delay in ms
-    one way, the islands, the program, the format (of answers and of versions), and the interval H."""
-
-    model: str
-    step_ms: int
-    mbit: int
-    delay_ms: int
-    islands: int
-    program: str
-    form: str
-    interval: int
-
-    @property
-    def place(self) -> str:
-        """Model, step and link."""
-        delay = f" {self.delay_ms} ms" if self.delay_ms else ""
-        return f"{self.model} {self.step_ms} ms, {self.mbit} Mbit/s{delay}, {self.islands} islands"
-
-    @property
-    def name(self) -> str:
-        """The name in the file, without the number of the run."""
-        how = "" if self.program == PARALLEL else f" {self.form} H {self.interval}"
-        return f"{self.place}: {self.program}{how}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the program: data-parallel's snapshots, which cross the link, are put off."""
-        if self.program == PARALLEL:
-            return {"snapshot_seconds": 86400}
-        version = "int4" if self.form == "int1" else self.form
-        forms = {"push": self.form, "update": version, "interval": self.interval}
-        if self.program == DILOCO:
-            return forms
-        return {**forms, "fragments": FRAGMENTS, "overlap": min(OVERLAP, self.interval)}
-
-
-PARALLEL, DILOCO, STREAMING, DECOUPLED = "data-parallel", "diloco", "streaming-diloco", "decoupled-diloco"
-OVERLAP: Final = 2
-
-
-def _points() -> Iterator[Point]:
-    """At most 60, those that decide most first."""
-    small = ("1M", 50)
-    for mbit in (50, 200, 25, 1000):  # At 25 data-parallel is below .05 of the bare loop by arithmetic.
-        yield Point(*small, mbit, 0, 2, PARALLEL, "float32", 1)
-        yield Point(*small, mbit, 0, 2, DECOUPLED, "int4", 24)
-    for mbit, form in product((50, 200), ("float32", "int4")):
-        yield Point(*small, mbit, 0, 2, DILOCO, form, 32)
-        yield Point(*small, mbit, 0, 2, STREAMING, form, 32)
-    yield Point(*small, 50, 0, 2, DECOUPLED, "float32", 32)
-    yield Point(*small, 50, 0, 2, DECOUPLED, "int1", 32)
-    yield Point(*small, 50, 0, 2, DECOUPLED, "int4", 8)
-    yield Point(*small, 50, 0, 2, DECOUPLED, "int4", 128)
-    yield from (Point(*small, 50, 0, 2, program, "int4", 8) for program in (DILOCO, STREAMING))
-    yield from (Point(*small, 50, 0, 2, program, "int4", 128) for program in (DILOCO, STREAMING))
-    yield Point(*small, 50, 0, 2, DILOCO, "int4", 1)
-    yield Point(*small, 50, 0, 2, DECOUPLED, "int4", 1)
-    for program, interval in ((PARALLEL, 1), (DECOUPLED, 24), (STREAMING, 32), (DILOCO, 32)):
-        yield Point(*small, 200, 50, 2, program, "float32" if program == PARALLEL else "int4", interval)
-    for program, interval in ((PARALLEL, 1), (DECOUPLED, 24), (STREAMING, 32), (DILOCO, 32)):
-        yield Point(*small, 200, 0, 4, program, "float32" if program == PARALLEL else "int4", interval)
-    for mbit in (50, 1000):
-        yield Point("50M", 1000, mbit, 0, 2, PARALLEL, "float32", 1)
-        yield Point("50M", 1000, mbit, 0, 2, DECOUPLED, "int4", 24)
-    yield from (Point("50M", 1000, 200, 0, 2, program, "int4", 8) for program in (DILOCO, STREAMING, DECOUPLED))
-    yield Point("1M", 1000, 50, 0, 2, PARALLEL, "float32", 1)
-    yield Point("1M", 1000, 50, 0, 2, DECOUPLED, "int4", 24)
-    yield Point(*small, 5000, 0, 2, PARALLEL, "float32", 1)
-    yield Point(*small, 5000, 0, 2, DECOUPLED, "int4", 24)
-
-
-POINTS: Final = tuple(_points())
 
 CLUSTER: Final = """
 [keys]
@@ -237,11 +160,12 @@ class Rig:
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, **more
         )
 
-    def hold(self, mbit: int | None) -> None:
-        """Hold every island's link to a rate in each direction, or to none.
+    def hold(self, mbit: int | None, *, is_direct: bool = False) -> None:
+        """Hold every island's link to a rate in each direction, or to none: where islands send, and, in a class for
+        each, where the home sends to them.
 
-        One shaper on each way: islands' are where they send, those to islands where the home sends, a class for each.
-        Two shapers in a row let half of the rate through: the second queues what the first has let go.
+        The ring of data-parallel passes the home, as learners only dial, and there a chunk would wait for two links in
+        turn. `is_direct` leaves the second away: so a chunk takes as long as on a connection between the islands.
         """
         for machine in ("home", *self.machines):
             self._shape(machine, "del", "dev", "eth0", "root", check=False)
@@ -249,9 +173,12 @@ class Rig:
             return
         burst = max(65536, int(mbit * 1e6 / 8 * 0.004))  # Of 4 ms: a tick of the kernel's clock.
         limits = ("tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "100ms")
-        self._shape("home", "add", "dev", "eth0", "root", "handle", "1:", "htb")
+        if not is_direct:
+            self._shape("home", "add", "dev", "eth0", "root", "handle", "1:", "htb")
         for number, machine in enumerate(self.machines, 2):
             self._shape(machine, "add", "dev", "eth0", "root", *limits)
+            if is_direct:
+                continue
             flow, address = f"1:{number}", f"{self.net.addresses[machine]}/32"
             tc = (*self.net.prefix("home"), "tc")
             free = ("rate", "40gbit", "quantum", "60000")
@@ -413,7 +340,7 @@ def measured(rig: Rig, point: Point) -> dict[str, Any]:
 
         settle = SETTLE_STEPS if point.program == PARALLEL else 2 * OVERLAP
         _wait(lambda: are_stepping(0.0, settle), READY_SECONDS_MAX, f"no steps: {folder}")
-        rig.hold(point.mbit)
+        rig.hold(point.mbit, is_direct=point.program == PARALLEL)
         held = time.monotonic()
         _wait(lambda: are_stepping(held, settle), READY_SECONDS_MAX, f"no steps on the link: {folder}")
         since = time.monotonic()
@@ -436,16 +363,6 @@ def measured(rig: Rig, point: Point) -> dict[str, Any]:
         "load": load,
         "took": time.monotonic() - begun,
     }
-
-
-def link_name(point: Point) -> str:
-    """The cell of a transfer at a rate."""
-    return f"link {point.mbit} Mbit/s"
-
-
-def is_reached(cells: Mapping[str, Mapping[str, Any]], point: Point) -> bool:
-    """Whether our channel carries the rate of a point, in both directions."""
-    return all(share >= REACHED for share in cells[link_name(point)]["shares"])
 
 
 def measure_all(kept: KeptCells, asked: argparse.Namespace, until: float) -> None:
@@ -503,6 +420,7 @@ def main() -> int:
     if asked.minutes:
         if reason := why_not():
             raise SystemExit(reason)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # Machines are taken away, then.
         measure_all(kept, asked, time.monotonic() + 60 * asked.minutes)
     if asked.json:
         print(json.dumps(kept))
