@@ -78,10 +78,11 @@ class KeptCells(dict[str, dict[str, Any]]):
 
 
 def _told(cells: KeptCells, figure: str) -> Iterator[str]:
-    by = Counter(map(cells.place_of, cells))
-    for of, count in by.most_common():
-        where = words(cells.places[of]) if of in cells.places else "a place that was not noted"
-        yield f"{count} cells: {where}."
+    measured = [name for name, cell in cells.items() if figure in cell] or list(cells)
+    machines = {of: words(place) for of, place in cells.places.items()}  # Code apart, several may be one.
+    by = Counter(machines.get(cells.place_of(name), UNKNOWN) for name in measured)
+    for where, count in by.most_common():
+        yield f"{count} cells: {'a place that was not noted' if where == UNKNOWN else where}."
     if len(by) > 1 or UNKNOWN in by:
         apart = spreads(cells, cells.repeats, figure)
         if not apart:

@@ -1,4 +1,5 @@
-"""What `bench_utilisation` measured, beside what `isthmus plan` says: predictions, table and picture.
+"""What `bench_utilisation` measured, beside what `isthmus plan` says: predictions, table, picture, and how far a
+proposed point is behind the best one.
 
 It is apart from the bench, so that a plan that says something else leaves measured cells as they are.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from isthmus.programs.wings.plan.plan import PlanRequest, Rates, links_of, measure
+from isthmus.programs.wings.plan.plan import PlanRequest, Rates, links_of, measure, proposal_of
 from isthmus.programs.wings.report.charts_drawing import Scale, drawing, element, line, text
 from isthmus.programs.wings.report.page import document
 from tests.bench.kept_cells import KeptCells
@@ -28,6 +29,8 @@ from tests.bench.utilisation_points import (
     link_name,
 )
 
+INTERVAL: Final = 24
+"""The default, from which a plan chooses."""
 RATES: Final = "plan: rates"
 """The cell of this machine's merge."""
 
@@ -45,6 +48,7 @@ def request_of(point: Point) -> PlanRequest:
         push=of.get("push", "float32"),
         update=of.get("update", "float32"),
         link_bits=point.mbit * 1e6,
+        latency_seconds=point.delay_ms / 1e3,
     )
 
 
@@ -120,7 +124,53 @@ def table(kept: KeptCells) -> str:
         lines.append(f"| {row.point.place} | {how} | {span} | {row.planned:.3f} | {before} |")
     left = dict.fromkeys(link_name(each) for each in POINTS if link_name(each) in kept and not is_reached(kept, each))
     told = [f"Left out, because our channel does not reach the rate: {', '.join(left)}.", ""] if left else []
-    return "\n".join([*lines, "", *told, kept.told("utilisation")])
+    return "\n".join([*lines, "", *told, table_of_regrets(kept), "", kept.told("utilisation")])
+
+
+class Regret(NamedTuple):
+    """At a place: the point that a plan proposes, the best one of those that were measured, how many these are, and how
+    far the proposed one is behind, as a share of the best."""
+
+    proposed: Row
+    best: Row
+    measured: int
+    regret: float
+
+
+def regrets(found: list[Row], rates: Rates) -> Iterator[Regret]:
+    """Of each place at which the proposed point was measured, and another program."""
+    places = dict.fromkeys(row.point.place for row in found)
+    for place in places:
+        those = [row for row in found if row.point.place == place]
+        proposed = [row for row in those if row.point == proposed_at(those[0].point, rates)]
+        if proposed and len({row.point.program for row in those}) > 1:
+            best = max(those, key=lambda row: row.share)
+            yield Regret(proposed[0], best, len(those), 1 - proposed[0].share / best.share)
+
+
+def proposed_at(point: Point, rates: Rates) -> Point:
+    """The point that a plan proposes at the place of another."""
+    wanted = request_of(point._replace(program=DECOUPLED, form="float32", interval=INTERVAL))
+    proposal = proposal_of(wanted, rates.merge_seconds(wanted))
+    assert proposal is not None, "points have links"
+    if proposal.push is None or proposal.interval is None:
+        return point._replace(program=proposal.program, form="float32", interval=1)
+    return point._replace(program=proposal.program, form=proposal.push, interval=proposal.interval)
+
+
+def table_of_regrets(kept: KeptCells) -> str:
+    """It, in Markdown."""
+    lines = ["| model, step, link | proposed | measured | best of | is | behind |", "| --- " * 6 + "|"]
+    told = list(regrets(list(rows(kept)), Rates(**kept[RATES])))
+    for each in sorted(told, key=lambda each: _order(each.best.point)):
+        names = [row.point.name.partition(": ")[2] for row in (each.proposed, each.best)]
+        best = f"{names[1]}, {each.best.share:.3f}"
+        figures = f"{each.proposed.share:.3f} | {each.measured} | {best} | {100 * each.regret:.1f} %"
+        lines.append(f"| {each.best.point.place} | {names[0]} | {figures} |")
+    if told:
+        behind = [each.regret for each in told]
+        lines.append(f"\nIn the mean {100 * statistics.fmean(behind):.1f} %, {100 * max(behind):.1f} % at most.")
+    return "\n".join(lines)
 
 
 def _order(point: Point) -> tuple[Any, ...]:
@@ -143,7 +193,7 @@ def picture(kept: KeptCells) -> str:
     found = [row for row in rows(kept) if (row.point.model, row.point.step_ms) == ("1M", 50)]
     found = [row for row in found if row.point.islands == 2 and not row.point.delay_ms and row.point.interval in _DRAWN]
     rates = sorted({row.point.mbit for row in found})
-    across = Scale(math.log10(min(rates)), math.log10(max(rates)), _LEFT + 20, _WIDTH - 190)
+    across = Scale.over(map(math.log10, rates), _LEFT + 20, _WIDTH - 190)
     up = Scale(0.0, 1.0, _BOTTOM, _TOP)
     parts = [line(_LEFT, up(share), _WIDTH - 170, up(share), "grid") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     parts += [text(_LEFT - 8, up(share) + 4, f"{share:.2f}", "end") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]

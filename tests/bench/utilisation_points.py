@@ -70,6 +70,10 @@ def _points() -> Iterator[Point]:
     for mbit, form in product((50, 200), ("float32", "int4")):
         yield Point(*small, mbit, 0, 2, DILOCO, form, 32)
         yield Point(*small, mbit, 0, 2, STREAMING, form, 32)
+    # What a plan proposes where data-parallel waits: the most bits that half of the link carries.
+    yield Point(*small, 50, 0, 2, DECOUPLED, "bf16", 24)
+    yield Point(*small, 200, 0, 2, DECOUPLED, "float32", 24)
+    yield Point(*small, 1000, 0, 2, DECOUPLED, "float32", 24)
     yield Point(*small, 50, 0, 2, DECOUPLED, "float32", 32)
     yield Point(*small, 50, 0, 2, DECOUPLED, "int1", 32)
     yield Point(*small, 50, 0, 2, DECOUPLED, "int4", 8)
@@ -78,6 +82,8 @@ def _points() -> Iterator[Point]:
     yield from (Point(*small, 50, 0, 2, program, "int4", 128) for program in (DILOCO, STREAMING))
     yield Point(*small, 50, 0, 2, DILOCO, "int4", 1)
     yield Point(*small, 50, 0, 2, DECOUPLED, "int4", 1)
+    yield Point(*small, 200, 50, 2, DECOUPLED, "float32", 24)
+    yield Point(*small, 200, 0, 4, DECOUPLED, "float32", 24)
     for program, interval in ((PARALLEL, 1), (DECOUPLED, 24), (STREAMING, 32), (DILOCO, 32)):
         yield Point(*small, 200, 50, 2, program, "float32" if program == PARALLEL else "int4", interval)
     for program, interval in ((PARALLEL, 1), (DECOUPLED, 24), (STREAMING, 32), (DILOCO, 32)):
@@ -86,6 +92,7 @@ def _points() -> Iterator[Point]:
         yield Point("50M", 1000, mbit, 0, 2, PARALLEL, "float32", 1)
         yield Point("50M", 1000, mbit, 0, 2, DECOUPLED, "int4", 24)
     yield from (Point("50M", 1000, 200, 0, 2, program, "int4", 8) for program in (DILOCO, STREAMING, DECOUPLED))
+    yield Point("50M", 1000, 200, 0, 2, DECOUPLED, "float32", 24)
     yield Point("1M", 1000, 50, 0, 2, PARALLEL, "float32", 1)
     yield Point("1M", 1000, 50, 0, 2, DECOUPLED, "int4", 24)
     yield Point(*small, 5000, 0, 2, PARALLEL, "float32", 1)

@@ -1,6 +1,6 @@
 """Utilisation against bandwidth, measured: steps a second over the bare loop's, by program, on links of a set rate.
 
-    python -m tests.bench.long.bench_utilisation [--kept FILE] [--minutes 30] [--only TEXT] [--picture FILE] [--json]
+    python -m tests.bench.long.bench_utilisation [--kept FILE] [--minutes 30] [--only TEXT] [--prefer] [--json]
 
 Machines are network namespaces of this computer, with daemons and keys: a home with syncer, evaluator and recorder, and
 one machine for each island, whose link is held to a rate in each direction by `tc tbf`. The kernel here has no netem,
@@ -14,7 +14,9 @@ The bare loop is as many processes as islands, each with the same step and nothi
 point has three runs; POINTS were written down before. What `isthmus plan` says of them stands beside
 (`utilisation.py`): `--predict` keeps that, before anything is measured.
 
-Each run is kept as it ends, and the same call goes on. Needs root, and tc.
+Each run is kept as it ends, and the same call goes on. On a machine that others share the processes of a run have the
+cores when they want them, which is seldom: `--prefer` gives them a weight beside which other work has little. Above
+`--load-max` no run begins. Needs root, and tc.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +61,7 @@ WINDOW_SECONDS_MAX: Final = 120.0
 READY_SECONDS_MAX: Final = 240.0
 SETTLE_STEPS: Final = 2
 POLL_SECONDS: Final = 0.2
+WAIT_SECONDS: Final = 5.0
 
 
 CLUSTER: Final = """
@@ -238,6 +241,12 @@ class Rig:
         found = [[at for at in map(float, text.split()) if at >= since] for text in texts]
         return [each for each in found if each]
 
+    def prefer(self) -> None:
+        """Prefer all processes to those of others: each session is a group of the kernel's, with a weight."""
+        for name in ("home", *self.machines):
+            for pid in self.net.processes(name):
+                prefer(pid)
+
     def close(self) -> None:
         """End everything."""
         for each in self.running:
@@ -255,6 +264,12 @@ class Rig:
             for pid in left.stdout.split():
                 subprocess.run(["kill", "-9", pid], check=False)
         self.net.close()
+
+
+def prefer(pid: int) -> None:
+    """Give the session of a process the greatest weight beside other sessions, among which a mere nice counts not."""
+    with suppress(OSError):  # It has ended, or the kernel has no such groups.
+        Path(f"/proc/{pid}/autogroup").write_text("-20")
 
 
 def relay(delay_ms: float) -> None:
@@ -327,7 +342,7 @@ def _wait(holds: Callable[[], bool], seconds: float, fault: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def measured(rig: Rig, point: Point) -> dict[str, Any]:
+def measured(rig: Rig, point: Point, *, is_preferred: bool) -> dict[str, Any]:
     """One run of a point."""
     begun = time.monotonic()
     alone = bare(point, rig.environment)
@@ -340,6 +355,8 @@ def measured(rig: Rig, point: Point) -> dict[str, Any]:
 
         settle = SETTLE_STEPS if point.program == PARALLEL else 2 * OVERLAP
         _wait(lambda: are_stepping(0.0, settle), READY_SECONDS_MAX, f"no steps: {folder}")
+        if is_preferred:
+            rig.prefer()
         rig.hold(point.mbit, is_direct=point.program == PARALLEL)
         held = time.monotonic()
         _wait(lambda: are_stepping(held, settle), READY_SECONDS_MAX, f"no steps on the link: {folder}")
@@ -361,6 +378,7 @@ def measured(rig: Rig, point: Point) -> dict[str, Any]:
         "merged": summary.get("merged_share"),
         "voters": summary.get("contributors_mean"),
         "load": load,
+        "preferred": is_preferred,
         "took": time.monotonic() - begun,
     }
 
@@ -369,11 +387,15 @@ def measure_all(kept: KeptCells, asked: argparse.Namespace, until: float) -> Non
     """Run after run that is not there yet, until the time is over: first one of each point, then the others."""
     wanted = [(point, run) for run in range(REPEATS) for point in POINTS if not asked.only or asked.only in point.name]
     rig, made = None, None
+    if asked.prefer:
+        prefer(os.getpid())
     with ExitStack() as stack:
         for point, run in wanted:
             name = f"{point.name}, run {run}"
             if name in kept:
                 continue
+            while os.getloadavg()[0] > asked.load_max and time.monotonic() < until:
+                time.sleep(WAIT_SECONDS)
             if time.monotonic() > until:
                 return
             if rig is None or made != (point.islands, point.delay_ms, point.step_ms):
@@ -390,7 +412,7 @@ def measure_all(kept: KeptCells, asked: argparse.Namespace, until: float) -> Non
                 kept.keep(link_name(point), {"shares": shares, "load": os.getloadavg()[0]})
             if not is_reached(kept, point):
                 continue
-            kept.keep(name, measured(rig, point))
+            kept.keep(name, measured(rig, point, is_preferred=asked.prefer))
             print(name, json.dumps(kept[name]), file=sys.stderr, flush=True)
 
 
@@ -398,6 +420,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kept", type=Path, default=HERE / "utilisation.json")
     parser.add_argument("--minutes", type=float, default=30.0, help="0: the table alone")
+    parser.add_argument("--prefer", action="store_true", help="processes of a run to others of this machine")
+    parser.add_argument("--load-max", type=float, default=24.0, help="processes that wait for a core, at a run's begin")
     parser.add_argument("--only", help="points whose name has this text")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--predict", action="store_true", help="keep what `isthmus plan` says, of points without it")
