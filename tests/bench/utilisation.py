@@ -204,11 +204,11 @@ def picture(kept: KeptCells) -> str:
         those.sort(key=lambda row: row.point.mbit)
         for one, other in pairwise(those):
             ends = (across(math.log10(one.point.mbit)), up(one.share), across(math.log10(other.point.mbit)))
-            parts.append(line(*ends, up(other.share), f"loss c{number}"))
+            parts.append(line(*ends, up(other.share), f"ring c{number}"))
         for row in those:
             x = across(math.log10(row.point.mbit))
             parts.append(element("circle", cx=x, cy=up(row.share), r=4, class_=f"c{number} step"))
-            parts.append(element("circle", cx=x, cy=up(row.planned), r=6, class_=f"loss c{number}"))
+            parts.append(element("circle", cx=x, cy=up(row.planned), r=6, class_=f"ring c{number}"))
         y = _TOP + 14 + 40 * number
         parts.append(element("circle", cx=_WIDTH - 150, cy=y - 4, r=4, class_=f"c{number} step"))
         parts.append(text(_WIDTH - 138, y, program, "name"))
