@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.place import id_of, place, words
+from tests.bench.place import id_of, machine, place, words
 
 UNKNOWN: Final = "unknown"
 """The place of a cell that says none."""
@@ -79,11 +79,11 @@ class KeptCells(dict[str, dict[str, Any]]):
 
 def _told(cells: KeptCells, figure: str) -> Iterator[str]:
     measured = [name for name, cell in cells.items() if figure in cell] or list(cells)
-    machines = {of: words(place) for of, place in cells.places.items()}  # Code apart, several may be one.
-    by = Counter(machines.get(cells.place_of(name), UNKNOWN) for name in measured)
+    told = {of: words(place) for of, place in cells.places.items()}  # Modules apart, several may be one.
+    by = Counter(told.get(cells.place_of(name), UNKNOWN) for name in measured)
     for where, count in by.most_common():
         yield f"{count} cells: {'a place that was not noted' if where == UNKNOWN else where}."
-    if len(by) > 1 or UNKNOWN in by:
+    if UNKNOWN in by or len({machine(cells.places[of]) for of in set(map(cells.place_of, measured))}) > 1:
         apart = spreads(cells, cells.repeats, figure)
         if not apart:
             yield "No cell was repeated in another place, so differences between places are not known."

@@ -129,8 +129,14 @@ def id_of(of: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def words(of: Mapping[str, Any]) -> str:
-    """A place in a line, without its code."""
+def machine(of: Mapping[str, Any]) -> str:
+    """What a place says beside its code: two with the same are one machine with one set of packages."""
     versions = ", ".join(f"{name} {of[name]}" for name in ("python", *PACKAGES))
     flags = f", flags {of['flags']}" if of["flags"] else ""
-    return f"{of['cpu']}, {of['threads']} threads, {versions}, commit {str(of['commit'])[:12]}{flags}"
+    return f"{of['cpu']}, {of['threads']} threads, {versions}{flags}"
+
+
+def words(of: Mapping[str, Any]) -> str:
+    """A place in a line, without its modules."""
+    commit, _, changed = str(of["commit"]).partition("-")
+    return f"{machine(of)}, commit {commit[:12]}{', changed' if changed else ''}"

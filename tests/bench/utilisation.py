@@ -213,7 +213,8 @@ def picture(kept: KeptCells) -> str:
         parts.append(element("circle", cx=_WIDTH - 150, cy=y - 4, r=4, class_=f"c{number} step"))
         parts.append(text(_WIDTH - 138, y, program, "name"))
         parts.append(text(_WIDTH - 138, y + 15, form, "small"))
-    parts.append(text(_LEFT, _HEIGHT - 2, "dots: measured; rings: isthmus plan"))
+    parts.append(text(_WIDTH - 150, _BOTTOM, "dots: measured"))
+    parts.append(text(_WIDTH - 150, _BOTTOM + 16, "rings: isthmus plan"))
     return document(drawing(_WIDTH, _HEIGHT, "Steps a second over the bare loop's, by rate and program", *parts))
 
 
