@@ -5,6 +5,7 @@
 # make soak: thousands of simulated clusters with faults, real runs with kills, all examples and seeds, and variants of the code that are broken on purpose, in parts of at most half an hour: it goes on where it was left, and says what is left. PARTS="world kills" carries out some of them.
 # make soak-long: the same with 10,000 clusters, and 200 runs with kills.
 # make bench: what the runtime reaches of its limits, beside what was kept (tests/bench/kept.json), five minutes; make bench-keep keeps.
+# make tables: where the kept cells of the pages' tables were made, and which of them are of code that has changed since.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make wings: whether each wing can be deleted, in a copy, some minutes each; WING=launch is one alone.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
@@ -19,7 +20,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test changed long quick check bench bench-keep soak soak-long scale engines test-torch readme wings mutate docs versions clean
+.PHONY: help install install-test train test changed long quick check bench bench-keep tables soak soak-long scale engines test-torch readme wings mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -164,6 +165,10 @@ bench: .venv/installed-test
 
 bench-keep: .venv/installed-test
 	$(BIN)/python -m tests.bench.ratios --keep
+
+# Nothing is measured.
+tables: .venv/installed-test
+	$(BIN)/python -m tests.bench.tables
 
 clean:
 	rm -rf .venv .venv-* .typing .site build dist *.egg-info runs

@@ -76,7 +76,28 @@ def test_the_figures_are_of_complete_seeds_with_an_interval() -> None:
 
 
 @pytest.mark.parametrize("share", SHARES[1:])
-def test_a_transfer_takes_what_makes_a_step_wait_for_the_share(share: float) -> None:
-    waits = bench_equal_time.TRANSFERS * bench_equal_time.delay_ms(share)
-    waits += bench_equal_time.EXCHANGES * bench_equal_time.STEP_MS / bench_equal_time.PARTS
-    assert waits / (waits + bench_equal_time.STEP_MS) == pytest.approx(share)
+@pytest.mark.parametrize("variant", [bench_equal_time.AS_DECOUPLED, bench_equal_time.Variant(4.0, "bf16")])
+def test_a_transfer_takes_what_makes_a_step_wait_for_the_share(share: float, variant: bench_equal_time.Variant) -> None:
+    waits = bench_equal_time.TRANSFERS * variant.delay_ms(share)
+    waits += bench_equal_time.EXCHANGES * variant.step_ms() / bench_equal_time.PARTS
+    less = variant.batch * bench_equal_time.FORMS[variant.form]  # Of exchanges, or of their bytes.
+    assert waits / (waits + variant.step_ms() / less) == pytest.approx(share)
+    assert variant.tokens_share(share) == pytest.approx(variant.step_ms() / (waits + variant.step_ms()))
+
+
+def test_data_parallel_chooses_with_seed_0_what_the_other_seeds_have() -> None:
+    cells: dict[str, Any] = {}
+    for _ in range(2):  # The second time all choices are there.
+        for each in bench_equal_time.wanted_free(cells, 1000, range(2)):
+            program, _, share, seed, variant = each
+            gain = 0.1 * (variant.batch == 2.0) + 0.05 * (variant.form == "int8")
+            loss = 1.2 if program == DECOUPLED else 1.0 + share - gain + 0.01 * seed
+            cells[bench_equal_time.name(*each)] = {"loss": loss, "seconds": 2.0, "took": 10.0}
+    choices = [bench_equal_time.chosen(cells, 1000, share) for share in SHARES]
+    assert choices == [(2.0, "float32"), *[(2.0, "int8")] * 4]
+    own = [name for name in cells if name.startswith(PARALLEL) and "seed 1" in name]
+    assert len(own) == len(SHARES)
+    found = bench_equal_time.figures(cells, 1000, is_free=True)
+    assert found["seeds"] == [0, 1]
+    assert found["break_even"][0] == pytest.approx(0.345)
+    assert bench_equal_time.figures(cells, 1000)["seeds"] == [0]

@@ -3,12 +3,17 @@
 A section with figures names a command (a bench, `isthmus`, `make`, a test), or says that it was not measured again, or
 has a mark in a comment, `figures: settings` (limits and defaults, which the code declares), `figures: published` or
 `figures: computed` (by hand, from what stands there); `all figures: ` marks a page. A section with a table from a
-command that runs in virtual time says so.
-"""
+command that runs in virtual time says so. A table whose cells are kept (`tests/bench/tables.py`) has their figures. On
+the pages that explain, a section whose table a command makes says of which commit and machine it is, unless it is one
+of `unplaced_tables.json`, of before places were kept."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import io
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +24,10 @@ import pytest
 import typer.main
 
 from isthmus.ops.exchange.formats import MEASURED_BY
+from tests.bench.kept_cells import KeptCells
+from tests.bench.tables import TABLES
 from tests.command_line import app
+from tests.effort import long
 from tests.programs.page_blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +54,14 @@ SCRIPT = re.compile(
 )
 MAKE = re.compile(r"(?:^|[\s;&|])make((?: +[a-z][\w-]*)+)")
 SPAN = re.compile(r"`([^`]+)`")
+NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+")
+COMMIT = re.compile(r"\b[Cc]ommit(?: is)?\s+`?[0-9a-f]{8,40}\b|\bisthmus\s+[0-9a-f]{8,40}\b")
+MACHINE = re.compile(r"\bEPYC\b|\bXeon\b|\bH200\b|\bH100\b")
+REPEATED = re.compile(r"\bseeds?\b|\bruns?\b|\bn = \d|\brepeat|\btimes\b|\bpairs\b")
+EXPLAINING = [page for page in PAGES if page.parent.name == "explanation" or page.name == "README.md"]
+OPPONENT = re.compile(r"^\|[^|\n]*(?:data-parallel|torchft|GradientMail|ft-diloco|\bdense|, published)", re.MULTILINE)
+AHEAD = re.compile(r"^\*\*Ahead:\*\* \S", re.MULTILINE)
+UNPLACED = ROOT / "tests" / "unplaced_tables.json"
 
 
 def sections_of(text: str) -> Iterator[tuple[int, str]]:
@@ -161,6 +177,89 @@ def wrong_in(code: str) -> Iterator[str]:
             yield from (f"make {target}" for target in found[1].split() if target not in targets)
 
 
+def heading_of(section: str) -> str:
+    """The first line, without its marks."""
+    return section.splitlines()[0].lstrip("# ") if section else ""
+
+
+def rows_of(section: str) -> list[str]:
+    """The lines of its tables, without those that say what was published."""
+    return [line for line in section.splitlines() if line.startswith("|") and "ublished" not in line]
+
+
+def unplaced(text: str) -> Iterator[str]:
+    """The headings of sections with a table that a command makes, and without commit, machine or how often."""
+    if PAGE_MARK.search(text):
+        return
+    for _, section in sections_of(text):
+        figures = sum(len(FIGURE.findall(row)) for row in rows_of(section))
+        if figures <= FIGURES_MAX or not MAKER.search(section) or MARK.search(section):
+            continue
+        names = (name for file, table in TABLES.items() for name in (f"tests/bench/{file}.json", f"{table.bench}.py"))
+        is_kept = any(name in section for name in names)  # Its cells say where they were made.
+        is_placed = is_kept or (COMMIT.search(section) and MACHINE.search(section))
+        if not (is_placed and REPEATED.search(section)):
+            yield heading_of(section)
+
+
+def nameless(text: str) -> Iterator[str]:
+    """The headings of sections with a table that has a row, or a column, of an opponent, and that do not say first who
+    is ahead."""
+    for _, section in sections_of(text):
+        rows = [line for line in section.splitlines() if line.startswith("|")]
+        figures = sum(len(FIGURE.findall(row)) for row in rows)
+        if figures > FIGURES_MAX and OPPONENT.search("\n".join(rows)) and not AHEAD.search(section):
+            yield heading_of(section)
+
+
+def strange(page: str, file: str, printed: str) -> Iterator[str]:
+    """The figures of a file's tables on a page that its command does not print, to as many places as the page has."""
+    values = [float(number) for number in NUMBER.findall(printed)]
+    table = TABLES[file]
+    for _, section in sections_of(page):
+        if f"{file}.json" in section or f"{table.bench}.py" in section:
+            for number in (found for row in rows_of(section) for found in NUMBER.findall(row)):
+                half = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
+                if not any(abs(float(number) - value) <= half for value in values):
+                    yield number
+
+
+def printed_by(file: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command of a table prints, with nothing measured."""
+    bench = importlib.import_module(f"tests.bench.long.{TABLES[file].bench}")
+    out = io.StringIO()
+    with monkeypatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr("sys.argv", [TABLES[file].bench, *TABLES[file].words(file)])
+        patch.chdir(ROOT)
+        patch.setattr(KeptCells, "keep", _refuse)
+        bench.main()
+    return out.getvalue()
+
+
+def _refuse(cells: KeptCells, name: str, cell: dict[str, Any]) -> None:
+    raise AssertionError(f"{name} is not kept, and was measured")
+
+
+@pytest.mark.parametrize("file", [next(iter(TABLES)), *map(long, list(TABLES)[1:])])
+def test_tables_have_the_figures_of_their_cells(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = [other for other, table in TABLES.items() if table.bench == TABLES[file].bench]
+    printed = "".join(printed_by(each, monkeypatch) for each in beside)
+    page = (ROOT / TABLES[file].page).read_text()
+    assert f"tests/bench/{file}.json" in page
+    assert list(strange(page, file, printed)) == []
+
+
+def test_a_table_says_its_place_or_is_of_before_places_were_kept() -> None:
+    """The list only becomes shorter: take a section out that says its commit and machine now, or is gone."""
+    found = {page.relative_to(ROOT).as_posix(): list(unplaced(page.read_text())) for page in EXPLAINING}
+    assert {page: headings for page, headings in found.items() if headings} == json.loads(UNPLACED.read_text())
+
+
+def test_a_table_with_an_opponent_says_first_who_is_ahead() -> None:
+    found = {page.relative_to(ROOT).as_posix(): list(nameless(page.read_text())) for page in EXPLAINING}
+    assert {page: headings for page, headings in found.items() if headings} == {}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_figures_have_a_command_that_makes_them(page: Path) -> None:
     assert list(unfounded(page.read_text())) == []
@@ -214,3 +313,16 @@ def test_what_is_missing_is_found() -> None:
     assert list(wrong_in("python -m tests.bench.bench_regions --json")) == ["bench_regions.py"]
     assert list(wrong_in("bench_nothing.py")) == ["bench_nothing.py"]
     assert list(wrong_in("make quick nonsense")) == ["make nonsense"]
+    rows = "| a | b |\n| --- | --- |\n| x | 1.25 |\n| y | +.13 and 2.0 % |\n"
+    head = "# A table\n    .venv/bin/python -m tests.bench.long.bench_carry\n"
+    assert list(unplaced(f"{head}\n{rows}")) == ["A table"]
+    assert list(unplaced(f"{head}Commit 01234567, an AMD EPYC, three seeds.\n\n{rows}")) == []
+    assert list(unplaced(f"{head}Commit 01234567, an AMD EPYC.\n\n{rows}")) == ["A table"]
+    ours = "# A\n\n| a | b |\n| --- | --- |\n| data-parallel | 1.25 |\n| ours | 1.30, 1.40 |\n"
+    assert list(nameless(ours)) == ["A"]
+    assert list(nameless(ours.replace("# A", "# A\n\n**Ahead:** data-parallel."))) == []
+    assert list(nameless(ours.replace("data-parallel", "alone"))) == []
+    kept = head.replace("bench_carry", "bench_carry --kept tests/bench/carry.json")
+    assert list(unplaced(f"{kept}Three seeds.\n\n{rows}")) == []
+    assert list(strange(f"{kept}\n{rows}", "carry", "1.2468 and +0.1349 of 1.96")) == []
+    assert list(strange(f"{kept}\n{rows}", "carry", "1.2568 and -0.1300 of 1.96")) == ["1.25", "+.13"]

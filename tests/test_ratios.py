@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from tests.bench import ratios
-from tests.bench.ratios import KEPT, Share, is_worse, keep, kept_for, kind_of
+from tests.bench.place import kind_of
+from tests.bench.ratios import KEPT, Share, is_worse, keep, kept_for
 
 CPUINFO = """processor\t: 0
 cpu family\t: 25

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.bench.place import kind_of
+
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 KEPT: Final = HERE / "kept.json"
@@ -162,16 +164,6 @@ def of_machine(folder: Path = ROOT) -> dict[str, Any]:
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     return {"commit": commit, "python": platform.python_version()}
-
-
-def kind_of(cpuinfo: str, cores: int | None) -> str:
-    """The kind of a machine's processor, as the kernel tells it: names alone do not tell generations apart."""
-    facts = dict[str, str]()
-    for name, _, value in (line.partition(":") for line in cpuinfo.splitlines()):
-        facts.setdefault(name.strip(), value.strip())
-    told = [facts.get("model name", platform.machine())]
-    told += [f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts]
-    return f"{', '.join(told)}, {cores} cores"
 
 
 def kept_for(kind: str, kept: Path = KEPT) -> dict[str, Any]:

@@ -82,12 +82,14 @@ class PlanRequest:
     """A wire format."""
     gradients: str = "float32"
     """The wire format of data-parallel training."""
-    gradient_share: float = 1.0
-    """The share of a step in which those gradients may cross."""
+    gradient_share: float = 0.0
+    """The share of a step in which those gradients may cross; 0, as in the programs here, after it."""
     shard_bits: float | None = None
     """The capacity of each shard's link, as that of a learner's, None if not given."""
     link_bits: float | None = None
     """The capacity of each learner's link, bits a second in each direction, None if not given."""
+    latency_seconds: float = 0.0
+    """Of the link, one way."""
     chips: int | None = None
     failures_per_year: float = 1.0
     price_per_hour: float | None = None
@@ -139,7 +141,8 @@ def _demands(of: PlanRequest) -> list[Demand]:
             "Say in how many steps it is back.",
         ),
         within("--shards", of.shards, 1, min(max(of.fragments, 1), 1e6), "A shard has a fragment at least."),
-        within("--gradient-share", of.gradient_share, 1e-6, 1, "Say in which share of a step gradients may cross."),
+        within("--gradient-share", of.gradient_share, 0, 1, "Say in which share of a step gradients may cross."),
+        within("--latency-ms", 1e3 * of.latency_seconds, 0, 1e5, "Say how long a way takes."),
         within("--failures-per-year", of.failures_per_year, 0, 1e4, "Say how often a chip fails."),
         within("--steps", of.steps, 1, 1e9, "Say how many steps of a learner the bytes are of."),
     ]
@@ -208,11 +211,11 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
         data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
 
     with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
-    step. A shard takes M pushes of its fragments, and sends M updates and what `home_bits` says. A peak is that of the
-    largest fragment. The smallest link without a wait brings the largest fragment to the syncer and back, and leaves
-    time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
-    shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until
-    everything fits.
+    step. Each way also takes the latency: 2 (M - 1) in a step of the ring, two in a round. A shard takes M pushes of
+    its fragments, and sends M updates and what `home_bits` says. A peak is that of the largest fragment. The smallest
+    link without a wait brings the largest fragment to the syncer and back, and leaves time for its merge, within tau
+    steps, and is no smaller than the means, with both ways. Below it, or where shards merge more slowly than fragments
+    come, no learner waits in decoupled-diloco, but H is lengthened until everything fits.
     """
     return [
         _data_parallel(wanted, DATA_PARALLEL),
@@ -225,16 +228,18 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
 
 def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
     bits = 2 * (of.learners - 1) / of.learners * of.parameters * FORMATS[of.gradients].bits
-    mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
+    mean, ways = bits / of.step_seconds, 2 * (of.learners - 1) * of.latency_seconds
+    room = of.gradient_share * of.step_seconds - ways
     wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
-    least = tuple(bits / (room + allowed) for allowed in _waits(of))
-    return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None, least)
+    least = tuple(bits / (room + allowed) if room + allowed > 0 else None for allowed in _waits(of))
+    smallest = bits / room if room > 0 else None
+    return LinkLoad(program, mean, mean, smallest, None, smallest, wait, None, least)
 
 
 def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     up, down = _means(of)
     ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.interval
-    merge = busy(of, merge_seconds) * of.step_seconds
+    merge = busy(of, merge_seconds) * of.step_seconds + 2 * of.latency_seconds / of.interval
     wait = None if of.link_bits is None else ways / of.link_bits + merge
     least = tuple(ways / (allowed - merge) if allowed > merge else None for allowed in _waits(of))
     return LinkLoad("diloco", up, down, None, shard_bits(of, "diloco"), None, wait, float(of.interval), least)
@@ -244,7 +249,7 @@ def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     up, down = _means(of)
     largest = LARGEST * of.fragment_values
     there_and_back = largest * (FORMATS[of.push].bits + FORMATS[of.update].bits)
-    room = of.overlap * of.step_seconds - merge_seconds
+    room = of.overlap * of.step_seconds - merge_seconds - 2 * of.latency_seconds
     merging = busy(of, merge_seconds)
     smallest = max(there_and_back / room, up, down) if room > 0 and merging <= 1 else None
     if program == DECOUPLED:
@@ -317,9 +322,9 @@ def _means(of: PlanRequest) -> tuple[float, float]:
 
 def overlap_left(of: PlanRequest, merge_seconds: float) -> float:
     """Seconds of the overlap that the merge of the largest fragment leaves, and its ways on the link that was given."""
-    ways = 0.0
+    ways = 2 * of.latency_seconds
     if of.link_bits is not None:
-        ways = LARGEST * of.fragment_values * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
+        ways += LARGEST * of.fragment_values * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
     return of.overlap * of.step_seconds - merge_seconds - ways
 
 
@@ -374,6 +379,9 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
     )
 
 
+LOSS_PARAMETERS_MAX: Final = 500_000
+"""Up to which losses of a model of 132 thousand parameters stand beside a plan. They fall with the size (Table 4 in
+miniature has three, up to 382 thousand), so of a larger model they would say too much."""
 INTERVALS: Final = (1, 2, 4)
 """Multiples of the interval that was asked for, for which pairs are shown."""
 
@@ -406,7 +414,8 @@ def _pair(of: PlanRequest, push: Format, times: int) -> PlannedPair:
     bits, interval = FORMATS[push].bits, times * of.interval
     up = of.parameters * bits / (interval * of.step_seconds)
     load = None if of.link_bits is None else up / of.link_bits
-    return PlannedPair(push, interval, up, times * FORMATS["float32"].bits / bits, load, MEASURED.get((push, interval)))
+    loss = MEASURED.get((push, interval)) if of.parameters <= LOSS_PARAMETERS_MAX else None
+    return PlannedPair(push, interval, up, times * FORMATS["float32"].bits / bits, load, loss)
 
 
 def chosen_of(wanted: PlanRequest) -> Choice | None:
@@ -426,6 +435,38 @@ def chosen_of(wanted: PlanRequest) -> Choice | None:
         choice = best(asked, [link], needs, choice)
         needs = needs._replace(round_trip=needs.trip_steps(link, choice.push[0], choice.update))
     return choice
+
+
+ENOUGH: Final = 0.95
+"""Of the time in steps: above, data-parallel training is proposed, whose loss is lower at equal tokens."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to train with on the given link: the program, its formats, interval and overlap (None for data-parallel
+    training, which has none), and the share of the time in which a learner steps, as predicted."""
+
+    program: str
+    push: str | None
+    update: str | None
+    interval: int | None
+    overlap: int | None
+    utilisation: float
+
+
+def proposal_of(wanted: PlanRequest, merge_seconds: float) -> Proposal | None:
+    """Data-parallel training where the link lets it step for ENOUGH of the time, else decoupled-diloco as `auto` has
+    it; None without a link. Programs in which learners wait at rounds are behind the one or the other on any link: they
+    end with a higher loss than data-parallel training, and step less than learners that never wait."""
+    chosen = chosen_of(wanted)
+    if chosen is None:
+        return None
+    waits = next(each.wait_seconds for each in links_of(wanted, merge_seconds) if each.program == DATA_PARALLEL)
+    share = wanted.step_seconds / (wanted.step_seconds + (waits or 0.0))
+    if share >= ENOUGH:
+        return Proposal(DATA_PARALLEL, None, None, None, None, share)
+    return Proposal(DECOUPLED, chosen.push[0], chosen.update, chosen.interval, chosen.overlap, 1.0)
 
 
 VALUES: Final = 4 << 20
@@ -507,7 +548,8 @@ class Outlook:
 @final
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """`chosen` is what `auto` takes on the link that was given, None without one. `memory_here` is what this machine,
+    """`chosen` is what `auto` takes on the link that was given, and `proposal` what to train with there, None without
+    one. `memory_here` is what this machine,
     or the container that it is, may have, in bytes. `merge_seconds` and `overlap_left` are of the largest fragment;
     `cost_per_hour` is of all devices."""
 
@@ -515,6 +557,7 @@ class RunPlan:
     outlooks: tuple[Outlook, ...]
     pairs: tuple[PlannedPair, ...]
     chosen: Choice | None
+    proposal: Proposal | None
     memory: PlannedMemory
     memory_here: int
     rates: Rates
@@ -548,6 +591,7 @@ def plan_of(wanted: PlanRequest, rates: Rates, memory_here: int) -> RunPlan:
         tuple(_outlook(wanted, links, cost) for links in links_of(wanted, merge)),
         tuple(pairs_of(wanted)),
         chosen_of(wanted),
+        proposal_of(wanted, merge),
         memory_of(wanted),
         memory_here,
         rates,
@@ -595,9 +639,9 @@ _LEGEND = (
     "decoupled-diloco no step ever waits; what comes back later is older, and H is lengthened where it has to be."
 )
 _ASSUMED = (
-    "Bits a second of each learner's link, full duplex, without latency. The peak is that of the largest fragment, at "
-    "most 4/3 of the mean one; of data-parallel training that of the share of a step in which gradients cross; diloco "
-    "sends everything at once, as fast as its link is.",
+    "Bits a second of each learner's link, full duplex. The peak is that of the largest fragment, at most 4/3 of the "
+    "mean one; of data-parallel training that of --gradient-share of a step, in which gradients cross, and none where "
+    "that is 0: then these, as everything in diloco, go after a step, as fast as the link is.",
     "Memory is the least: parameters, gradient and AdamW on an island, without activations.",
     "Goodput is of the event model of `isthmus simulate goodput`, calibrated to published cells; in diloco and "
     "streaming-diloco, where all wait for each, it is that of one learner with all chips. Without --chips or --island "
@@ -639,6 +683,7 @@ def sheet(plan: RunPlan) -> Sheet:
             ],
             "pairs": [asdict(pair) for pair in plan.pairs],
             "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
+            "proposal": None if plan.proposal is None else asdict(plan.proposal),
             "memory_bytes": plan.memory,
             "home": plan.home._asdict(),
             "memory_here_bytes": plan.memory_here,
@@ -696,7 +741,8 @@ def _pairs_table(plan: RunPlan) -> Any:
 def _pairs_legend(plan: RunPlan) -> Iterator[str]:
     yield (
         "fewer bytes: than float32 at the same --interval, as often. loss: nats a byte above int4 at H = 24, measured "
-        f"on the model of 0.13 M parameters by `{MEASURED_BY}`; -: not measured."
+        f"on the model of 0.13 M parameters by `{MEASURED_BY}`, and shown up to {scaled(LOSS_PARAMETERS_MAX)} "
+        "parameters; -: not measured."
     )
     if plan.chosen is not None:
         chosen = plan.chosen
@@ -725,6 +771,11 @@ def _step(of: Outlook) -> str:
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     memory, rates = plan.memory, plan.rates
+    if (proposed := plan.proposal) is not None:
+        words = [proposed.program]
+        if proposed.interval is not None:
+            words += [f"push {proposed.push}", f"update {proposed.update}", f"H = {proposed.interval}"]
+        yield "proposed", f"{', '.join(words)}: steps for {percent(proposed.utilisation)} of the time on this link"
     yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
     yield "copies", f"{size(memory.copies)} of /dev/shm for a learner's next life, where there is so much"
     yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"

@@ -37,14 +37,15 @@ def plan(
     update: Annotated[str, typer.Option("--update", help="How merged fragments travel.")] = "float32",
     gradients: Annotated[str, typer.Option("--gradients", help="How data-parallel's travel.")] = "float32",
     gradient_share: Annotated[
-        float, typer.Option("--gradient-share", metavar="X", help="Of a step, in which they may cross.")
-    ] = 1.0,
+        float, typer.Option("--gradient-share", metavar="X", help="Of a step, in which they may cross; 0: after it.")
+    ] = 0.0,
     link_gbits: Annotated[
         float | None, typer.Option("--link-gbits", metavar="G", help="What each learner's link carries a second.")
     ] = None,
     shard_gbits: Annotated[
         float | None, typer.Option("--shard-gbits", metavar="G", help="What each shard's link carries a second.")
     ] = None,
+    latency_ms: Annotated[float, typer.Option("--latency-ms", metavar="MS", help="Of that link, one way.")] = 0.0,
     chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="In all, if not as islands say.")] = None,
     failures: Annotated[float, typer.Option("--failures-per-year", metavar="F", help="Of a chip.")] = 1.0,
     price: Annotated[float | None, typer.Option("--price", help="Of a chip and hour.")] = None,
@@ -81,6 +82,7 @@ def plan(
         gradient_share=gradient_share,
         link_bits=None if link_gbits is None else link_gbits * 1e9,
         shard_bits=None if shard_gbits is None else shard_gbits * 1e9,
+        latency_seconds=latency_ms / 1e3,
         chips=chips,
         failures_per_year=failures,
         price_per_hour=price,

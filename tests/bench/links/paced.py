@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from isthmus import Task
 
 ROWS = 4
 STEP_SECONDS = float(os.environ.get("PACED_STEP_SECONDS", "0.05"))
+STAMPS = os.environ.get("PACED_STAMPS", "")
+"""A folder: a file for each process, with a line for the begin of each step, of those that sleep themselves."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ def asleep(task: Task) -> Task:
     time of steps, and what a learner does between two steps, as taking a snapshot, is not hidden behind it."""
 
     def sleep(seconds: Any, x: Any) -> Any:
+        if STAMPS and seconds > 0:
+            with Path(STAMPS, str(os.getpid())).open("a") as file:
+                file.write(f"{time.monotonic():.6f}\n")
         time.sleep(float(seconds))
         return x
 
@@ -83,3 +89,6 @@ small_asleep = asleep(small)
 eight = paced(8, 128)
 regions = paced(24, 72)
 regions_half = paced(12, 72)
+million = asleep(paced(16, 256))
+fifty_million = asleep(replace(paced(48, 1024), optimizer=optax.sgd(1e-3)))
+"""Without moments: two of 200 MB a learner would be most of what this machine has."""

@@ -144,7 +144,7 @@ def main() -> None:
     asked = parser.parse_args()
     kept = KeptCells(asked.kept)
     measure(kept, asked.seeds, time.monotonic() + 60 * asked.minutes)
-    print(json.dumps(kept, indent=1) if asked.json else table(kept, asked.seeds))
+    print(json.dumps(kept, indent=1) if asked.json else f"{table(kept, asked.seeds)}\n\n{kept.told()}")
 
 
 if __name__ == "__main__":

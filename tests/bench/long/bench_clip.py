@@ -148,7 +148,7 @@ def main() -> None:
         task = by_part(asked.parts or Path(tempfile.mkdtemp(prefix="parts-")) / "text", NANO)
     if not measure(kept, task, asked.seeds, time.monotonic() + 60 * asked.minutes):
         sys.exit("not all runs are there: call it again with --kept")
-    print(json.dumps(kept, indent=1) if asked.json else table(kept, asked.seeds))
+    print(json.dumps(kept, indent=1) if asked.json else f"{table(kept, asked.seeds)}\n\n{kept.told()}")
 
 
 if __name__ == "__main__":

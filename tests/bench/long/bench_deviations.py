@@ -186,6 +186,7 @@ def main() -> None:
         reference = next(iter(cells.values()))
         for side, of_side in cells.items():
             print(shown(side, of_side, reference))
+    print(f"\n{kept.told()}")
 
 
 if __name__ == "__main__":

@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where the runs go")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    cells = KeptCells(asked.cells)
+    cells = KeptCells(asked.cells, starts_hosts=True)
     folder = asked.dir or Path(tempfile.mkdtemp(prefix="faults-"))
     with ThreadPoolExecutor(len(PROGRAMS) if asked.together else 1) as threads:
         for mean in asked.mean or MEANS:
@@ -320,7 +320,7 @@ def main() -> None:
                 cells.keep(name(program, mean), {**measured, "learners": asked.learners})
                 print(f"{program} {mean:g}: kept {measured['kept']:.3f}", file=sys.stderr, flush=True)
     found = rows(cells)
-    print(json.dumps(found) if asked.json else table(found))
+    print(json.dumps(found) if asked.json else f"{table(found)}\n\n{cells.told('kept')}")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def main() -> None:
             figures[f"{framework} {name}"] = {"d": each, "mean": mean, "is_within": is_within}
             shown = ", ".join(f"{d:+.3f}" for d in each)
             print(f"| {row.title} | {shown} | {mean:+.3f} | {'yes' if is_within else 'no'} |")
+    print(f"\n{cells.told()}")
     if options.page:
         PAGE.write_text(with_means(PAGE.read_text(), means))
     if options.json:

@@ -1,6 +1,6 @@
 """The rate of the outer step by the number of learners: whether one rate serves all, at enough sweeps.
 
-    python -m tests.bench.long.bench_outer [--kept FILE] [--minutes 30] [--json]
+    python -m tests.bench.long.bench_outer [--kept FILE] [--table4 tests/bench/table4.json] [--minutes 30] [--json]
 
 M = 2 and 4 decoupled learners of 41,632 parameters on 20 tokens a parameter, 109 sweeps, AdamW at the rate that
 `bench_table4` found best for all of them; outer momentum 0.7, the default. For each M and seed the loss at each outer
@@ -35,8 +35,9 @@ def name(who: str, eta: float, seed: int) -> str:
     return f"{who} eta {eta} seed {seed}"
 
 
-def measure(kept: KeptCells, until: float) -> None:
-    """Cell after cell that is not there yet, rate by rate, until the time is over."""
+def measure(kept: KeptCells, until: float, table4: Path | None) -> None:
+    """Cell after cell that is not there yet, rate by rate, until the time is over; those at the default rate also
+    stand in a file of `bench_table4`, where one is given."""
     for eta in ETAS:
         benches = Benches()  # The rate is a constant of what is compiled.
         for seed, who in product(range(SEEDS), LEARNERS):
@@ -47,6 +48,10 @@ def measure(kept: KeptCells, until: float) -> None:
             bench = benches.of(SIZE, "")
             bench.line.of["eta"] = eta
             kept.keep(name(who, eta, seed), trained(bench, Wanted(SIZE, who, seed, RATE), RATE))
+            if (
+                eta == DEFAULT and table4 is not None
+            ):  # The same cell as there, so that both say how far places are apart.
+                KeptCells(table4).repeat(Wanted(SIZE, who, seed, RATE).name(RATE), kept[name(who, eta, seed)])
             print(name(who, eta, seed), kept[name(who, eta, seed)], file=sys.stderr, flush=True)
 
 
@@ -72,12 +77,13 @@ def table(kept: KeptCells) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kept", type=Path, default=Path(__file__).parents[1] / "outer.json")
+    parser.add_argument("--table4", type=Path, help="a file of `bench_table4`, whose cells these are at the default")
     parser.add_argument("--minutes", type=float, default=30.0, help="0: the table alone")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     kept = KeptCells(asked.kept)
-    measure(kept, time.monotonic() + 60 * asked.minutes)
-    print(json.dumps(kept) if asked.json else table(kept))
+    measure(kept, time.monotonic() + 60 * asked.minutes, asked.table4)
+    print(json.dumps(kept) if asked.json else f"{table(kept)}\n\n{kept.told()}")
     return 0
 
 

@@ -15,6 +15,8 @@ documents are given to four shards by `isthmus route`, by content or at random. 
 - dense alone: one model on all of the text, as many steps as a path makes
 - dense, 4 learners: decoupled-diloco, as many bytes in all as the four paths
 - four dense: one on each shard, as many steps as a path makes
+- dense, all steps: one model of a path's size, as many steps as all paths make: what as much compute in one place gives
+- dense, all modules: the same bytes by one model with the layers of all modules of 2 x 2: what one place would train
 
 Told are held-out nats a byte, of bytes 128 to 640 of each held-out document, each document by the path of its shard,
 by the path whose loss on its first 64 bytes is least, and again so every 64 bytes. Windows are of 64 bytes. Everything
@@ -31,6 +33,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,10 +69,16 @@ CASES: Final[Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]]] = {
     "dense alone": ("content", (), {}),
     "dense, 4 learners": ("content", (), {}),
     "four dense": ("content", (), {}),
+    "dense, all steps": ("content", (), {}),
+    "dense, all modules": ("content", (), {}),
     "2 x 2, average": ("content", (2, 2), AVERAGE),
     "2 x 2, average, sqrt": ("content", (2, 2), AVERAGE),
 }
 """Name -> how documents are routed, the modules, and the settings of the program."""
+DENSE: Final = {"dense alone": (1, CONFIG), "dense, all steps": (PATHS, CONFIG)} | {
+    "dense, all modules": (PATHS, replace(CONFIG, layers=2 * CONFIG.layers))
+}
+"""Of models that are trained in one place: times the steps of a path, and the model."""
 Losses = npt.NDArray[np.float32]
 
 
@@ -107,18 +116,24 @@ def _joined(rows: Any) -> dict[str, Any]:
     return {name: np.concatenate(each) if len(each) > 1 else each[0] for name, each in pieces.items()}
 
 
-_LIKE: Final = jax.eval_shape(lambda key: transformer.init(CONFIG, key), jax.random.key(0))
+@cache
+def _like(config: ModelConfig) -> Any:
+    return jax.eval_shape(lambda key: transformer.init(config, key), jax.random.key(0))
 
 
-@jax.jit
-def _losses(params: Any, windows: Any) -> Any:
-    scores = jax.nn.log_softmax(transformer.logits(CONFIG, params, windows[:, :-1]))
+@partial(jax.jit, static_argnums=0)
+def _losses(config: ModelConfig, params: Any, windows: Any) -> Any:
+    scores = jax.nn.log_softmax(transformer.logits(config, params, windows[:, :-1]))
     return -jnp.take_along_axis(scores, windows[:, 1:, None], -1)[..., 0]
 
 
-def byte_losses(tensors: Mapping[str, Any], documents: Sequence[npt.NDArray[Any]]) -> Losses:
+def byte_losses(
+    tensors: Mapping[str, Any], documents: Sequence[npt.NDArray[Any]], config: ModelConfig = CONFIG
+) -> Losses:
     """float32[documents, 64 + 512]: of bytes 1 to 64, and 128 to 639; nan beyond the end of a document."""
-    params = jax.tree.unflatten(jax.tree.structure(_LIKE), [tensors[name] for name, _ in named_leaves(_LIKE)])
+    params = jax.tree.unflatten(
+        jax.tree.structure(_like(config)), [tensors[name] for name, _ in named_leaves(_like(config))]
+    )
     starts = [0, *range(BEGIN - 1, END - 1, CHUNK)]
     rows = np.zeros((len(documents), len(starts), CHUNK + 1), np.int32)
     known = np.zeros((len(documents), len(starts), CHUNK), bool)
@@ -126,7 +141,9 @@ def byte_losses(tensors: Mapping[str, Any], documents: Sequence[npt.NDArray[Any]
         for at, start in enumerate(starts):
             piece = document[start : start + CHUNK + 1]
             row[at, : len(piece)], mask[at, : max(len(piece) - 1, 0)] = piece, True
-    found = np.concatenate([np.asarray(_losses(params, block)) for block in np.array_split(rows.reshape(-1, 65), 16)])
+    found = np.concatenate(
+        [np.asarray(_losses(config, params, block)) for block in np.array_split(rows.reshape(-1, 65), 16)]
+    )
     return np.where(known, found.reshape(known.shape), np.nan).reshape(len(documents), -1).astype(np.float32)
 
 
@@ -173,9 +190,12 @@ def run(worlds: Worlds, name: str, seed: int, steps: int, parts: str, routers: P
         routed = language_model.task(batch=8, data=(parts,), paths=(1, PATHS), router=str(router))
         each = [losses(Program("data-parallel"), _alone(routed, shard), 1)[0] for shard in range(PATHS)]
         return told(each, shards)
+    if name in DENSE:
+        times, config = DENSE[name]
+        task = language_model.task(batch=8, data=(parts,), layers=config.layers)
+        trained = _trained(worlds, Program("data-parallel"), task, 1, times * steps, seed)
+        return told([byte_losses(tensors, ids, config) for tensors in trained], shards)
     task = language_model.task(batch=8, data=(parts,))
-    if name == "dense alone":
-        return told(losses(Program("data-parallel"), task, 1), shards)
     return told(losses(Program("decoupled-diloco"), task, PATHS), shards)
 
 
@@ -236,6 +256,7 @@ def main() -> None:
         found = [kept[f"{name}, {asked.steps} steps, seed {seed}"] for seed in seeds]
         means = [statistics.mean(each[way] for each in found) for way in ("shard", "head", "again")]
         print(f"{name:22} {means[0]:8.3f}  {means[1]:17.3f}  {means[2]:14.3f}")
+    print(kept.told())
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cells, cache = KeptCells(asked.cells), asked.cells.resolve().parent / "real-model"
+    cells, cache = KeptCells(asked.cells, starts_hosts=True), asked.cells.resolve().parent / "real-model"
     seeds = range(asked.seeds) if asked.only_seed is None else [asked.only_seed]
     for seed in seeds:
         for cell in asked.only or (UNTRAINED, *CELLS):
@@ -289,7 +289,7 @@ def main() -> None:
                 cells.keep(key, measured(cell, seed, asked, folder, texts_in(cache)))
                 print(f"{key}: {cells[key]['took']:.0f} s", file=sys.stderr, flush=True)
     rows = figures(cells, asked)
-    print(json.dumps(rows) if asked.json else "\n".join(shown(rows)))
+    print(json.dumps(rows) if asked.json else "\n".join([*shown(rows), "", cells.told()]))
 
 
 if __name__ == "__main__":

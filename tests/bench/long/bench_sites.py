@@ -437,6 +437,7 @@ def main() -> None:
         print(json.dumps(kept, indent=1))
         return
     print("\n".join(tables(Told(kept, asked.steps, asked.seeds))).lstrip())
+    print(f"\n{kept.told()}")
 
 
 if __name__ == "__main__":

@@ -130,6 +130,7 @@ def main() -> None:
         losses = [each["loss"] for each in found]
         fewer = statistics.mean(each["fewer"] for each in found)
         print(f"{name:20} {fewer:11.1f}  {statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})")
+    print(kept.told())
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path)
     parser.add_argument("--json", action="store_true")
     of = parser.parse_args()
-    cells, seeds = KeptCells(of.cells), range(of.seeds)
+    cells, seeds = KeptCells(of.cells, starts_hosts=True), range(of.seeds)
     for seed in seeds:
         for schedule in SCHEDULES:
             if (name := _name(of.program, schedule, seed, of.tokens)) not in cells:
@@ -89,6 +89,7 @@ def main() -> None:
     for name, each in told.items():
         ends = "" if each.low is None or each.high is None else f" ({each.low:+.4f} to {each.high:+.4f})"
         print(f"{name:<44} {each.mean:+.4f}{ends}, {len(each.seeds)} seeds")
+    print(cells.told())
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ from isthmus.programs.wings.plan.plan import (
     LinkLoad,
     PlannedPair,
     PlanRequest,
+    Proposal,
     chosen_of,
     links_of,
     memory_of,
     overlap_left,
     pairs_of,
+    proposal_of,
     sent_of,
 )
 from isthmus.programs.wings.simulation import toy_task
@@ -74,8 +76,43 @@ def test_a_link_that_is_too_small_lengthens_the_interval_or_the_step() -> None:
     slow = PlanRequest(2400.0, 4, 1.0, link_bits=1600.0)
     assert (of(slow, "decoupled-diloco").wait_seconds, of(slow, "decoupled-diloco").interval) == (0.0, 48.0)
     assert of(slow, "streaming-diloco").wait_seconds == pytest.approx(400 / 3 * 64 / 1600 - 2)
-    assert of(slow, "data-parallel").wait_seconds == 3600 * 32 / 1600 - 1
+    assert of(slow, "data-parallel").wait_seconds == 3600 * 32 / 1600
+    assert of(replace(slow, gradient_share=1.0), "data-parallel").wait_seconds == 3600 * 32 / 1600 - 1
     assert of(slow, "diloco").wait_seconds == 2400 * 64 / 1600 / 24
+
+
+def test_each_way_takes_the_latency() -> None:
+    slow = replace(SMALL, link_bits=1600.0)
+    far = replace(slow, latency_seconds=0.25)
+    for program, more in (("data-parallel", 6 * 0.25), ("diloco", 2 * 0.25 / 24), ("streaming-diloco", 2 * 0.25)):
+        without, within = of(slow, program).wait_seconds, of(far, program).wait_seconds
+        assert without is not None
+        assert within == pytest.approx(without + more)
+    assert overlap_left(far, 0.5) == overlap_left(slow, 0.5) - 0.5
+    assert of(far, "decoupled-diloco").wait_seconds == 0
+
+
+def test_gradients_that_cross_after_a_step_have_no_link_without_a_wait() -> None:
+    after = of(SMALL, "data-parallel")
+    assert (after.peak_bits, after.smallest_bits) == (None, None)
+    assert all(after.utilisation_bits)
+    far = of(replace(SMALL, latency_seconds=0.1), "data-parallel").utilisation_bits
+    assert [bits is None for bits in far] == [False, True, True, True, True]  # Six ways take .6 s, .25 are allowed.
+
+
+def test_data_parallel_is_proposed_where_its_steps_hardly_wait_and_else_what_auto_takes() -> None:
+    assert proposal_of(SMALL, 0.0) is None
+    wide = proposal_of(replace(SMALL, link_bits=1e8), 0.0)
+    assert wide is not None
+    assert (wide.program, wide.interval) == ("data-parallel", None)
+    assert wide.utilisation == pytest.approx(1 / (1 + 3600 * 32 / 1e8))
+    thin = replace(SMALL, link_bits=900.0, fragments=240)
+    assert proposal_of(thin, 0.0) == Proposal("decoupled-diloco", "int4", "int4", 24, 2, 1.0)
+    assert chosen_of(thin) is not None
+
+
+def test_losses_of_a_small_model_stand_beside_small_models_alone() -> None:
+    assert [pair.loss for pair in pairs_of(replace(SMALL, parameters=12e9)) if pair.loss is not None] == []
 
 
 def test_links_by_utilisation_are_those_on_which_steps_wait_so_long() -> None:
