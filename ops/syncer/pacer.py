@@ -140,6 +140,10 @@ the versions that they hold. Only the newest version includes everything in the 
 
 Tier: TypeAlias = Literal["flat", "region", "regions"]
 """Whose rounds: of all learners; of those of one region, by its syncer; of the regions, by the global syncer."""
+RENEWED_AT_ONCE: Final = 64
+"""Members of an open round up to which it is renewed for each learner that begins to step."""
+RENEWAL_NS: Final = 2_000_000
+"""For each member of a larger one, between two attempts: 2 s of a thousand."""
 NEWS_NS: Final = 5_000_000_000
 """Nanoseconds from the last news of other regions from which on it counts as cut off: recorders tell once a second."""
 REGIONS_NS: Final = 30_000_000_000
@@ -159,6 +163,8 @@ class PacedRound:
     opened_at: int
     seen: Sequence[LearnerReport] = ()
     is_at_edge: bool = False
+    renewed_at: int = 0
+    """The last attempt of a round of many members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -720,7 +726,7 @@ class Pacer:
                     renewed.append(self._renew(paced, []))
                 continue
             learners = self._roster.finishing() if item["kind"] == "final" else self._roster.answering()
-            if learners is paced.seen:
+            if learners is paced.seen or self._waits_to_renew(paced):
                 continue
             paced.seen, listed = learners, {tuple(member) for member in item["members"]}
             members = _members(self._having(item["fragment"], learners))
@@ -729,6 +735,13 @@ class Pacer:
             if members and not all(is_over) and (any(is_over) or has_joined):
                 renewed.append(self._renew(paced, members))
         return renewed
+
+    def _waits_to_renew(self, paced: PacedRound) -> bool:
+        """Whether more members may come before a round of many is renewed: each new attempt names all of them to each,
+        and while many start one begins to step at any moment."""
+        item, now = paced.item, self._context.now
+        many = len(item["members"])
+        return item["attempt"] > 1 and many > RENEWED_AT_ONCE and now() < paced.renewed_at + many * RENEWAL_NS
 
     def _is_overdue(self, paced: PacedRound) -> bool:
         """Whether a final round is open for longer than an answer and all that may follow it can take."""
@@ -776,6 +789,8 @@ class Pacer:
         item = paced.item
         at, edge = (item["round"], item["fragment"], item["attempt"] + 1, item["kind"]), paced.is_at_edge
         paced.item = self._round(*at, members, is_at_edge=edge)
+        if len(members) > RENEWED_AT_ONCE:
+            paced.renewed_at = self._context.now()
         return paced.item
 
     def _round(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.syncer.pacer import RENEWAL_NS, RENEWED_AT_ONCE
 from isthmus.ops.syncer.slow_learners import SpeedTerms
 from isthmus.ops.syncer.terms import EDGE_WAIT
 from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, leaving, lost, numbers, ready, stepping, told
@@ -276,6 +277,21 @@ def test_a_learner_that_begins_to_step_is_let_into_the_open_round():
         "totals": [[0, 1, 0], [1, 1, 0], [2, 1, 0]],
     }
     assert shard.fire(stepping(2, 1)) == []
+
+
+def test_an_open_round_of_many_is_renewed_for_several_at_a_time():
+    many = RENEWED_AT_ONCE + 2
+    shard = Shard(learners=many)
+    (item,) = shard.started(*(stepping(slot) for slot in range(many)))
+    shard.fire(*(ready(slot) for slot in range(many, many + 3)))
+    (first,) = shard.fire(stepping(many))
+    assert (first["attempt"], len(first["members"])) == (2, many + 1)
+    shard.now += (many + 1) * RENEWAL_NS - 1
+    assert shard.fire(stepping(many + 1)) == []
+    assert shard.fire(stepping(many + 2)) == []
+    shard.now += 1
+    (second,) = shard.fire(stepping(0, 1))
+    assert (second["attempt"], len(second["members"])) == (3, many + 3)
 
 
 def test_a_new_life_replaces_the_former_in_everything():
