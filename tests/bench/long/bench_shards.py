@@ -3,10 +3,11 @@
     python -m tests.bench.long.bench_shards [--learners 8] [--shards 1 8] [--push float32 int4] [--mb 64] [--json]
 
 Decoupled DiLoCo on a task in NumPy whose steps sleep, processes on this machine, 8 fragments, H = 16, once with
-`program.keeps = "answers"` and once with "sums". Of each syncer its peak resident memory (VmHWM), which counts pages
-that it shares with others, once it has merged each of its fragments three times; less that of the same syncer in a run
-of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest. Beside it the
-answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last rounds. A
+`program.keeps = "answers"` and once with "sums". Of each syncer its peak resident memory (VmHWM), with all pages
+that it shares, those of answers of learners of its machine among them, and its proportional one (PSS), in which a page
+of two hosts is half in each, at the end: once each fragment was merged three times; less those of the same syncer in a
+run of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest. Beside it
+the answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last rounds. A
 learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB.
 """
 
@@ -25,6 +26,7 @@ from statistics import median
 from typing import Any
 
 from isthmus.programs.engine.request.program import Program
+from isthmus.runtime.system.memory import proportional_bytes
 from tests.bench.size import ordered
 from tests.bench.size.light import BROAD, LIGHT, Light
 
@@ -46,10 +48,11 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
                 assert time.monotonic() < until, f"the run does not come to merging: {len(lines)} merges"
                 time.sleep(0.5)
             status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
-            peaks = {host["name"]: _peak(host["pid"]) for host in status["hosts"] if host["name"].startswith("syncer/")}
+            pids = {host["name"]: host["pid"] for host in status["hosts"] if host["name"].startswith("syncer/")}
             last = lines[-FRAGMENTS:]
             return {
-                "peaks": peaks,
+                "peaks": {name: _peak(pid) for name, pid in pids.items()},
+                "proportional": {name: proportional_bytes(pid) or 0 for name, pid in pids.items()},
                 "voters": median(len(line["voters"]) for line in last),
                 "merge_ms": median(line["merge_ms"] for line in last),
             }
@@ -87,8 +90,10 @@ def main() -> None:
                 for keeps in asked.keeps:
                     settings = {"shards": shards, "push": push, "keeps": keeps}
                     idle, found = (measured(learners, each, **settings) for each in (LIGHT, task))
-                    beyond = max(peak - idle["peaks"][name] for name, peak in found["peaks"].items())
-                    row = {"learners": learners, **settings, "parts": round(beyond / (whole / shards), 2)}
+                    row: dict[str, Any] = {"learners": learners, **settings}
+                    for kind in ("peaks", "proportional"):
+                        beyond = max(size - idle[kind][name] for name, size in found[kind].items())
+                        row[kind] = round(beyond / (whole / shards), 2)
                     row |= {"voters": found["voters"], "merge_ms": round(found["merge_ms"], 1)}
                     rows.append(row | {"load": os.getloadavg()[0]})
                     if not asked.json:

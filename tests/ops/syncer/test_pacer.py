@@ -282,7 +282,7 @@ def test_a_learner_that_begins_to_step_is_let_into_the_open_round():
 def test_an_open_round_of_many_is_renewed_for_several_at_a_time():
     many = RENEWED_AT_ONCE + 2
     shard = Shard(learners=many)
-    (item,) = shard.started(*(stepping(slot) for slot in range(many)))
+    assert len(shard.started(*(stepping(slot) for slot in range(many)))) == 1
     shard.fire(*(ready(slot) for slot in range(many, many + 3)))
     (first,) = shard.fire(stepping(many))
     assert (first["attempt"], len(first["members"])) == (2, many + 1)

@@ -16,6 +16,7 @@ from isthmus.runtime.ids import LEARNERS_MAX
 from tests.command_line import app
 
 WANTED = PlanRequest(parameters=1e9, learners=100, step_seconds=1.0, push="int4", shards=8)
+MEMORY = "memory of a shard"
 RATES = Rates(merged=1e9, stepped=1e9, threads=2)
 
 
@@ -24,11 +25,20 @@ def of(wanted: PlanRequest, memory: int = 1 << 40) -> dict[str, bounds.PlannedBo
 
 
 def test_a_bound_is_the_largest_number_of_learners_whose_load_is_within_the_limit() -> None:
-    for name, bound in of(replace(WANTED, shard_bits=1e11)).items():
+    bounded = {name: each for name, each in of(replace(WANTED, shard_bits=1e11)).items() if name != MEMORY}
+    for name, bound in bounded.items():
         assert bound.limit is not None
         assert bound.learners is not None
         within, beyond = (of(replace(WANTED, learners=bound.learners + more))[name].load for more in (0, 1))
         assert within <= bound.limit < beyond, name
+
+
+def test_memory_of_a_shard_has_a_bound_only_where_it_keeps_answers() -> None:
+    """Or where its part of the model alone is too much: of many learners it keeps the sum (`kept_by_default`)."""
+    assert of(WANTED)[MEMORY].learners is None
+    assert of(WANTED, memory=1 << 30)[MEMORY].learners == 0
+    one, many = (of(replace(WANTED, learners=learners))[MEMORY].load for learners in (1_000, LEARNERS_MAX))
+    assert one == many
 
 
 def test_bounds_by_hand() -> None:

@@ -49,7 +49,8 @@ def test_one_region_is_decoupled(
     """With a global step of (1, 0), bit for bit: what a region alone gets back from above is what it has."""
     monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
     with recorded() as flat:
-        one = _run(world, "decoupled-diloco", quorum=4, carry=False, shards=region_shards, **FLOAT, **OUTER)
+        kept = {"shards": region_shards, "keeps": "answers"}
+        one = _run(world, "decoupled-diloco", quorum=4, carry=False, **kept, **FLOAT, **OUTER)
     divided = {"regions": 1, "region_shards": region_shards, "shards": shards, "exchange": exchange}
     with recorded() as two:
         region = _run(world, quorum=4, regions_push="float32", **divided, **FLOAT, **OUTER, **WHOLE)
