@@ -477,7 +477,7 @@ class Totals:
             return self.rows()
         chosen = {own} | {lives[(self._row_next + i) % len(lives)] for i in range(ROWS_MAX)}
         self._row_next = (self._row_next + ROWS_MAX) % len(lives)
-        return [[*life, self._told(life)] for life in sorted(chosen) if life in lives]
+        return [[*life, self._told(life)] for life in sorted(chosen) if life in self._tokens or life in self._claims]
 
     def _told(self, life: tuple[int, int]) -> int:
         return max(self._tokens.get(life, 0), self._claims.get(life, 0))

@@ -7,13 +7,14 @@ answer is made of does not come in: that is `fragment_send`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from operator import itemgetter
-from typing import Any, ClassVar, Final
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, AnswerValues, Capture, WantedValues, passed_on
+from isthmus.ops.exchange.requested import Format
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.learner.fragment_send import FragmentSend
 
@@ -23,33 +24,42 @@ TOLD_AHEAD: Final = ("merge", "final")
 """The kinds of answers whose values follow: the first version, and one that is recovered, come whole."""
 
 
-class FragmentOffer(FragmentSend):
+class FragmentOffer:
     """Captures in; at once an answer without values, and these when they are wanted.
 
     Values that are wanted of an answer which this node has no more, because a later one has replaced it, are none.
+
+    Arguments: as of `FragmentSend`, which makes the answers.
     """
 
-    outputs: ClassVar[tuple[str, ...]] = ("answer", "values")
-    collects: ClassVar[tuple[str, ...]] = ("fragment", "wanted")
+    outputs = ("answer", "values")
+    collects = ("fragment", "wanted")
+    noted: ClassVar = FragmentSend.noted
     schemas: ClassVar = {"wanted": WantedValues}
 
-    def open(self, context: Any) -> None:
-        """Begin without an answer."""
-        super().open(context)
-        self._own = context.member.replica.slot, context.member.incarnation
+    def __init__(self, fragments: Sequence[Fragment], *, push: Format | Literal["auto"] = "float32") -> None:
+        self._send = FragmentSend(fragments, push=push)
         self._kept: dict[int, Answer] = {}
 
-    def __call__(  # type: ignore[override]
+    def prepare(self) -> None:
+        """Load the kernels that encode."""
+        self._send.prepare()
+
+    def open(self, context: Any) -> None:
+        """Learn whose answers these are."""
+        self._send.open(context)
+        self._own = context.member.replica.slot, context.member.incarnation
+
+    def __call__(
         self, fragment: Mapping[Any, Capture] | None = None, wanted: Mapping[Any, WantedValues] | None = None
     ) -> Generator[list[tuple[str, Answer | AnswerValues]], None, None]:
         """Yields values, then new answers, in order of their rounds."""
         for item in (wanted or {}).values():
             if (item["slot"], item["incarnation"]) == self._own:
                 yield [("values", self._values(item))]
-        captures = sorted((fragment or {}).values(), key=itemgetter("round", "fragment"), reverse=True)
-        del fragment
-        while captures:
-            yield [("answer", self._told(self._answer(captures.pop())))]
+        made, fragment = self._send(fragment or {}), None  # It lets go of each capture.
+        for emitted in made:
+            yield [(port, self._told(answer)) for port, answer in emitted]
 
     def _told(self, answer: Answer) -> Answer:
         if answer["kind"] not in TOLD_AHEAD:

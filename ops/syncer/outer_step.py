@@ -32,7 +32,7 @@ from isthmus.ops.exchange.messages import (
     passed_on,
 )
 from isthmus.ops.exchange.requested import Format
-from isthmus.ops.syncer.merge import KEPT_MAX
+from isthmus.ops.syncer.merge_books import KEPT_MAX
 
 if TYPE_CHECKING:
     from types import ModuleType

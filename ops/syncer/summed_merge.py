@@ -23,14 +23,12 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import Answer, AnswerValues, ClosedRound, Round, Update, WantedValues
 from isthmus.ops.exchange.wanted_settings import AUTO
 from isthmus.ops.step_tokens import StepTokens
-from isthmus.ops.syncer.answer_kinds import AnswerKind
-from isthmus.ops.syncer.answer_rules import AnswerRule, RoundTally
+from isthmus.ops.syncer.answer_rules import RoundTally
 from isthmus.ops.syncer.answer_work import work_of
-from isthmus.ops.syncer.merge import LEARNERS, NOT_FINITE, USUAL, Merge
+from isthmus.ops.syncer.merge_books import NOT_FINITE, MergeBooks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -87,12 +85,15 @@ class Ballot:
 class _Gathering:
     """A merge whose values come.
 
-    `tally` has the answers that may be in it, `told` the same as they came; those that are `left` are still to be asked
-    for, `asked` since when; `added` are those that are in the `sum`, as they count.
+    `tally` has what is decided of it; by slot, `told` has the answers as they came, `counted` those that may be in it,
+    as they count by what was told, and `lengths` with which share of their lengths. Those that are `left` are still to
+    be asked for, `asked` since when; `added` are those that are in the `sum`.
     """
 
     tally: RoundTally
     told: dict[int, Answer]
+    counted: dict[int, Answer]
+    lengths: dict[int, float]
     lives: list[list[int]]
     parts: dict[int, float]
     """By slot; their sum is 1."""
@@ -108,12 +109,12 @@ class _Gathering:
         return not (self.left or self.asked)
 
 
-class SummedMerge(Merge):
+class SummedMerge(MergeBooks):
     """Closed rounds and values in, Gradient out, and whose values are wanted.
 
     Arguments:
         shards: their number; fragment p is of shard p mod that.
-        others: as of `Merge`.
+        terms: as of `MergeBooks`.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("gradient", "reached", "wanted")
@@ -124,41 +125,29 @@ class SummedMerge(Merge):
         """The form of the values."""
         return {"values": schemas.answer_values(fragments), "copy": Update}
 
-    def __init__(
-        self,
-        fragments: Sequence[Fragment],
-        *,
-        method: Method,
-        lr: float,
-        momentum: float,
-        step_tokens: StepTokens = 1,
-        rules: Sequence[AnswerRule] = USUAL,
-        answers: AnswerKind = LEARNERS,
-        shards: int = 1,
-    ) -> None:
-        terms: dict[str, Any] = {"step_tokens": step_tokens, "rules": rules, "answers": answers}
-        super().__init__(fragments, method=method, lr=lr, momentum=momentum, **terms)
-        self.take_early = None
+    def __init__(self, fragments: Sequence[Fragment], *, shards: int = 1, **terms: Any) -> None:
+        super().__init__(fragments, **terms)
         self._shards = shards
         self._gatherings: dict[int, _Gathering] = {}
         """By fragment, in the order in which their rounds closed."""
         self._closed: deque[ClosedRound] = deque()
         """Rounds of fragments whose merge before is not over."""
+        self._members: Any = None
+        self._lives = frozenset[tuple[int, int]]()
         self._silent: dict[tuple[int, int], int] = {}
         """Lives whose values were awaited in vain: how often in a row. They are asked last, so that nobody waits long
         for them again."""
 
     def open(self, context: Any) -> None:
-        """As a merge that keeps answers does."""
+        """As the books do; load the kernels."""
         from isthmus.ops.kernels import running_sum
 
         super().open(context)
         running_sum.warm()
         self._summing: ModuleType = running_sum
-        own = self._fragments[self._shard % self._shards :: self._shards]
-        self._bytes_max = 4 * sum(fragment.size for fragment in own)
+        self._bytes_max = 4 * sum(fragment.size for fragment in self._fragments[self._shard :: self._shards])
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         closed: ClosedRound | None = None,
         values: Mapping[Any, AnswerValues] | None = None,
@@ -223,6 +212,8 @@ class SummedMerge(Merge):
         return _Gathering(
             tally,
             {vote["slot"]: vote for vote in answers},
+            {vote["slot"]: vote for vote in tally.answers},
+            dict(tally.record["shortened"]),
             lives,
             parts,
             self._summing.RunningSum(self._fragments[tally.round["fragment"]], self._method, *of_voters),
@@ -235,8 +226,7 @@ class SummedMerge(Merge):
 
     def _wanted(self) -> Iterator[tuple[str, WantedValues]]:
         """Whose values may come now; those that have not come for too long are left out."""
-        now = self._context.now()
-        living = {(each.replica.slot, each.incarnation) for each in self._context.members() if _is_learner(each)}
+        now, living = self._context.now(), self._living()
         for gathering in self._gatherings.values():
             for slot, at in list(gathering.asked.items()):
                 vote = gathering.told[slot]
@@ -266,6 +256,15 @@ class SummedMerge(Merge):
                     "wanted",
                     WantedValues(fragment=fragment, round=round, slot=slot, incarnation=vote["incarnation"]),
                 )
+
+    def _living(self) -> frozenset[tuple[int, int]]:
+        """The live learners; made anew only where the members have changed, as every value that comes asks for them."""
+        members = self._context.members()
+        if members is not self._members:
+            self._members = members
+            learners = (each for each in members if each.replica.role == LEARNER)
+            self._lives = frozenset((each.replica.slot, each.incarnation) for each in learners)
+        return self._lives
 
     def _size(self, vote: Answer) -> int:
         """The bytes of its values."""
@@ -303,8 +302,7 @@ class SummedMerge(Merge):
         if (fault := self._fault(vote)) is not None:
             record["refused"].append([slot, fault])
             return
-        counted = next(each for each in gathering.tally.answers if each["slot"] == slot)
-        length = dict(record["shortened"]).get(slot, 1.0)
+        counted, length = gathering.counted[slot], gathering.lengths.get(slot, 1.0)
         for judge in self._judges:
             if (share := judge.arrived(gathering.tally, vote)) == 0.0:
                 return
@@ -345,7 +343,3 @@ def _fault_told(vote: Answer) -> str | None:
     """The fault in what is told ahead of an answer's values."""
     norms = vote["norms"]
     return None if np.isfinite(norms).all() and (norms >= 0).all() else "not finite"
-
-
-def _is_learner(member: Any) -> bool:
-    return bool(member.replica.role == LEARNER)

@@ -19,7 +19,7 @@ import numpy as np
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, FORMATS
 from isthmus.ops.recovery.hold import HOLDERS
-from isthmus.ops.syncer.merge import NOT_FINITE
+from isthmus.ops.syncer.merge_books import NOT_FINITE
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs import DEFAULT
 from isthmus.programs.engine.recorder.roles import PERIOD

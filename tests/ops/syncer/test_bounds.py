@@ -10,7 +10,8 @@ import pytest
 from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.recovery.hold import digest_of
 from isthmus.ops.syncer.answer_rules import BOUND, PAST_MIN, REFUSED, NormHistory, length, usual_rules
-from isthmus.ops.syncer.merge import Merge, are_own
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.merge_books import are_own
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 

@@ -14,7 +14,8 @@ from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend, norms
 from isthmus.ops.recovery.hold import digest_of
 from isthmus.ops.syncer.answer_rules import usual_rules
-from isthmus.ops.syncer.merge import NOT_FINITE, Merge
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.merge_books import NOT_FINITE
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.runtime.ids import MachineOwner, Member, Replica
 from isthmus.runtime.items.schemas import compiled

@@ -21,7 +21,7 @@ from isthmus.ops.data import batches_node
 from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
 from isthmus.ops.recovery import hold
-from isthmus.ops.syncer import merge, pacer, schedule
+from isthmus.ops.syncer import merge, merge_books, pacer, schedule
 from isthmus.programs.wings.simulation import searches
 from isthmus.programs.wings.simulation.seeds import run, shape_of
 from isthmus.programs.wings.simulation.universe import Outcome
@@ -234,18 +234,19 @@ def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
 
 def equal_weights(patch: pytest.MonkeyPatch) -> None:
     """All answers weigh the same, however many tokens they hold."""
-    patch.setattr(merge, "weight", lambda tokens, steps: float(steps > 0))
+    for each in (merge, merge_books):
+        patch.setattr(each, "weight", lambda tokens, steps: float(steps > 0))
 
 
 def oldest_recovered(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back goes on from the oldest version that it is given."""
-    begin = merge.Merge._begin
+    begin = merge_books.MergeBooks._begin
 
     def broken(self: Any, round: Any, answers: Any, record: Any) -> Any:
         oldest = sorted(answers, key=lambda vote: vote["base"] or [0, 0])[:1]
         return begin(self, round, oldest, record)
 
-    patch.setattr(merge.Merge, "_begin", broken)
+    patch.setattr(merge_books.MergeBooks, "_begin", broken)
 
 
 def recovered_from_the_first(patch: pytest.MonkeyPatch) -> None:
