@@ -23,21 +23,18 @@ from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
-from isthmus.ops.learner.fragment_offer import FragmentOffer
-from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.syncer.answer_rules import usual_rules
-from isthmus.ops.syncer.conductor import TICK_NS, Tick
-from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.slow_learners import SpeedTerms
-from isthmus.ops.syncer.summed_merge import Ballot, SummedMerge, kept_by_default
+from isthmus.ops.syncer.summed_merge import kept_by_default
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
-from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default, interval_default
+from isthmus.programs.shard_keeping import KEEPING
+from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default
 from isthmus.programs.update_settings import (
     PUSH,
     UPDATE,
@@ -55,7 +52,9 @@ from isthmus.programs.update_settings import (
     connect,
     fragment_faults,
     fragments_had,
+    interval_of_links,
     outer_settings,
+    overlap_faults,
     rounds_in,
     setting_fault,
     shard_faults,
@@ -65,9 +64,8 @@ from isthmus.programs.update_settings import (
     to_learner,
     updates_in,
 )
-from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import Fault
-from isthmus.runtime.graph.template import AnyOf, Every, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 from isthmus.runtime.ids import LEARNERS_MAX, is_machine_name
 
 NAME: Final = "decoupled-diloco"
@@ -76,11 +74,8 @@ NAME: Final = "decoupled-diloco"
 def rules(name: str, job: Job, values: Mapping[str, Any], holders_min: int) -> Iterator[Fault]:
     """Faults of settings that depend on the model, the learners, or each other, in a program with this `name`; each
     fragment is trained by at least `holders_min` learners."""
-    overlap, quorum = values["overlap"], values["quorum"]
-    interval = _interval(job, values["interval"], overlap)
-    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
-        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
-        yield setting_fault(name, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
+    quorum = values["quorum"]
+    yield from overlap_faults(name, job, values)
     if not 1 <= quorum <= holders_min:
         expected = f"1 to the number of learners, {holders_min}"
         if holders_min < job.learners:
@@ -185,7 +180,7 @@ def free_running(
 
     `push`, `update`, `interval` and `overlap` follow the links where they are 'auto' (`ops.exchange.adaptive`).
     """
-    interval = _interval(job, interval, overlap)
+    interval = interval_of_links(job, interval, overlap)
     if paths is None:
         parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
     else:
@@ -217,14 +212,8 @@ def free_running(
         ),
         never_waits=True,
     )
-    if keeps is None:
-        keeps = kept_by_default(job.learners, len(parts), shards, push)
-    sums = keeps == "sums"
-    send = learner.node(
-        "fragment-send",
-        partial(FragmentOffer if sums else FragmentSend, parts, push=push),
-        fires=AnyOf("fragment", "wanted") if sums else None,
-    )
+    kept = KEEPING[keeps or kept_by_default(job.learners, len(parts), shards, push)]
+    send = kept.sender(learner, parts, push)
     pacer = syncer.node(
         "pacer",
         partial(
@@ -249,25 +238,15 @@ def free_running(
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    merged_by: dict[str, Any] = {
-        "step_tokens": step_tokens_of(job),
-        "method": merge,
-        "lr": lr,
-        "momentum": momentum,
-        "rules": usual_rules(
-            bounded=bounded,
-            opposed=opposed,
-            share_max=weight_share_max,
-            site_weight=site_weight,
-            length_max=clip_answers,
-        ),
-    }
-    if sums:
-        ballot = syncer.node("ballot", partial(Ballot, parts, step_tokens_of(job)), fires=votes)
-        summed = partial(SummedMerge, parts, shards=shards, **merged_by)
-        merging = syncer.node("merge", summed, fires=AnyOf("closed", "values", "tick"))
-    else:
-        ballot = merging = syncer.node("merge", partial(Merge, parts, **merged_by), fires=votes)
+    judges = usual_rules(
+        bounded=bounded,
+        opposed=opposed,
+        share_max=weight_share_max,
+        site_weight=site_weight,
+        length_max=clip_answers,
+    )
+    terms = {"step_tokens": step_tokens_of(job), "method": merge, "lr": lr, "momentum": momentum, "rules": judges}
+    nodes = kept.merging(syncer, parts, votes, shards=shards, terms=terms)
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node(
         "evaluate",
@@ -275,18 +254,13 @@ def free_running(
         fires=AnyOf("update"),
     )
 
-    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2, ballot=ballot)
-    if sums:
-        tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
-        graph.edge(tick["tick"], merging["tick"], Latest())
-        graph.edge(ballot["closed"], merging["closed"], Queue(capacity=2 * len(parts) + 2))
-        graph.edge(merging["wanted"], send["wanted"], Latest("fragment"), to=learner.at("slot"))
-        graph.edge(send["values"], merging["values"], Latest("fragment"), to=syncer.at("fragment"))
+    most = 2 * len(parts) + 2
+    rounds_in(graph, pacer, nodes.merge, outer, most=most, ballot=nodes.ballot)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(send["answer"], ballot["answer"], Latest("fragment"), to=syncer.at("fragment"))
+    kept.connect(graph, send, nodes, most=most)
     to = None if paths is None else learner.some("fragment", paths.count, paths.holders)
     arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
     published = updates_in(graph, evaluator, outer)
@@ -303,7 +277,7 @@ def free_running(
         loans=(step["moments"], step["loan"]),
     )
     # No learner that ever comes back may have a module of a path.
-    copies = [arriving] if paths is None else [arriving, merging["copy"]]
+    copies = [arriving] if paths is None else [arriving, nodes.merge["copy"]]
     graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=copies, held=[pacer["held"]])
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
@@ -317,12 +291,3 @@ def free_running(
 def build(job: Job, **settings: Any) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     return free_running(NAME, job, None, **settings)
-
-
-def _interval(
-    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
-) -> int | Literal["auto"]:
-    """The interval, or the default one."""
-    if interval is not None:
-        return interval
-    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)

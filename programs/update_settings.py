@@ -15,14 +15,14 @@ from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, rows_max
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.wanted_settings import first_interval
+from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.step_tokens import ChangedStepTokens, StepTokens
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import REGION, ProgramGraph, chosen_for
 from isthmus.programs.settings import Setting
-from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
+from isthmus.programs.sweeps import OUTER_LOCK_STEP, interval_default, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, Port, Queue, Role, Route, Template
 from isthmus.runtime.ids import LEARNER
@@ -283,6 +283,24 @@ def fragments_had(job: Job, cut: Cut | None) -> int:
     """The number of fragments that the setting means; where the model cannot have that, of the default."""
     count = fragments_of(job, cut)
     return count if 1 <= count <= rows_max(job.layout) else count_default(job.layout)
+
+
+def interval_of_links(
+    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
+) -> int | Literal["auto"]:
+    """The interval of a program whose settings may follow the links, or the default one, which has room for the
+    overlap."""
+    if interval is not None:
+        return interval
+    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)
+
+
+def overlap_faults(program: str, job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
+    """The fault of an overlap above the interval."""
+    overlap, interval = values["overlap"], interval_of_links(job, values["interval"], values["overlap"])
+    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
+        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
+        yield setting_fault(program, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
 
 
 def shard_faults(program: str, name: str, shards: int, fragments: int) -> Iterator[Fault]:

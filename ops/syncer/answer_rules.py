@@ -460,19 +460,20 @@ class _Owners(AnswerJudge):
         self._context, self._share_max = context, share_max
 
     def counts_as_it_is(self, vote: Answer) -> bool:
-        return self._owner(vote["slot"])[1] >= 1.0
+        return owner_of(self._context, vote["slot"], self._share_max)[1] >= 1.0
 
     def share(self, tally: RoundTally) -> None:
-        owners = [self._owner(vote["slot"]) for vote in tally.answers]
+        owners = [owner_of(self._context, vote["slot"], self._share_max) for vote in tally.answers]
         shares, whole, reduced = capped(tally.parts, [name for name, _ in owners], dict(owners))
         if reduced:  # Else the weights remain, as they are known when an answer arrives.
             tally.record["capped"] = [list(each) for each in reduced]
             tally.divide(shares, whole)
 
-    def _owner(self, slot: int) -> tuple[str, float]:
-        """Whose a learner's share is, that of its machine's owner, or its own; and the most that it may be."""
-        name, most = self._context.machine_of(LEARNER, slot).owner
-        return name or f"{LEARNER} {slot}", most or self._share_max
+
+def owner_of(context: Any, slot: int, share_max: float) -> tuple[str, float]:
+    """Whose a learner's share of a merge is, that of its machine's owner, or its own; and the most that it may be."""
+    name, most = context.machine_of(LEARNER, slot).owner
+    return name or f"{LEARNER} {slot}", most or share_max
 
 
 def judging_rules(*, bounded: bool = True, opposed: Literal["tell", "refuse"] = "tell") -> tuple[AnswerRule, ...]:

@@ -739,9 +739,8 @@ class Pacer:
     def _waits_to_renew(self, paced: PacedRound) -> bool:
         """Whether more members may come before a round of many is renewed: each new attempt names all of them to each,
         and while many start one begins to step at any moment."""
-        item, now = paced.item, self._context.now
-        many = len(item["members"])
-        return item["attempt"] > 1 and many > RENEWED_AT_ONCE and now() < paced.renewed_at + many * RENEWAL_NS
+        many = len(paced.item["members"])
+        return many > RENEWED_AT_ONCE and self._context.now() < paced.renewed_at + many * RENEWAL_NS
 
     def _is_overdue(self, paced: PacedRound) -> bool:
         """Whether a final round is open for longer than an answer and all that may follow it can take."""

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast, final
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.messages import Answer, RegionAnswer, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount
 from isthmus.ops.step_tokens import StepTokens
 from isthmus.ops.syncer.answer_kinds import CheckedWork
-from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, RoundTally
+from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, RoundTally, owner_of
 from isthmus.ops.syncer.answer_work import rows_of, work_of
 
 
@@ -84,13 +83,6 @@ class _Regions(AnswerJudge):
 
 
 # -- owners ------------------------------------------------------------------------------------------------------------
-
-
-def owner_of(context: Any, slot: int, share_max: float) -> tuple[str, float]:
-    """Whose a learner's share is, that of its machine's owner, or its own; and the most that it may be of a merge of
-    the model."""
-    name, most = context.machine_of(LEARNER, slot).owner
-    return name or f"{LEARNER} {slot}", most or share_max
 
 
 @final

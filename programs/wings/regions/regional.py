@@ -38,7 +38,7 @@ from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import REGION, ProgramGraph
 from isthmus.programs.settings import Setting, checked
-from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
+from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION
 from isthmus.programs.update_settings import (
     PUSH,
     AutoInterval,
@@ -55,7 +55,9 @@ from isthmus.programs.update_settings import (
     connect,
     fragment_faults,
     fragments_had,
+    interval_of_links,
     outer_settings,
+    overlap_faults,
     rounds_in,
     setting_fault,
     shard_faults,
@@ -86,11 +88,8 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     yield from fragment_faults(job, values["fragments"], NAME)
     for name in ("shards", "region_shards"):
         yield from shard_faults(NAME, name, values[name], fragments_had(job, values["fragments"]))
-    overlap, regions = values["overlap"], values["regions"]
-    interval = _interval(job, values["interval"], overlap)
-    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
-        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
-        yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
+    regions = values["regions"]
+    yield from overlap_faults(NAME, job, values)
     if not 1 <= regions <= job.learners:
         expected = f"1 to the number of learners, {job.learners}: a region has one at least"
         yield setting_fault(NAME, "regions", regions, expected, "Name fewer regions, or add learners.")
@@ -186,7 +185,7 @@ def build(
     ] = None,
 ) -> ProgramGraph:
     """The graph; ConfigError, with every fault, for settings out of range."""
-    interval = _interval(job, interval, overlap)
+    interval = interval_of_links(job, interval, overlap)
     steps, follows = first_interval(interval), AUTO in (push, update, interval, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
     global_lr, global_momentum = outer_settings(job, steps * exchange, global_lr, global_momentum, OUTER_GLOBAL)
@@ -355,12 +354,3 @@ def build(
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     graph.chose(global_lr=global_lr, global_momentum=global_momentum)
     return graph
-
-
-def _interval(
-    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
-) -> int | Literal["auto"]:
-    """The interval, or the default one."""
-    if interval is not None:
-        return interval
-    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)

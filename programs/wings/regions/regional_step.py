@@ -39,10 +39,10 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import RegionWork, Totals
+from isthmus.ops.syncer.answer_rules import owner_of
 from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.schedule import Phase
-from isthmus.programs.wings.regions.region_answers import owner_of
 from isthmus.programs.wings.regions.region_parts import ONE_REGION, RegionParts
 
 if TYPE_CHECKING:
