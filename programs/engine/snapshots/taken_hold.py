@@ -46,6 +46,9 @@ RETRY_NS: Final = 500_000_000
 """After a disk has refused a first or a last version, which are not left for the next snapshot; then twice as long, and
 so on."""
 RETRY_NS_MAX: Final = 8_000_000_000
+SILENT_NS: Final = 3_000_000_000
+"""For the next part of a state, where another shard has a state, too: one that cannot be reached keeps no other waiting
+until it is given up. Twice as long each time, so that a slow link brings a part in the end."""
 
 
 def tick() -> dict[str, Any]:
@@ -100,6 +103,10 @@ class TakenHold:
         """Fragment -> the life of its shard for which learners have a copy."""
         self._digests: dict[str, str] = {}
         """Those of versions that were not taken from a shard, by file."""
+        self._heard_at = 0
+        """When the last part came, or a state was asked for."""
+        self._patience: dict[int, int] = {}
+        """By shard that was silent, how long it is waited for next time."""
         self._asked: int | None = None
         """The fragment that was asked for last, as long as its shard may still keep what it has sent."""
         self.is_engaged = False
@@ -222,8 +229,11 @@ class TakenHold:
         except (OSError, ValueError) as error:
             assert asked is not None
             return self._refused(asked, error if isinstance(error, OSError) else OSError(str(error)), now)
+        if got is not None:
+            self._heard_at = now
         if isinstance(got, FragmentEntry):
             self._pause = RETRY_NS
+            self._patience.pop(came["shard"], None)
             self._keeper.note(got)
             self._entries[got.fragment] = got
             (self._due or set()).discard(got.fragment)
@@ -246,9 +256,10 @@ class TakenHold:
         """Ask for the next state that is to be taken; nothing, once all of them are there."""
         if self._taking.under_way is not None or not self._keeper.has_recalled:
             return []
-        for p in self._wished(now):
+        # One that was silent comes last.
+        for p in sorted(self._wished(now), key=lambda p: self._patience.get(self._newest[p]["shard"], 0)):
             if self._is_there(told := self._newest[p]):
-                self._asked = p
+                self._asked, self._heard_at = p, now
                 return [("wanted_state", self._taking.begin(told))]
         self._due = None if self._due is None else set()  # Of shards that are gone the states before stay.
         return []
@@ -321,6 +332,9 @@ class TakenHold:
         emitted: list[tuple[str, Any]] = []
         if taken is not None and not self._is_there(taken):
             self._taking.give_up()
+        elif taken is not None and self._is_silent(taken, now):
+            self._patience[taken["shard"]] = 2 * self._patience.get(taken["shard"], SILENT_NS)
+            self._taking.give_up()
         elif taken is None and self._asked is not None:
             emitted.append(("wanted_state", WantedState(fragment=self._asked, number=0, at=0)))
             self._asked = None
@@ -330,6 +344,13 @@ class TakenHold:
             wanted = self._moments.step(parts, self._living(), now)
             emitted += [] if wanted is None else [("wanted_part", wanted)]
         return emitted
+
+    def _is_silent(self, asked: NewVersion, now: int) -> bool:
+        """Whether nothing has come of a state for so long that other shards are to be asked, if any has one."""
+        if now - self._heard_at <= self._patience.get(asked["shard"], SILENT_NS):
+            return False
+        wished = [self._newest[p] for p in self._wished(now)]
+        return any(told["shard"] != asked["shard"] and self._is_there(told) for told in wished)
 
     def _is_awaited(self, fragment: int) -> bool:
         """Whether the shard of a fragment has begun anew, and is still to be given the state on the disk."""

@@ -61,12 +61,19 @@ class TakenHome:
         """The wishes of the last `fire`, in order."""
         self.is_answered = True
         """Whether shards answer."""
+        self.silent: dict[int, Any] = {}
+        """Shards that cannot be reached, and what they were asked for last, which arrives once they are."""
         self.meet()
         self.hold.open(self.context)
 
     def meet(self, *others: Member) -> None:
         """Have the shards and these others be live."""
         self.context.live = {*(shard.member for shard in self.shards), *others}
+
+    def reach(self, slot: int) -> None:
+        """Have a shard be reached again."""
+        shard, item = self.shards[slot], self.silent.pop(slot)
+        self._deliver(shard, shard.sender(wanted={("recorder/0", None): item}) or [])
 
     def replace(self, slot: int) -> None:
         """A shard dies, and its next life begins."""
@@ -95,5 +102,7 @@ class TakenHome:
             if port == "wanted_state":
                 self.wants.append(item)
                 shard = self.shards[item["fragment"] % len(self.shards)]
-                if self.is_answered:
+                if (slot := shard.member.replica.slot) in self.silent:
+                    self.silent[slot] = item
+                elif self.is_answered:
                     self._deliver(shard, shard.sender(wanted={("recorder/0", None): item}) or [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from isthmus.programs.engine.recorder.final_files import save_final
 from isthmus.programs.engine.snapshots import taken_hold
 from isthmus.programs.engine.snapshots.snapshot_files import FOLDER
 from isthmus.programs.engine.snapshots.snapshots import Snapshots
-from isthmus.programs.engine.snapshots.taken_hold import RETRY_NS
+from isthmus.programs.engine.snapshots.taken_hold import RETRY_NS, SILENT_NS
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.programs.engine.snapshots.taken_home import EVERY, RUN, TakenHome, fragments
@@ -232,6 +233,37 @@ def test_a_shard_that_dies_in_the_midst_leaves_the_state_before_in_the_snapshot(
     home.fire(item(0, 4, epoch=3))
     home.fire(after=EVERY)
     assert taken(disk)[0]["version"] == [3, 4]
+
+
+def test_a_shard_that_cannot_be_reached_keeps_no_other_one_waiting() -> None:
+    disk = SimulatedDisk("seed")
+    home = home_of(disk, shards=2)
+    home.silent = {0: None}
+    home.fire(item(0, 0), item(1, 0))
+    home.fire(after=SILENT_NS - 10**9)
+    assert files(disk) == []
+    home.fire(after=2 * 10**9)
+    assert [name[:10] for name in files(disk)] == ["fragment-1"]
+    # It was asked again, and nobody else has anything for which it would be left.
+    home.fire(after=10 * SILENT_NS)
+    assert asked(home) == []
+    home.reach(0)
+    home.fire()
+    assert same(taken(disk), model(0, 0))
+
+
+def test_of_shards_that_are_all_silent_each_is_waited_for_twice_as_long_each_time() -> None:
+    home = home_of(SimulatedDisk("seed"), shards=2)
+    home.silent = {0: None, 1: None}
+    home.fire(item(0, 0), item(1, 0))
+    asks = list[tuple[int, int]]()
+    for n in range(1, 50):
+        home.fire(after=SILENT_NS // 4)
+        asks += [(n, each["fragment"]) for each in asked(home)]
+    assert [fragment for _, fragment in asks[:4]] == [1, 0, 1, 0]
+    waited = [asks[0][0], *(after - before for (before, _), (after, _) in itertools.pairwise(asks))]
+    assert waited[1] == waited[0]
+    assert waited[2:4] == [pytest.approx(2 * waited[0], abs=1)] * 2
 
 
 def test_a_recorder_that_dies_in_the_midst_is_followed_by_one_that_has_the_last_snapshot() -> None:
