@@ -19,6 +19,7 @@ from isthmus.runtime.system.shared_loop import Handle, Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import (
     MESSAGE_BYTES_MAX,
+    TURN_MESSAGES_MAX,
     Message,
     decode,
     encode,
@@ -268,7 +269,9 @@ class ControlClient:
         socket = self._socket
         if socket is None or socket.closed:
             return
-        while socket is self._socket and int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        for _ in range(TURN_MESSAGES_MAX):
+            if socket is not self._socket or not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
             try:
                 message = decode(socket.recv(zmq.NOBLOCK))
             except ValueError:
@@ -277,3 +280,4 @@ class ControlClient:
                 self._handle(message)
             else:
                 self._on_stranger(message)
+        self._loop.call_soon(self._drain)  # More may be there.

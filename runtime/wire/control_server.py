@@ -18,7 +18,14 @@ from isthmus.runtime.channels.crossings import Direction
 from isthmus.runtime.system.addresses import BACKLOG
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
-from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
+from isthmus.runtime.wire.control_messages import (
+    MESSAGE_BYTES_MAX,
+    TURN_MESSAGES_MAX,
+    Message,
+    decode,
+    encode,
+    is_of_this_version,
+)
 from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, is_lost, private_endpoint
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring, check_open
@@ -26,8 +33,6 @@ from isthmus.runtime.wire.zmtp_sizes import message_bytes
 
 CLAIM: Final = "claim"
 """The only message that an invitation's key may send."""
-TURN_MESSAGES_MAX: Final = 64
-"""Messages handled in one turn of the loop, some .2 ms each; the rest wait for the next one."""
 
 
 class ControlServer:
@@ -138,8 +143,7 @@ class ControlServer:
                 return
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             self._on_message(peer.bytes, frames)
-        # More may be there. On a machine without time for all hosts that speak, timers would never come to their turn.
-        self._loop.call_soon(self._drain)
+        self._loop.call_soon(self._drain)  # More may be there.
 
     def _count(self, reason: str) -> None:
         self.refused[reason] += 1
