@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 TURN_MESSAGES_MAX: Final = 64
-"""Messages that either end handles in one turn of its loop, some .2 ms each; the rest wait for the next one. Without time
-for all that is said timers would otherwise never come to their turn."""
+"""Messages that either end handles in one turn of its loop, some .2 ms each; the rest wait for the next. Where more is
+said than there is time for, timers would otherwise never come to their turn."""
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 2
