@@ -67,7 +67,7 @@ from isthmus.runtime.cores.membership_messages import (
     State,
     Suspected,
 )
-from isthmus.runtime.cores.membership_suspicion import Rhythm, StepProgress, phi, quantile
+from isthmus.runtime.cores.membership_suspicion import Paces, Rhythm, StepProgress, phi, quantile
 from isthmus.runtime.errors import CoreSubject, LocalProtocolError, RemoteProtocolError, demand
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.state import Kind
@@ -276,6 +276,8 @@ class MembershipCore:
         self._newest: dict[Replica, int] = {}  # The highest incarnation seen, live or not.
         self._removals: Counter[tuple[Replica, Cause]] = Counter()
         self._usual: dict[str, float] = {}  # Role -> mean step interval of the member that made the last step.
+        self._paces: dict[str, Paces] = {}
+        """By role, of those that step: after each event those of whoever it was about."""
         self._timer_at: Instant | None = None
         names = ["members admitted", "members removed", "members refused", "suspicions", "suspicions cleared"]
         names += ["silences excused", "slow", "slow no more", "stuck"]
@@ -304,6 +306,8 @@ class MembershipCore:
                 commands = self._fire(now)
             case _:
                 assert_never(event)
+        if not isinstance(event, MembershipTimerFired):
+            self._keep_pace(event.member.replica)
         self._now = now
         return commands
 
@@ -433,22 +437,26 @@ class MembershipCore:
 
     def _compare(self, host: Attendance, now: Instant) -> list[MembershipCommand]:
         """Report whether a stepping host has become slow, or keeps up again."""
-        others = [
-            other.progress.pace
-            for other in self._hosts.values()
-            if other is not host and other.member.replica.role == host.member.replica.role
-            if other.is_stepping and other.progress.pace is not None
-        ]
-        usual = host.progress.compare(others, now)
-        if usual is None:
+        replica = host.member.replica
+        self._keep_pace(replica)
+        paces = self._paces.get(replica.role, Paces())
+        usual = paces.median_without(replica.slot)
+        if not host.progress.compare(usual, now):
             return []
         assert host.progress.pace is not None
-        pace = Pace(host.progress.pace, usual, len(others))
+        assert usual is not None
+        pace = Pace(host.progress.pace, usual, len(paces) - 1)
         if host.progress.is_slow:
             self._counts["slow"] += 1
             return [NoteMember(host.member, SlowHost(pace))]
         self._counts["slow no more"] += 1
         return [NoteMember(host.member, KeepsUp(pace))]
+
+    def _keep_pace(self, replica: Replica) -> None:
+        host = self._hosts.get(replica)
+        pace = host.progress.pace if host is not None and host.is_stepping else None
+        if pace is not None or replica.role in self._paces:
+            self._paces.setdefault(replica.role, Paces()).put(replica.slot, pace)
 
     def _end(self, event: HostEnded) -> list[MembershipCommand]:
         member = event.member
@@ -498,6 +506,9 @@ class MembershipCore:
                 host.state = "suspect"
                 self._counts["suspicions"] += 1
                 commands.append(NoteMember(host.member, Suspected(host.silence(now, self._options))))
+            else:
+                continue
+            self._keep_pace(host.member.replica)
         deadlines = [host.deadline(host.state, self._options) for host in self._hosts.values()]
         return commands + (self._arm(min(deadlines)) if deadlines else [])
 
@@ -575,6 +586,9 @@ class MembershipCore:
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
             _demand(is_armed, about, "{} is due at {} ns, the timer is at {} ns", host.member, deadline, self._timer_at)
+            pace = host.progress.pace if host.is_stepping else None
+            kept = self._paces.get(replica.role, Paces()).of(replica.slot)
+            _demand(kept == pace, about, "{} has the pace {}, {} is kept", host.member, pace, kept)
         live = len(self._hosts) + self._counts["members removed"]
         _demand(
             live == self._counts["members admitted"], (), "{} members live or removed, not as many as admitted", live

@@ -465,6 +465,11 @@ class Injector:
         """The faults that have not happened."""
         return [str(fault) for fault in (*self._never, *self.waiting, *self._coming, *self._lurking.values())]
 
+    @property
+    def has_missed(self) -> bool:
+        """Whether there are any."""
+        return bool(self._never or self.waiting or self._coming or self._lurking)
+
     def look(self) -> None:
         """Start the waiting faults that can happen now."""
         phase = self._universe.phase if any(fault.at_phase is not None for fault in self.waiting) else ""

@@ -320,7 +320,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
     def is_enough() -> bool:
         """Whether all planned faults have happened, or faults hold up their own triggers."""
         now = universe.clock.now()
-        return now >= seconds(until) and (not universe.injector.missed or now >= seconds(until + PATIENCE_SECONDS))
+        return now >= seconds(until) and (not universe.injector.has_missed or now >= seconds(until + PATIENCE_SECONDS))
 
     try:
         universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + STILL_SECONDS)

@@ -1,13 +1,14 @@
 """As many real learners as there are: from the start until all are merged, and a syncer's restart among them.
 
-    python -m tests.bench.long.bench_many [--learners 128] [--dir DIR] [--json]
+    python -m tests.bench.long.bench_many [--learners 128] [--slow] [--dir DIR] [--json]
 
 Learners in NumPy whose steps sleep (`tests/bench/size`), each a process of this machine, under one daemon.
 `all_merged`: seconds from the request until each learner has been in a merge. `to_next_merge`: seconds from a `kill -9`
 of the syncer, half a minute later, to the first merge of its next life; `voters_then` has the learners in the merges of
 the half minute after it. `daemon_ms_a_start`: the CPU time of the daemon from its start until all were merged, by
 hosts; `daemon_seconds_of_1024` carries it on. Beside them the memory that all processes have for themselves, and the
-load of the machine, with which the seconds grow: 128 learners do not need two cores, but their starts do.
+load of the machine, with which the seconds grow: 128 learners of two steps a second keep two cores busy. With `--slow`
+a step takes twice as long.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Final
 from tests.bench.long.bench_size import own_bytes
 from tests.bench.observed import cpu_seconds, status
 from tests.bench.size import ordered
+from tests.bench.size.light import LIGHT, SLOW, Light
 
 ALL_MERGED_BAR: Final = 120.0
 NEXT_MERGE_BAR: Final = 5.0
@@ -50,7 +52,7 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> float:
     return time.monotonic() - began
 
 
-def measured(learners: int, folder: Path) -> dict[str, Any]:
+def measured(learners: int, folder: Path, task: Light) -> dict[str, Any]:
     """All figures of one run."""
     load, seen = os.getloadavg()[0], set[int]()
     read = 0
@@ -64,7 +66,7 @@ def measured(learners: int, folder: Path) -> dict[str, Any]:
         return len(seen) == learners
 
     began = time.monotonic()
-    ordered.begin(learners, folder)
+    ordered.begin(learners, folder, task=task)
     try:
         asked = time.monotonic() - began
         wait_for("all learners to be merged once", is_merged)
@@ -82,6 +84,7 @@ def measured(learners: int, folder: Path) -> dict[str, Any]:
         hosts = len(told["hosts"])
         return {
             "learners": learners,
+            "step_seconds": task.step_seconds,
             "asked": round(asked, 1),
             "all_merged": round(all_merged, 1),
             "to_next_merge": round(to_next, 2),
@@ -111,11 +114,12 @@ def missed(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learners", type=int, default=128)
+    parser.add_argument("--slow", action="store_true")
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as within:
-        row = measured(asked.learners, (asked.dir or Path(within)) / "run")
+        row = measured(asked.learners, (asked.dir or Path(within)) / "run", SLOW if asked.slow else LIGHT)
     if asked.json:
         print(json.dumps(row))
         return

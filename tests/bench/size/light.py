@@ -19,12 +19,15 @@ from isthmus.runtime.graph.template import Reference
 STEP_SECONDS: Final = 0.5
 
 
+@dataclass
 class LightLearner(ToyLearner):
-    """Descends as the toy does, in steps of half a second."""
+    """Descends as the toy does, in steps that sleep."""
+
+    step_seconds: float = STEP_SECONDS
 
     def step(self, batch: Any, progress: float) -> dict[str, float]:
         """One inner step; the loss before it."""
-        time.sleep(STEP_SECONDS)
+        time.sleep(self.step_seconds)
         return super().step(batch, progress)
 
 
@@ -33,6 +36,7 @@ class Light(Toy):
     """Eight fragments of 40 kB."""
 
     evaluation: int = 1
+    step_seconds: float = STEP_SECONDS
 
     @property
     def tokens_most(self) -> int | tuple[int, ...]:
@@ -46,10 +50,12 @@ class Light(Toy):
 
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> LightLearner:
         """The learner of this task."""
-        return LightLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))
+        return LightLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha), step_seconds=self.step_seconds)
 
 
 LIGHT: Final = Light("LIGHT", LAYOUT_EVEN)
+SLOW: Final = Light("SLOW", LAYOUT_EVEN, step_seconds=1.0)
+"""Whose learners leave the cores to others also where there are more than a hundred."""
 BROAD: Final = {
     mb: Light(f"BROAD_{mb}", tuple(TensorSpec(f"layer{i}", (mb * 2**20 // 32, 1), "float32") for i in range(8)))
     for mb in (16, 64)

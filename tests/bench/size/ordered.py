@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -35,9 +36,10 @@ def stop(folder: Path) -> None:
 
 
 def wait_for_summary(folder: Path) -> None:
-    """Return once a run that was stopped has written its end."""
+    """Return once a run that was stopped has written its end, and its daemon, which writes into the folder, is gone."""
+    daemon = Path("/proc", str(json.loads((folder / "daemon.json").read_bytes())["pid"]))
     until = time.monotonic() + SUMMARY_SECONDS_MAX
-    while not (folder / "over.json").exists() and time.monotonic() < until:
+    while not ((folder / "over.json").exists() and not daemon.exists()) and time.monotonic() < until:
         time.sleep(0.2)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_core import FIRING_MAX, STEPS_MAX, MembershipCore, MembershipOptions
@@ -16,7 +19,7 @@ from isthmus.runtime.cores.membership_messages import (
     RemoveMember,
     Stall,
 )
-from isthmus.runtime.cores.membership_suspicion import SLOW_AFTER, StepProgress, phi, quantile
+from isthmus.runtime.cores.membership_suspicion import SLOW_AFTER, Paces, StepProgress, phi, quantile
 from isthmus.runtime.ids import Member, Replica
 
 
@@ -49,19 +52,19 @@ def test_a_pace_is_the_mean_of_the_first_steps_but_one_and_known_from_the_fifth_
 def test_it_is_slow_from_three_times_the_others_on_and_keeps_up_from_twice() -> None:
     progress, now = stepping(30, 30, 30, 30), 0
     for others, is_slow in ((10.0, True), (15.0, False)):
-        assert progress.compare([others], Instant(now)) is None
-        assert progress.compare([others], Instant(now + SLOW_AFTER - 1)) is None
-        assert progress.compare([others], Instant(now + SLOW_AFTER)) == others
+        assert not progress.compare(others, Instant(now))
+        assert not progress.compare(others, Instant(now + SLOW_AFTER - 1))
+        assert progress.compare(others, Instant(now + SLOW_AFTER))
         assert progress.is_slow == is_slow
         now += SLOW_AFTER
 
 
 def test_who_begins_anew_has_to_be_slow_for_as_long_again() -> None:
     progress = stepping(30, 30, 30, 30)
-    assert progress.compare([10.0], Instant(0)) is None
+    assert not progress.compare(10.0, Instant(0))
     progress.begin(6, Duration(2000), Instant(SLOW_AFTER))
-    assert progress.compare([10.0], Instant(SLOW_AFTER)) is None
-    assert progress.compare([10.0], Instant(2 * SLOW_AFTER)) == 10.0
+    assert not progress.compare(10.0, Instant(SLOW_AFTER))
+    assert progress.compare(10.0, Instant(2 * SLOW_AFTER))
 
 
 def test_who_has_made_one_step_is_stuck_from_its_deadline_on() -> None:
@@ -184,3 +187,18 @@ def test_in_another_phase_a_firing_may_last() -> None:
     learner = Stepping(seconds(1))
     for firing in range(1, 200):
         assert learner.beat(seconds(firing), phase="recovering") == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.sampled_from([1.0, 2.0, 2.5, 7.0])), max_size=40))
+def test_the_median_of_the_others_is_that_of_a_list_of_them(changes: list[tuple[int, float | None]]) -> None:
+    paces, kept = Paces(), dict[int, float]()
+    for slot, pace in changes:
+        paces.put(slot, pace)
+        kept.pop(slot, None)
+        if pace is not None:
+            kept[slot] = pace
+        for each in range(6):
+            others = [other for at, other in kept.items() if at != each]
+            assert paces.median_without(each) == (median(others) if others else None)
+            assert paces.of(each) == kept.get(each)
+    assert len(paces) == len(kept)
