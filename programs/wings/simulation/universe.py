@@ -225,6 +225,7 @@ class Shape:
     """(machine, who has brought it), of those that others have."""
     leaves_files: bool = False
     """Learners leave copies of what they have for their next lives."""
+    snapshot_seconds: float = SNAPSHOT_SECONDS
 
 
 @dataclass(slots=True)
@@ -340,7 +341,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
 
     at = StorePlace(str(STORE), "run", in_background=False) if shape.stores else None
-    resolver = resolving(FOLDER, resolve, SNAPSHOT_SECONDS, at)
+    resolver = resolving(FOLDER, resolve, shape.snapshot_seconds, at)
 
     def place(replica: Replica) -> str:
         is_apart = shape.apart and replica.role == "evaluator"
