@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.paths import PathParts
+from isthmus.ops.syncer.pacer import RENEWAL_NS, RENEWED_AT_ONCE
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
@@ -115,6 +116,11 @@ class NewestChecker(_AskingChecker):
                 raise ViolationError(f"{doing} after {waited / 1e9:.3f} s, without waiting for {member}, which lives")
 
 
+def _renewal_ns(members: int) -> int:
+    """For how long a round of so many is not renewed for whoever comes."""
+    return members * RENEWAL_NS if members > RENEWED_AT_ONCE else 0
+
+
 class FinalChecker(_AskingChecker):
     """A learner that joins late is in the final round.
 
@@ -133,7 +139,9 @@ class FinalChecker(_AskingChecker):
             return
         for member in self.live_learners(life):
             heard = self._phases.get((life.member, member))
-            if heard is None or heard.progress["phase"] == "ready" or merging["closed_at"] - heard.at <= ASKED_NS:
+            if heard is None or heard.progress["phase"] == "ready":
+                continue
+            if merging["closed_at"] - heard.at <= ASKED_NS + _renewal_ns(len(asking.members)):
                 continue
             has = self._paths is None or self._paths.has(member.replica.slot, asking.fragment)
             if has and (member.replica.slot, member.incarnation) not in asking.members:
