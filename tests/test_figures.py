@@ -4,8 +4,8 @@ A section with figures names a command (a bench, `isthmus`, `make`, a test), or 
 has a mark in a comment, `figures: settings` (limits and defaults, which the code declares), `figures: published` or
 `figures: computed` (by hand, from what stands there); `all figures: ` marks a page. A section with a table from a
 command that runs in virtual time says so. A table whose cells are kept (`tests/bench/tables.py`) has their figures. On
-the pages that explain, a section whose table a command makes says of which commit and machine it is, unless it is one
-of `unplaced_tables.json`, of before places were kept."""
+the pages that explain, a section whose table a command makes says of which commit and machine it is, and how often it
+was measured; that the processor was not noted is said of sections of before places were kept, and of no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import ast
 import contextlib
 import importlib
 import io
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -57,11 +56,13 @@ SPAN = re.compile(r"`([^`]+)`")
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+")
 COMMIT = re.compile(r"\b[Cc]ommit(?: is)?\s+`?[0-9a-f]{8,40}\b|\bisthmus\s+[0-9a-f]{8,40}\b")
 MACHINE = re.compile(r"\bEPYC\b|\bXeon\b|\bH200\b|\bH100\b")
-REPEATED = re.compile(r"\bseeds?\b|\bruns?\b|\bn = \d|\brepeat|\btimes\b|\bpairs\b")
+NOT_NOTED = re.compile(r"\bprocessors?\s+(?:was|were)\s+not\s+noted\b|\b[Nn]o\s+processor\s+was\s+noted\b")
+NOT_NOTED_SECTIONS = 32
+"""Sections of before places were kept, whose processor nobody knows any more: this only becomes less."""
+REPEATED = re.compile(r"\b[Ss]eeds?\b|\bruns?\b|\bn = \d|\brepeat|\btimes\b|\bpairs\b")
 EXPLAINING = [page for page in PAGES if page.parent.name == "explanation" or page.name == "README.md"]
 OPPONENT = re.compile(r"^\|[^|\n]*(?:data-parallel|torchft|GradientMail|ft-diloco|\bdense|, published)", re.MULTILINE)
 AHEAD = re.compile(r"^\*\*Ahead:\*\* \S", re.MULTILINE)
-UNPLACED = ROOT / "tests" / "unplaced_tables.json"
 
 
 def sections_of(text: str) -> Iterator[tuple[int, str]]:
@@ -197,9 +198,15 @@ def unplaced(text: str) -> Iterator[str]:
             continue
         names = (name for file, table in TABLES.items() for name in (f"tests/bench/{file}.json", f"{table.bench}.py"))
         is_kept = any(name in section for name in names)  # Its cells say where they were made.
-        is_placed = is_kept or (COMMIT.search(section) and MACHINE.search(section))
+        is_told = MACHINE.search(section) or NOT_NOTED.search(section)
+        is_placed = is_kept or (COMMIT.search(section) and is_told)
         if not (is_placed and REPEATED.search(section)):
             yield heading_of(section)
+
+
+def not_noted(text: str) -> int:
+    """In how many sections a processor was not noted."""
+    return sum(bool(NOT_NOTED.search(section)) for _, section in sections_of(text))
 
 
 def nameless(text: str) -> Iterator[str]:
@@ -249,10 +256,14 @@ def test_tables_have_the_figures_of_their_cells(file: str, monkeypatch: pytest.M
     assert list(strange(page, file, printed)) == []
 
 
-def test_a_table_says_its_place_or_is_of_before_places_were_kept() -> None:
-    """The list only becomes shorter: take a section out that says its commit and machine now, or is gone."""
+def test_a_table_says_its_commit_its_machine_and_how_often_it_was_measured() -> None:
     found = {page.relative_to(ROOT).as_posix(): list(unplaced(page.read_text())) for page in EXPLAINING}
-    assert {page: headings for page, headings in found.items() if headings} == json.loads(UNPLACED.read_text())
+    assert {page: headings for page, headings in found.items() if headings} == {}
+
+
+def test_a_new_table_says_its_processor() -> None:
+    """Lower the number with a section that says its processor now, or is gone."""
+    assert sum(not_noted(page.read_text()) for page in EXPLAINING) == NOT_NOTED_SECTIONS
 
 
 def test_a_table_with_an_opponent_says_first_who_is_ahead() -> None:
@@ -318,6 +329,9 @@ def test_what_is_missing_is_found() -> None:
     assert list(unplaced(f"{head}\n{rows}")) == ["A table"]
     assert list(unplaced(f"{head}Commit 01234567, an AMD EPYC, three seeds.\n\n{rows}")) == []
     assert list(unplaced(f"{head}Commit 01234567, an AMD EPYC.\n\n{rows}")) == ["A table"]
+    assert list(unplaced(f"{head}Commit 01234567, three seeds.\n\n{rows}")) == ["A table"]
+    unknown = f"{head}Commit 01234567, three seeds; the\nprocessor was not noted.\n\n{rows}"
+    assert (list(unplaced(unknown)), not_noted(unknown), not_noted(head)) == ([], 1, 0)
     ours = "# A\n\n| a | b |\n| --- | --- |\n| data-parallel | 1.25 |\n| ours | 1.30, 1.40 |\n"
     assert list(nameless(ours)) == ["A"]
     assert list(nameless(ours.replace("# A", "# A\n\n**Ahead:** data-parallel."))) == []

@@ -173,14 +173,17 @@ WARM_UP: Final = 5_000_000_000
 _PARTS: Final = 1000
 """Whatever is no step takes a thousandth of one, so that goodput shows who waits for whom and nothing else."""
 _EACH_STEP: Final = "all wait at every step"
+_OVERWRITTEN: Final = "quorum 1, overwritten"
 CASES: Final = {
     _EACH_STEP: Program("streaming-diloco", fragments=4, interval=4, overlap=0),
     "all wait, tau = 2": Program("streaming-diloco", overlap=2),
-    "quorum 1": Program("decoupled-diloco", quorum=1, grace=False),
+    _OVERWRITTEN: Program("decoupled-diloco", quorum=1, grace=False, carry=False),
+    "quorum 1, carried": Program("decoupled-diloco", quorum=1, grace=False),
     "quorum 1 with grace": Program("decoupled-diloco", quorum=1, grace=True),
 }
-"""Where all wait at every step a fragment leaves at every step, as with 24 fragments and an interval of 24."""
-SPEEDS_PUBLISHED: Final = {_EACH_STEP: 0.84, "quorum 1": 1.0, "quorum 1 with grace": 1.0}
+"""Where all wait at every step a fragment leaves at every step, as with 24 fragments and an interval of 24. By default
+learners carry at the toy's interval; published are learners whose adoptions overwrite."""
+SPEEDS_PUBLISHED: Final = {_EACH_STEP: 0.84, _OVERWRITTEN: 1.0, "quorum 1 with grace": 1.0}
 """Goodput of lock-step (quorum = learners) and of the others, of 8 learners, half of them 18 % slower (arXiv
 2604.21428): a step of theirs takes 1.18 times as long, which is a speed of .847."""
 
