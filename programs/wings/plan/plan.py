@@ -360,8 +360,7 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
 
     A shard has its values, and a momentum in a run of enough sweeps, and the values once more in memory that it shares
     with hosts of its machine, which have the newest version. Where updates are coded it has the published values
-    instead, and sends codes. Versions that the evaluator has still to take are as much as the values at most, and not in
-    here.
+    instead, and sends codes. What the evaluator has still to take is as much as the values at most, and not in here.
     """
     has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
     kept = 2 + has_momentum
@@ -719,7 +718,7 @@ def _bytes_table(plan: RunPlan) -> Any:
 
 _BYTES = (
     "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
-    "evaluator, which has each version, and to the recorder, which takes them at the pace of snapshots, with an outer "
+    "evaluator, which takes those that it evaluates, and to the recorder, which takes them at the pace of snapshots, with an outer "
     "momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
 )
 
