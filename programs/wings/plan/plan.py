@@ -718,8 +718,8 @@ def _bytes_table(plan: RunPlan) -> Any:
 
 _BYTES = (
     "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
-    "evaluator, which takes those that it evaluates, and to the recorder, which takes them at the pace of snapshots, with an outer "
-    "momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
+    "evaluator, which takes those that it evaluates, and to the recorder, which takes them at the pace of snapshots, "
+    "with an outer momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
 )
 
 
