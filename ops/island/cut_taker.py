@@ -38,7 +38,7 @@ ASKED_BYTES: Final = 8 << 20
 
 
 @dataclass(slots=True)
-class Cut:
+class CutUnderWay:
     """A cut under way: the versions that are still to come, by fragment, and the tokens in all of it."""
 
     kind: EvaluationKind
@@ -74,7 +74,7 @@ class CutTaker:
         self._totals = Totals()
         self._final: set[int] = set()
         self._held: dict[int, Whole] = {}
-        self._cut: Cut | None = None
+        self._cut: CutUnderWay | None = None
         self._needs = EvaluationNeeds(during=True, final=True)
         self._is_evaluated = False
         """Whether a cut has been given, and is not dealt with yet."""
@@ -138,7 +138,7 @@ class CutTaker:
         values = [held["values"] for _, held in sorted(self._held.items())] if is_needed else []
         return [EvaluatedCut(kind=cut.kind, tokens=cut.totals.trained, values=values)]
 
-    def _due(self) -> Cut | None:
+    def _due(self) -> CutUnderWay | None:
         kind = self._schedule.due(self._totals.trained, is_final=len(self._final) == len(self._bytes))
         if not self._held and kind is None:
             kind = "initial"
@@ -148,8 +148,8 @@ class CutTaker:
         totals.raise_to(self._totals.rows())
         missing = {p: told["version"] for p, told in sorted(self._told.items())}
         if kind == "final" and not self._needs["final"]:
-            return Cut(kind, totals, {})
-        return Cut(kind, totals, {p: each for p, each in missing.items() if not self._has(p, each)})
+            return CutUnderWay(kind, totals, {})
+        return CutUnderWay(kind, totals, {p: each for p, each in missing.items() if not self._has(p, each)})
 
     def _has(self, p: int, version: Version) -> bool:
         return p in self._held and self._held[p]["version"] == version
@@ -169,7 +169,7 @@ class CutTaker:
                 wishes.append(wish)
         return wishes
 
-    def _ask(self, cut: Cut) -> None:
+    def _ask(self, cut: CutUnderWay) -> None:
         """Ask for as many of the versions that are missing as may be on their way."""
         size = sum(self._bytes[p] for p in cut.asked)
         for p in cut.missing:
