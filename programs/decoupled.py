@@ -21,7 +21,6 @@ from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
-from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.run_terms import RunTerms
@@ -49,7 +48,7 @@ from isthmus.programs.update_settings import (
     OuterLr,
     OuterMomentum,
     WeightShareMax,
-    connect,
+    evaluated_in,
     fragment_faults,
     fragments_had,
     interval_of_links,
@@ -62,7 +61,6 @@ from isthmus.programs.update_settings import (
     step_tokens_of,
     subject,
     to_learner,
-    updates_in,
 )
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
@@ -248,11 +246,6 @@ def free_running(
     terms = {"step_tokens": step_tokens_of(job), "method": merge, "lr": lr, "momentum": momentum, "rules": judges}
     nodes = kept.merging(syncer, parts, votes, shards=shards, terms=terms)
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
-    evaluate = evaluator.node(
-        "evaluate",
-        partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen, paths=paths),
-        fires=AnyOf("update"),
-    )
 
     most = 2 * len(parts) + 2
     rounds_in(graph, pacer, nodes.merge, outer, most=most, ballot=nodes.ballot)
@@ -263,14 +256,13 @@ def free_running(
     kept.connect(graph, send, nodes, most=most)
     to = None if paths is None else learner.some("fragment", paths.count, paths.holders)
     arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
-    published = updates_in(graph, evaluator, outer)
-    connect(graph, published, evaluate["update"], Latest("fragment"))
+    evaluation = evaluated_in(graph, evaluator, outer, job, parts, paths)
     graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
     graph.train(
         reports=step["report"],
         control=pacer["control"],
         model=outer["final"],
-        evaluation=evaluate["evaluation"],
+        evaluation=evaluation.losses,
         merges=outer["merged"],
         changes=pacer["changed"],
         held=pacer["held"],
@@ -278,7 +270,14 @@ def free_running(
     )
     # No learner that ever comes back may have a module of a path.
     copies = [arriving] if paths is None else [arriving, nodes.merge["copy"]]
-    graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=copies, held=[pacer["held"]])
+    graph.hold(
+        state=outer["state"],
+        kept=outer["kept"],
+        published=evaluation.taken,
+        told=evaluation.told,
+        copies=copies,
+        held=[pacer["held"]],
+    )
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
     if carried is True:

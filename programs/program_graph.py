@@ -55,6 +55,7 @@ class HeldModelPorts:
     state: Port
     kept: Port
     published: Port
+    told: Port | None
     copies: tuple[Port, ...]
     held: tuple[Port, ...]
     cut: Port | None = None
@@ -169,6 +170,7 @@ class ProgramGraph(Graph):
         state: Port,
         kept: Port,
         published: Port,
+        told: Port | None = None,
         copies: Sequence[Port],
         held: Sequence[Port],
         cut: Port | None = None,
@@ -180,7 +182,8 @@ class ProgramGraph(Graph):
         together, and kept on disk.
 
         - `state`: an output of the shards; what they go on from. `kept`: their input for what is given back.
-        - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, and of
+        - `published`: an output, the versions as they come to the evaluator. `told`: an output of the shards, where
+          these are only those that it evaluates: the books of all. `copies`: inputs of learners, and of
           shards, which are given copies when no other host may have any. `held`: inputs that are told what is held.
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
           included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
@@ -189,6 +192,7 @@ class ProgramGraph(Graph):
             self.declared_port("state", state),
             self.declared_port("kept", kept, is_input=True),
             self.declared_port("published", published),
+            self._optional("told", told),
             tuple(self.declared_port("copies", port, is_input=True) for port in copies),
             tuple(self.declared_port("held", port, is_input=True) for port in held),
             self._optional("cut", cut),

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, rows_max
+from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, fragments_count, rows_max
 from isthmus.ops.exchange.merge_rules import Method
+from isthmus.ops.exchange.paths import PathParts
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
+from isthmus.ops.island.cut_taker import CutTaker
+from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.step_tokens import ChangedStepTokens, StepTokens
 from isthmus.ops.syncer.outer_step import KeyFrames
+from isthmus.ops.syncer.version_sender import VersionSender
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import REGION, ProgramGraph, chosen_for
 from isthmus.programs.settings import Setting
@@ -26,6 +30,15 @@ from isthmus.programs.sweeps import OUTER_LOCK_STEP, interval_default, outer_def
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Node, Policy, Port, Queue, Role, Route, Template
 from isthmus.runtime.ids import LEARNER
+
+
+class Evaluation(NamedTuple):
+    """The ports of the nodes that evaluate a model: losses, the versions that were taken for them, and the books of
+    all."""
+
+    losses: Port
+    taken: Port
+    told: Port
 
 
 def updates_in(
@@ -97,6 +110,30 @@ def hold_whole(graph: ProgramGraph, step: Node, conductor: Node, outer: Node, *,
         own=step["own"],
         restored=step["restored"],
     )
+
+
+def evaluated_in(
+    graph: ProgramGraph,
+    evaluator: Role,
+    outer: Node,
+    job: Job,
+    parts: Sequence[Fragment],
+    paths: PathParts | None = None,
+) -> Evaluation:
+    """Add the nodes that evaluate the model of an outer step: the evaluator is told of all versions, and asks the
+    shards for those that it evaluates."""
+    shard, terms = graph.role_of(outer.role), {"tokens": job.tokens, "times": job.evaluations}
+    sender = shard.node("version-sender", VersionSender, fires=AnyOf("state", "wanted"))
+    taker = evaluator.node("cut-taker", partial(CutTaker, parts, **terms), fires=AnyOf("told", "version", "done"))
+    body = partial(Evaluate, job.task, parts, **terms, frozen=job.frozen, paths=paths)
+    evaluate = evaluator.node("evaluate", body, fires=AnyOf("cut"))
+    connect(graph, outer["told"], taker["told"], Latest("fragment"))
+    graph.edge(outer["state"], sender["state"], Latest("fragment"))
+    graph.edge(taker["wanted"], sender["wanted"], Latest("fragment"), to=shard.at("fragment"))
+    connect(graph, sender["version"], taker["version"], Latest("fragment"))
+    graph.edge(taker["cut"], evaluate["cut"], Latest())
+    graph.edge(evaluate["done"], taker["done"], Latest())
+    return Evaluation(evaluate["evaluation"], taker["taken"], outer["told"])
 
 
 def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: Route, back: Route | None) -> Node:

@@ -585,6 +585,49 @@ class StatePart(TypedDict):
     books: NotRequired[StateBooks]
 
 
+class ToldVersion(TypedDict):
+    """outer-step -> cut-taker, and the evaluator's hold node: a life has this version of a fragment. No values."""
+
+    shard: SenderSlot
+    incarnation: SenderLife
+    fragment: Count
+    version: Version
+    kind: UpdateKind
+    totals: LifeTokens
+
+
+class WantedVersion(TypedDict):
+    """cut-taker -> version-sender of the shard of `fragment`: no version below this one is asked for any more; it is to
+    be sent, in transfer `number`, or no values are (0)."""
+
+    fragment: Count
+    version: Version
+    number: Count
+
+
+class SentVersion(Whole):
+    """version-sender -> cut-taker: the version that was asked for in transfer `number`; with 0, and no values, in place
+    of one that has come."""
+
+    number: Count
+
+
+class EvaluatedCut(TypedDict):
+    """cut-taker -> evaluate: the values of all fragments, none where they are not needed, after so many `tokens`."""
+
+    kind: EvaluationKind
+    tokens: Count
+    values: list[Vector]
+
+
+class EvaluationNeeds(TypedDict):
+    """evaluate -> cut-taker: a cut is dealt with; whether another one is evaluated, and whether the final one is
+    needed."""
+
+    during: bool
+    final: bool
+
+
 class Kept(TypedDict):
     """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
 

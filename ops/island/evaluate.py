@@ -15,8 +15,10 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import (
     Control,
+    EvaluatedCut,
     EvaluatedModel,
     EvaluationKind,
+    EvaluationNeeds,
     Update,
     Vector,
 )
@@ -35,7 +37,7 @@ from isthmus.ops.island.contract import (
     prepare_evaluation,
 )
 from isthmus.ops.island.evaluation_time import EvaluationTime
-from isthmus.ops.island.final_figures import FigureSender
+from isthmus.ops.island.final_figures import FigureSender, has_figures
 from isthmus.ops.island.life import Tensors
 from isthmus.ops.island.scores import ERROR, Parts, extract_of
 
@@ -75,12 +77,14 @@ def _evaluation(task: Any, seed: int, times: int) -> Evaluating:
 
 
 class Evaluate:
-    """Updates in, Evaluated out, of a program whose model is published in fragments.
+    """Cuts, or updates, in, Evaluated out, of a program whose model is published in fragments.
 
-    Of a model made of modules (`paths`), the scalars are means over the batches of all paths, each by its own model.
+    A cut is what is to be evaluated (`cut_taker`), and is dealt with before the next one comes (`done`). Of updates,
+    which programs in lock-step send, the newest are stored, and evaluated when that is due. Of a model made of modules
+    (`paths`), the scalars are means over the batches of all paths, each by its own model.
     """
 
-    outputs = ("evaluation",)
+    outputs = ("evaluation", "done")
     collects = ("update",)
     schemas: Final = {"update": Update}
 
@@ -116,8 +120,10 @@ class Evaluate:
         if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
             frozen_leaves.check(self._frozen, self._evaluation)
 
-    def __call__(self, update: Mapping[Any, Update] | None = None) -> Emitted:
-        """Store the published updates; evaluate if that is due."""
+    def __call__(self, update: Mapping[Any, Update] | None = None, cut: EvaluatedCut | None = None) -> Emitted:
+        """Evaluate a cut, or what is published, if that is due."""
+        if cut is not None:
+            return self._of_cut(cut)
         for item in (update or {}).values():
             self._values[item["fragment"]] = item["values"]
             self._totals.raise_to(item["totals"])
@@ -127,7 +133,21 @@ class Evaluate:
             return None
         trained = self._totals.trained
         kind = self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
-        if kind is None or (kind != "final" and isinstance(self._evaluation, Unevaluated)):
+        return None if kind is None else self._evaluated(kind, trained)
+
+    def _of_cut(self, cut: EvaluatedCut) -> Emitted:
+        self._values = dict(enumerate(cut["values"]))
+        evaluated = self._evaluated(cut["kind"], cut["tokens"])
+        if cut["kind"] == "final":
+            return evaluated
+        self._values = {}  # The next cut is taken in their place.
+        evaluates = not isinstance(self._evaluation, Unevaluated)
+        needs = EvaluationNeeds(during=evaluates, final=evaluates or has_figures(self._task))
+        return {**(evaluated if isinstance(evaluated, dict) else {}), "done": needs}
+
+    def _evaluated(self, kind: EvaluationKind, trained: int) -> Emitted:
+        """The items about an evaluation of this kind."""
+        if kind != "final" and isinstance(self._evaluation, Unevaluated):
             return None
         self.is_finished = kind == "final"
         count = sum(each.count for each in self._of_paths) or count_of(self._evaluation)

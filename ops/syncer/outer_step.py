@@ -23,6 +23,7 @@ from isthmus.ops.exchange.messages import (
     Merging,
     Need,
     ShardState,
+    ToldVersion,
     Update,
     Vector,
     Version,
@@ -117,14 +118,14 @@ class Publication:
 
 
 class OuterStep:
-    """Gradient in; Update to all hosts, State to whoever gives it to the home, Merging to pacer and recorder; once,
-    Final.
+    """Gradient in; Update to learners, its books (`told`) to the evaluator, State to whoever gives it to these two,
+    Merging to pacer and recorder; once, Final.
 
     `update` is the format of updates; "auto" takes the one that the round asks for. The State of a version that is
     `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end.
     """
 
-    outputs = ("update", "state", "merged", "final", "cut")
+    outputs = ("update", "told", "state", "merged", "final", "cut")
     collects = ("kept", "wanted")
     schemas: ClassVar = {"kept": Kept, "wanted": WantedCut}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
@@ -153,6 +154,7 @@ class OuterStep:
         self._wanted: list[int] = []
         """The counts of the versions that are wanted for a cut, by fragment."""
         self._now: Any = None
+        self._life: dict[str, int] = {}
 
     def open(self, context: Any) -> None:
         """Load the kernel before the first gradient arrives."""
@@ -164,6 +166,7 @@ class OuterStep:
         self._is_finite, self._largest = coding.is_finite, coding.largest
         self._nesterov: ModuleType = nesterov
         self._now = context.now
+        self._life = {"shard": context.member.replica.slot, "incarnation": context.member.incarnation}
 
     def __call__(
         self,
@@ -188,6 +191,7 @@ class OuterStep:
             slots = {slot for slot, _ in merging["refused"]}
             update = self._update(gradient, [life for life in gradient["lives"] if life[0] in slots])
             emitted["update"] = self.item(update)
+            emitted["told"] = passed_on(ToldVersion, {**update, **self._life})
             emitted["state"] = ShardState(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
             if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]

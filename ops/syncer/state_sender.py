@@ -104,8 +104,10 @@ class StateSender:
 
 
 def _arrays(item: ShardState) -> dict[str, Any]:
-    """The arrays of a state, in the order of their names."""
-    return dict(sorted({**item["tensors"], VALUES: item["values"]}.items()))
+    """The arrays of a state, in the order of their names. Of a first version only the values: its momentum is zeros,
+    and Theta is what is published, as a shard has them that is given nothing else."""
+    others = {} if item["kind"] == "initial" else item["tensors"]
+    return dict(sorted({**others, VALUES: item["values"]}.items()))
 
 
 def _slice(arrays: list[Any], begin: int, size: int) -> Any:

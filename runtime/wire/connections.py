@@ -606,7 +606,7 @@ class Connections:
             self.send_control(peer, peer.link, peer.session.refusal(refusal.reason, str(refusal)))
         self.end(peer, f"refused ({refusal})")
 
-    def end(self, peer: Peer, reason: str) -> None:
+    def end(self, peer: Peer, reason: str, *, was_silent: bool = False) -> None:
         """End the session of a peer, if there is one; the side that dialled begins another one later."""
         if peer.session is None:
             return
@@ -614,7 +614,8 @@ class Connections:
         if peer.detour is not None:
             peer.detour.turn(was_up=was_up)
         if peer.route is not None:
-            at = Instant(self._clock.now() + peer.delay(self._limits, self.own.member))
+            delay = peer.delay(self._limits, self.own.member, was_silent=was_silent)
+            at = Instant(self._clock.now() + delay)
             self._cancel_retry(peer)
             peer.cancel_retry = self._clock.call_at(at, partial(self._dial, peer))
         self._close_session(peer)
@@ -683,7 +684,7 @@ class Connections:
                 reason = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
                 # A peer that was only suspended reads this first, and dials at once.
                 self.send_control(peer, link, session.refusal("silence", reason))
-                self.end(peer, reason)
+                self.end(peer, reason, was_silent=True)
 
     def _is_expelled(self, link: SessionLink) -> bool:
         """Whether the machine that dialled is no longer admitted; its messages are dropped in any case."""

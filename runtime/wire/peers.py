@@ -305,13 +305,15 @@ class Peer:
         size_bytes = limits.relay_window_bytes if isinstance(self.route, Member) else limits.window_bytes
         return Intake(size_bytes, sum(held.cost for held in self.held))
 
-    def delay(self, limits: Limits, own: Member) -> Duration:
+    def delay(self, limits: Limits, own: Member, *, was_silent: bool = False) -> Duration:
         """The back-off of `own` before the next attempt; doubles until one succeeds.
 
         From half of it to the whole, by the names of both and the attempt: those whose connections with one host ended
-        together do not dial it together.
+        together do not dial it together. After a silence it is the longest at once: a link that was away for all of a
+        host's peers has ended their sessions at one moment, and each attempt over it lasts as long for all of them, so
+        that back-offs alone take them apart.
         """
-        delay = min(limits.retry_min << min(self.attempts, 20), limits.retry_max)
+        delay = limits.retry_max if was_silent else min(limits.retry_min << min(self.attempts, 20), limits.retry_max)
         share = crc32(f"{own} {self.member} {self.attempts}".encode()) / 2**32
         self.attempts += 1
         return Duration(round(delay * (1 + share) / 2))

@@ -18,6 +18,7 @@ from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
+from isthmus.ops.recovery.second_hold import SecondHold
 from isthmus.ops.syncer.state_sender import StateSender
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.recorder.node import Recorder
@@ -190,6 +191,8 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
     of_shards: dict[str, Any] = {"role": shard.name, "shards": shard.replicas_max}
     if is_home and holding.restored is None:
         hold = _add_taken_hold(graph, role, holding, record, of_shards, moments_seconds)
+    elif not is_home and holding.told is not None:
+        hold = _add_second_hold(graph, role, holding.told, holding, of_shards)
     else:
         body: Any = partial(Hold, **of_shards)
         if is_home:
@@ -205,9 +208,9 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node, m
         some = next((route for route in routes if route.kind == "some"), None)
         own = shard.at("fragment") if port.node.role == shard.name else some and some.within(0)
         connect(graph, hold["copy"], port, Latest("fragment"), to=own)
-    for port in holding.held:
+    others = [node["elsewhere"] for node in graph.nodes if node.body is SecondHold] if is_home else []
+    for port in (*holding.held, record["held"], *others):
         connect(graph, hold["held"], port, Latest("holder"))
-    connect(graph, hold["held"], record["held"], Latest("holder"))
 
 
 def _add_taken_hold(
@@ -234,6 +237,16 @@ def _add_taken_hold(
     graph.edge(hold["final"], record["final_file"], Latest("fragment"))
     if has_moments:
         _add_copy_sender(graph, hold, template)
+    return hold
+
+
+def _add_second_hold(
+    graph: Graph, role: Role, told: Port, holding: HeldModelPorts, of_shards: Mapping[str, Any]
+) -> Node:
+    """Add the node of the evaluator's host that holds what was taken for evaluations."""
+    hold = role.node(f"hold-{role.name}", partial(SecondHold, **of_shards), fires=Every(Duration(2 * PERIOD)))
+    connect(graph, holding.published, hold["taken"], Latest("fragment"))
+    connect(graph, told, hold["told"], Latest("fragment"))
     return hold
 
 

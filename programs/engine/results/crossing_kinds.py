@@ -28,7 +28,7 @@ FRAMING: Final = "framing"
 MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     OUTER_GRADIENTS: (messages.Answer, messages.AnswerValues, messages.RegionAnswer),
     GRADIENTS: (messages.Vote, messages.Call, RingPart),
-    VERSIONS: (messages.Update, messages.FinalFragment, messages.EvaluatedModel),
+    VERSIONS: (messages.Update, messages.SentVersion, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
         messages.ShardState,
         messages.StatePart,
@@ -47,6 +47,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.Merging,
         messages.Held,
         messages.NewVersion,
+        messages.ToldVersion,
         messages.Change,
         messages.Evaluated,
     ),
@@ -59,6 +60,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.WantedPart,
         messages.WantedValues,
         messages.WantedState,
+        messages.WantedVersion,
         messages.LockStepGreeting,
     ),
 }

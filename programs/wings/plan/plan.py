@@ -35,7 +35,7 @@ from isthmus.programs.wings.compile.figures import Target, target
 from isthmus.programs.wings.plan.bucket_plan import BucketLoad, bucket_load
 from isthmus.programs.wings.plan.home_plan import (
     HomeLoad,
-    evaluator_bits,
+    evaluated_share,
     home_bits,
     home_of,
     state_bits,
@@ -284,7 +284,8 @@ def shard_bits(of: PlanRequest, program: str) -> float:
     """Bits a second of a shard's link, in the busier direction."""
     up, down = _means(of)
     a_sweep = of.interval * of.step_seconds
-    home = of.parameters * home_bits(of.update, a_sweep, in_turns=program != DECOUPLED) / a_sweep
+    sweeps = of.steps / of.interval
+    home = of.parameters * home_bits(of.update, a_sweep, sweeps, in_turns=program != DECOUPLED) / a_sweep
     return max(up * of.learners, down * of.learners + home) / of.shards
 
 
@@ -300,7 +301,8 @@ class SentBytes:
 
 def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
     """The bytes under one program, from its first version, which crosses whole, to its last: each fragment is merged
-    once more at the end, and the recorder takes the first and the last state of each beside those of snapshots."""
+    once more at the end, and the recorder takes the first values and the last state of each beside those of snapshots;
+    the evaluator takes what it evaluates."""
     if links.interval is None:
         return SentBytes(links.up_bits / 8 * of.step_seconds * of.learners * of.steps, None)
     sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
@@ -308,10 +310,9 @@ def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
     working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
     if links.program != DECOUPLED:
         return SentBytes(working, None)
-    evaluated = evaluator_bits(of.update)
-    first = max(evaluated, whole)  # Of coded ones the first is whole.
-    taken = of.steps / links.interval * taken_share(links.interval * of.step_seconds) + 2
-    home = (sweeps * evaluated + first) + taken * state_bits(of.update)
+    taken = of.steps / links.interval * taken_share(links.interval * of.step_seconds) + 1
+    evaluated = (sweeps + 1) * evaluated_share(sweeps + 1)
+    home = (evaluated + 1) * whole + taken * state_bits(of.update)
     return SentBytes(working, of.parameters / 8 * home)
 
 
@@ -359,8 +360,7 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
 
     A shard has its values, and a momentum in a run of enough sweeps, and the values once more in memory that it shares
     with hosts of its machine, which have the newest version. Where updates are coded it has the published values
-    instead, and sends codes. A version that the evaluator still evaluates is as much as the values at most; it is not
-    in here.
+    instead, and sends codes. What the evaluator has still to take is as much as the values at most, and not in here.
     """
     has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
     kept = 2 + has_momentum
@@ -571,7 +571,7 @@ class RunPlan:
         of = self.wanted
         interval = next(each.links.interval for each in self.outlooks if each.links.program == DECOUPLED)
         sweep = (interval or of.interval) * of.step_seconds
-        return home_of(of.parameters, of.learners, of.fragments, of.update, sweep)
+        return home_of(of.parameters, of.learners, of.fragments, of.update, sweep, of.steps / of.interval)
 
     @property
     def bucket(self) -> BucketLoad | None:
@@ -718,8 +718,8 @@ def _bytes_table(plan: RunPlan) -> Any:
 
 _BYTES = (
     "What all hosts send in so many steps of each learner: learners and shards among themselves, and shards to the "
-    "evaluator, which has each version, and to the recorder, which takes them at the pace of snapshots, with an outer "
-    "momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
+    "evaluator, which takes those that it evaluates, and to the recorder, which takes them at the pace of snapshots, "
+    "with an outer momentum; -: it depends on how often a run evaluates, or takes a snapshot of its learners."
 )
 
 
@@ -811,7 +811,8 @@ def _home_facts(home: HomeLoad) -> Iterator[tuple[str, str]]:
         f"{scaled(home.recorder_bits, 'bit/s')} of states at the pace of snapshots, "
         f"{scaled(home.report_bits, 'bit/s')} of reports, {size(home.recorder_bytes)} of memory",
     )
-    told = f"{scaled(home.evaluator_bits, 'bit/s')} of versions, {size(home.evaluator_bytes)} for two models, at most"
+    taken = f"{scaled(home.evaluator_bits, 'bit/s')} of versions that it evaluates"
+    told = f"{taken}, {size(home.evaluator_bytes)} for two models, at most"
     yield "evaluator", told
     yield "daemon", f"{size(home.daemon_bytes)} of memory, and no model"
 

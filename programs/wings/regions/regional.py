@@ -25,7 +25,6 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
-from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
@@ -52,7 +51,7 @@ from isthmus.programs.update_settings import (
     OuterLr,
     OuterMomentum,
     WeightShareMax,
-    connect,
+    evaluated_in,
     fragment_faults,
     fragments_had,
     interval_of_links,
@@ -65,7 +64,6 @@ from isthmus.programs.update_settings import (
     step_tokens_of,
     subject,
     to_learner,
-    updates_in,
 )
 from isthmus.programs.wings.regions.region_answers import (
     OwnersAmong,
@@ -302,11 +300,6 @@ def build(
     )
     publishes: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
     outer = syncer.node("outer-step", partial(OuterStep, parts, **publishes))
-    evaluate = evaluator.node(
-        "evaluate",
-        partial(Evaluate, job.task, parts, tokens=job.tokens, times=job.evaluations, frozen=job.frozen),
-        fires=AnyOf("update"),
-    )
 
     rounds_in(graph, region_pacer, region_merge, regional, most=2 * len(parts) + 2)
     rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
@@ -332,13 +325,12 @@ def build(
     arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above", to=to, pulled=to)
     graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=of_regions.to_global_shard(syncer))
     graph.edge(regional["progress"], pacer["progress"], Latest(), to=of_regions.to_global(syncer))
-    published = updates_in(graph, evaluator, outer)
-    connect(graph, published, evaluate["update"], Latest("fragment"))
+    evaluation = evaluated_in(graph, evaluator, outer, job, parts)
     graph.train(
         reports=step["report"],
         control=(region_pacer["control"], pacer["control"]),
         model=outer["final"],
-        evaluation=evaluate["evaluation"],
+        evaluation=evaluation.losses,
         merges=outer["merged"],
         changes=(pacer["changed"], region_pacer["changed"]) if follows else pacer["changed"],
         held=pacer["held"],
@@ -347,7 +339,8 @@ def build(
     graph.hold(
         state=outer["state"],
         kept=outer["kept"],
-        published=published,
+        published=evaluation.taken,
+        told=evaluation.told,
         copies=[arriving],
         held=[pacer["held"]],
     )

@@ -432,7 +432,7 @@ class ModelChecker(Checker):
         if edge.source_port == "report" and life.member.replica.role == "recorder":
             versions = enumerate(item.get("versions", ()))
             self._told_of.update(fragment for fragment, version in versions if version[1])
-        is_told = edge.source_port in ("update", "state", "published", *KeyFrames.outputs)
+        is_told = edge.source_port in ("update", "version", "state", "published", *KeyFrames.outputs)
         is_held = is_told and life.member.replica.role in HOLDERS
         if is_held and "fragment" in item:  # Not the state of a program without fragments.
             for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):

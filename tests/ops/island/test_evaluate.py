@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from isthmus.ops.island.evaluate import EvaluateMean, EvaluationSchedule
+from isthmus.ops.exchange.messages import EvaluatedCut, EvaluationKind
+from isthmus.ops.island.evaluate import Evaluate, EvaluateMean, EvaluationSchedule
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.wings.simulation import toy_task
 from isthmus.runtime.ids import Member, Replica
-from tests.ops.bodies import Context, SmallTask
+from tests.ops.bodies import Context, SmallTask, fragments_of, update
 
 SEED = 7
 TOOK = ANY
@@ -157,3 +158,48 @@ def test_a_schedule_begins_once() -> None:
     assert [schedule.due(0, is_final=False) for _ in range(2)] == ["initial", None]
     assert schedule.due(50, is_final=False) == "during"
     assert schedule.due(100, is_final=True) == "final"
+
+
+# -- cuts --------------------------------------------------------------------------------------------------------------
+
+PARTS = fragments_of(SmallTask(), 2)
+
+
+def evaluating(task: Any, *, times: int = 6) -> Evaluate:
+    body = Evaluate(task, PARTS, tokens=100, times=times)
+    body.open(Context("evaluator", seed=SEED))
+    return body
+
+
+def cut(kind: EvaluationKind, tokens: int, value: float = 1.0) -> EvaluatedCut:
+    return EvaluatedCut(kind=kind, tokens=tokens, values=[np.full(part.size, value, np.float32) for part in PARTS])
+
+
+def test_a_cut_is_evaluated_as_what_is_published_would_be() -> None:
+    task = SmallTask()
+    body, other = evaluating(task), evaluating(task)
+    found = items(body(cut=cut("initial", 0)))
+    arrived = {(Replica("syncer", 0), p): {**update(part, 0, 1.0), "totals": []} for p, part in enumerate(PARTS)}
+    expected = items(other(update=arrived))
+    assert found["done"] == {"during": True, "final": True}
+    assert (
+        found["evaluation"]["loss"] == expected["evaluation"]["loss"] == pytest.approx(loss_of(task, filled(task, 1.0)))
+    )
+    found = items(body(cut=cut("during", 40, 2.0)))
+    assert (found["evaluation"]["tokens"], found["evaluation"]["kind"]) == (40, "during")
+    assert not body.is_finished
+
+
+def test_after_the_last_cut_nothing_more_is_needed() -> None:
+    body = evaluating(SmallTask())
+    found = items(body(cut=cut("final", 100)))
+    assert found["evaluation"]["kind"] == "final"
+    assert "done" not in found
+    assert body.is_finished
+
+
+def test_of_a_run_that_evaluates_nothing_no_cut_is_needed_but_for_figures() -> None:
+    body = evaluating(SmallTask(), times=0)
+    assert items(body(cut=cut("initial", 0))) == {"done": {"during": False, "final": False}}
+    last = items(body(cut=EvaluatedCut(kind="final", tokens=100, values=[])))
+    assert last["evaluation"]["loss"] is None

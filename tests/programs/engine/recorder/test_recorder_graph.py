@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import Hold
+from isthmus.ops.recovery.second_hold import SecondHold
 from isthmus.programs import decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
@@ -21,7 +22,7 @@ from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
 JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
-HOLDS = (Hold, KeptHold, TakenHold)
+HOLDS = (Hold, KeptHold, SecondHold, TakenHold)
 WITH_SHARDS = (decoupled, diloco, streaming_diloco)
 
 
@@ -48,7 +49,10 @@ def test_recorder_and_evaluator_hold_what_shards_publish(program: Any) -> None:
     pacing, learning = ("pacer", "inner-step") if program is decoupled else ("conductor", "gate")
     holders = ("evaluator", "recorder")
     assert ends(graph, "copy") == {(role, f"{learning}.update") for role in holders}
-    assert ends(graph, "held") == {(role, f"{name}.held") for role in holders for name in (pacing, "record")}
+    told = {(role, f"{name}.held") for role in holders for name in (pacing, "record")}
+    if program is decoupled:  # Its evaluator has what it took, and gives copies of what the home has nothing newer of.
+        told |= {("recorder", "hold-evaluator.elsewhere")}
+    assert ends(graph, "held") == told
 
 
 @pytest.mark.parametrize("update", ["float32", "int4"])
@@ -64,6 +68,19 @@ def test_shards_send_a_recorder_values_only_where_it_asks_for_them(update: str) 
     assert arriving == sending
     [asked] = [edge for edge in graph.edges if edge.source.name == "wanted_state"]
     assert asked.target.node.role == "syncer"
+
+
+@pytest.mark.parametrize("update", ["float32", "int4"])
+def test_shards_send_an_evaluator_values_only_where_it_asks_for_them(update: str) -> None:
+    graph = recorded(decoupled, update=update, shards=2, fragments=2)
+    verify(graph)
+    between = [edge for edge in graph.edges if edge.source.node.role != edge.target.node.role]
+    of = [edge for edge in between if "evaluator" in (edge.source.node.role, edge.target.node.role)]
+    values = [edge for edge in of if edge.target.node.role == "evaluator" and edge.source.node.role == "syncer"]
+    names = {f"{edge.source.node.name}.{edge.source.name}" for edge in values}
+    assert names == {"outer-step.told", "version-sender.version"}
+    [asked] = [edge for edge in of if edge.source.name == "wanted"]
+    assert (asked.source.node.role, asked.target.node.role) == ("evaluator", "syncer")
 
 
 @pytest.mark.parametrize("has_evaluator", [True, False])

@@ -53,12 +53,13 @@ def of(wanted: PlanRequest, program: str, merge_seconds: float = 0.0) -> LinkLoa
 def test_means_and_peaks_by_hand() -> None:
     assert of(SMALL, "decoupled-diloco").up_bits == of(SMALL, "diloco").down_bits == 2400 * 32 / 24
     assert of(SMALL, "decoupled-diloco").peak_bits == pytest.approx(4 / 3 * 3200)
-    assert of(SMALL, "decoupled-diloco").shard_bits == 4 * 3200 + 4 * 3200  # Learners, and the copies of the home.
+    evaluated = 20 / (1000 / 24)  # Twenty times in so many sweeps.
+    assert of(SMALL, "decoupled-diloco").shard_bits == pytest.approx(3200 * (4 + evaluated + 2))
     often = replace(SMALL, step_seconds=0.1)  # Of 6.25 versions one is taken, with momentum.
-    assert of(often, "decoupled-diloco").shard_bits == pytest.approx(32_000 * (4 + 2 + 2 * 2.4 / 15))
+    assert of(often, "decoupled-diloco").shard_bits == pytest.approx(32_000 * (4 + evaluated + 2 * 2.4 / 15))
     assert of(often, "streaming-diloco").shard_bits == pytest.approx(32_000 * (4 + 2 + 2))
     coded = replace(SMALL, push="int4", update="int4")
-    assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + 4.125 + 3 * 32))
+    assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + evaluated * 32 + 3 * 32))
     assert of(replace(coded, push="float32", learners=40), "decoupled-diloco").shard_bits == 40 * 3200
     assert of(SMALL, "data-parallel").up_bits == 2 * 3 / 4 * 2400 * 32
     assert of(SMALL, "diloco").smallest_bits is None
@@ -349,12 +350,13 @@ def command(*options: str) -> Result:
 
 
 def test_what_the_home_of_7_billion_parameters_takes_by_hand() -> None:
-    home = home_of(7e9, 16, 24, "float32", sweep_seconds=96.0)
+    home = home_of(7e9, 16, 24, "float32", sweep_seconds=96.0, sweeps=100.0)
     assert home.recorder_bits == pytest.approx(7e9 * 64 / 96)  # Values and momentum, once a version.
-    assert home.evaluator_bits == pytest.approx(7e9 * 64 / 96)
-    assert home_of(7e9, 16, 24, "int4", sweep_seconds=1.5).recorder_bits == pytest.approx(7e9 * 96 / 15)
+    assert home.evaluator_bits == pytest.approx(20 / 100 * 7e9 * 32 / 96)
+    assert home_of(7e9, 16, 24, "int4", sweep_seconds=1.5, sweeps=10.0).evaluator_bits == pytest.approx(7e9 * 32 / 1.5)
+    assert home_of(7e9, 16, 24, "int4", sweep_seconds=1.5, sweeps=10.0).recorder_bits == pytest.approx(7e9 * 96 / 15)
     assert home.recorder_bytes + home.daemon_bytes < 0.02 * 28e9
     assert home.evaluator_bytes == 2 * 28e9
-    many = home_of(7e9, 1024, 24, "float32", sweep_seconds=96.0)
+    many = home_of(7e9, 1024, 24, "float32", sweep_seconds=96.0, sweeps=100.0)
     assert many.report_bits == 64 * home.report_bits
     assert many.recorder_bytes - home.recorder_bytes == pytest.approx(1008 * 24 * STANDING_BYTES)
