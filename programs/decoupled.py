@@ -278,7 +278,14 @@ def free_running(
     )
     # No learner that ever comes back may have a module of a path.
     copies = [arriving] if paths is None else [arriving, nodes.merge["copy"]]
-    graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=copies, held=[pacer["held"]])
+    graph.hold(
+        state=outer["state"],
+        kept=outer["kept"],
+        published=published,
+        copies=copies,
+        held=[pacer["held"]],
+        begins=nodes.merge["copy"],
+    )
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)
     if carried is True:

@@ -350,6 +350,7 @@ def build(
         published=published,
         copies=[arriving],
         held=[pacer["held"]],
+        begins=merging["copy"],
     )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     graph.chose(global_lr=global_lr, global_momentum=global_momentum)
