@@ -1,10 +1,10 @@
 """What a shard that is killed goes on with: how old its momentum is, and how many merges its fragments lose.
 
-    python -m tests.bench.long.bench_neighbour [--kills 3] [--update float32 int8] [--shards 2] [--json]
+    python -m tests.bench.long.bench_neighbour [--kills 4] [--update float32 int8] [--interval 2] [--shards 2] [--json]
 
 Decoupled DiLoCo on a task in NumPy whose steps sleep half a second, 16 MiB in 8 fragments, four learners and two
-shards as processes of this machine, H = 16, snapshots every 15 s as by default. `kill -9` of a shard, in turn, as soon
-as its last life has merged each of its fragments twice; by merges.jsonl, of each fragment at the first version of the
+shards as processes of this machine, snapshots every 15 s as by default. `kill -9` of a shard, in turn, as soon as its
+last life has merged each of its fragments nine times; by merges.jsonl, of each fragment at the first merge of the
 next life: the outer steps between the momentum that it goes on with and the version (`age`, null where it goes on
 without), the versions that are undone (`undone`), and the rounds of the time that passed without it, by the pace
 before (`rounds`).
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,16 +31,17 @@ from tests.bench.size.light import BROAD_16
 
 FRAGMENTS = 8
 LEARNERS = 4
+MERGES = 9
 SECONDS_MAX = 180.0
 
 
-def killed(kills: int, shards: int, update: str) -> list[dict[str, Any]]:
+def killed(kills: int, shards: int, update: str, interval: int) -> list[dict[str, Any]]:
     """What each death of a shard cost each of its fragments."""
     program = Program(
         "decoupled-diloco",
         fragments=FRAGMENTS,
-        interval=ordered.INTERVAL,
-        overlap=2,
+        interval=interval,
+        overlap=1,
         shards=shards,
         update=update,
         outer_momentum=0.9,
@@ -57,7 +59,7 @@ def killed(kills: int, shards: int, update: str) -> list[dict[str, Any]]:
 def _kill(folder: Path, shard: int, shards: int) -> list[dict[str, Any]]:
     """Kill a shard, and wait until the next life has merged all that is its own."""
     own = range(shard, FRAGMENTS, shards)
-    _wait(folder, lambda merges: all(len(_of(merges, p)[-1][1]) > 1 for p in own if _of(merges, p)))
+    _wait(folder, lambda merges: all(len(_of(merges, p)[-1][1]) >= MERGES for p in own if _of(merges, p)))
     life = max(merge["epoch"] for merge in _merges(folder) if merge["shard"] == shard)
     isthmus = str(Path(sys.executable).with_name("isthmus"))
     status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
@@ -71,7 +73,7 @@ def _cost(merges: list[dict[str, Any]], fragment: int) -> dict[str, Any]:
     (_, before), (_, after) = _of(merges, fragment)[-2:]
     first, last = after[0], before[-1]
     begun = first["version"][1] - 1
-    pace = median([b["time"] - a["time"] for a, b in zip(before, before[1:], strict=False)] or [0.0])
+    pace = median([b["time"] - a["time"] for a, b in pairwise(before)] or [0.0])
     return {
         "fragment": fragment,
         "age": None if first["momentum"] is None else begun - first["momentum"][1],
@@ -96,21 +98,24 @@ def _merges(folder: Path) -> list[dict[str, Any]]:
 
 def _wait(folder: Path, is_so: Any) -> None:
     until = time.monotonic() + SECONDS_MAX
-    while not ((merges := _merges(folder)) and len({each["fragment"] for each in merges}) == FRAGMENTS and is_so(merges)):
+    while not (
+        (merges := _merges(folder)) and len({each["fragment"] for each in merges}) == FRAGMENTS and is_so(merges)
+    ):
         assert time.monotonic() < until, "the run does not come to merging"
         time.sleep(0.1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--interval", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--update", nargs="+", default=["float32", "int8"])
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     rows = []
     for update in asked.update:
-        costs = killed(asked.kills, asked.shards, update)
+        costs = killed(asked.kills, asked.shards, update, asked.interval)
         ages = [each["age"] for each in costs]
         row = {"update": update, "ages": ages, "undone": [each["undone"] for each in costs]}
         rows.append(row | {"rounds": [each["rounds"] for each in costs], "load": os.getloadavg()[0]})

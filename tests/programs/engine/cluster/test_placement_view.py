@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
-from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
+from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, neighbour_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
@@ -97,6 +97,29 @@ def test_hosts_need_memory_of_their_machines(request_: Request) -> None:
     small = replace(HUB, memory_bytes=hub - 1)
     with pytest.raises(PlacementError, match=r"Placing evaluator/0, recorder/0, syncer/0 on 'hub'"):
         placed(request_, Topology((small, CORES, CHIPS)))
+
+
+def test_a_shard_that_keeps_sums_has_few_answers_and_one_of_several_the_state_of_another() -> None:
+    """A sum, and eight answers or a copy of its part at most; the published values of the shard before it, and the
+    codes of its momentum, or, where updates are coded, of its own values, too."""
+
+    def of(**settings: Any) -> tuple[Request, int, int]:
+        program = Program("decoupled-diloco", fragments=4, interval=24, push="float32", keeps="sums", **settings)
+        request = prepare(program, run={"learners": 16}, task_settings={"optimizer": "adamw"})
+        sizes = fragment_sizes(request.graph)
+        return request, max(sizes), sum(sizes)
+
+    for shards in (1, 4):
+        request, largest, values = of(shards=shards)
+        assert answers_bytes(request) == max(4 * largest, min(8 * 4 * largest, 4 * values // shards)) + 4 * largest
+        assert neighbour_bytes(request, 1000) == (0 if shards == 1 else 1000 + 1000 * 8.125 // 32)
+    assert neighbour_bytes(of(shards=2, update="int4")[0], 1000) == 1000 + 2 * 1000 * 8.125 // 32
+    few = prepare(
+        Program("decoupled-diloco", fragments=4, keeps="sums", push="float32"),
+        run={"learners": 2},
+        task_settings={"optimizer": "adamw"},
+    )
+    assert answers_bytes(few) == (2 + 1) * 4 * max(fragment_sizes(few.graph))
 
 
 def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
