@@ -68,8 +68,9 @@ class StateCoder:
 class NeighbourHold:
     """Updates and codes of the shard before this one in; what is held of it, and what its next life is given, out.
 
-    A version is held once its values and its codes are there; until then the one before it is. Fires on a timer, as a
-    `Hold`, which it is for one of the `shards` of `role`: fragment p belongs to the replica p modulo their number.
+    A version is held once its values and its codes are there; until then the one before it is. Fires when one comes,
+    because what has come of a shard that is gone is not there any more, and by `tick`, to notice who lives. It is a
+    `Hold` for one of the `shards` of `role`: fragment p belongs to the replica p modulo their number.
     """
 
     outputs: ClassVar[tuple[str, ...]] = (*Hold.outputs, "kept")
@@ -95,9 +96,13 @@ class NeighbourHold:
         self._hold.open(context)
 
     def __call__(
-        self, update: Mapping[Any, Update] | None = None, coded: Mapping[Any, CodedState] | None = None
+        self,
+        update: Mapping[Any, Update] | None = None,
+        coded: Mapping[Any, CodedState] | None = None,
+        tick: Any = None,
     ) -> list[tuple[str, Any]] | None:
         """Hold what is whole now, give it to a new life, and say what is held, if that is news."""
+        del tick
         for item in (update or {}).values():
             self._wait(self._updates, item)
         for rest in (coded or {}).values():

@@ -61,6 +61,7 @@ SEND_COPY: Final = "copy-sender"
 SEND_STATE: Final = "state-sender"
 CODE_STATE: Final = "state-coder"
 HOLD_NEIGHBOUR: Final = "hold-neighbour"
+TICK_NEIGHBOUR: Final = "neighbour-tick"
 TICK: Final = "hold-tick"
 
 
@@ -91,7 +92,7 @@ def _names(graph: Template) -> Iterator[Fault]:
     own = {RECORDER} | ({EVALUATOR} if _lacks_evaluation(training_of(graph)) else set())
     nodes = {RECORD} | ({EVALUATE} if EVALUATOR in own else set())
     nodes |= {*(f"hold-{name}" for name in HOLDERS), SEND_STATE, TICK} if held_model_of(graph) is not None else set()
-    nodes |= {CODE_STATE, HOLD_NEIGHBOUR} if has_neighbours(graph) else set()
+    nodes |= {CODE_STATE, HOLD_NEIGHBOUR, TICK_NEIGHBOUR} if has_neighbours(graph) else set()
     nodes |= {KEEP} if kept_state_of(graph) is not None else set()
     nodes |= {LEND, SEND_COPY} if training_of(graph).loans is not None else set()
     for role in graph.roles:
@@ -257,7 +258,9 @@ def _add_neighbours(graph: Graph, holding: HeldModelPorts, record: Node) -> None
     count = shard.replicas_max
     coder = shard.node(CODE_STATE, partial(StateCoder, fragments), fires=AnyOf("state"))
     body = partial(NeighbourHold, fragments, role=shard.name, shards=count)
-    hold = shard.node(HOLD_NEIGHBOUR, body, fires=Every(Duration(2 * PERIOD)))
+    hold = shard.node(HOLD_NEIGHBOUR, body, fires=AnyOf("update", "coded", "tick"))
+    ticking = shard.node(TICK_NEIGHBOUR, tick, fires=Every(Duration(2 * PERIOD)))
+    graph.edge(ticking["result"], hold["tick"], Latest())
     after, owner = shard.some("fragment", count, [[(p + 1) % count] for p in range(len(fragments))]), shard.at("owner")
     graph.edge(holding.state, coder["state"], Latest("fragment"))
     updates = updates_in(graph, shard, outer, to=after)
