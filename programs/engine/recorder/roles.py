@@ -61,7 +61,7 @@ SEND_COPY: Final = "copy-sender"
 SEND_STATE: Final = "state-sender"
 CODE_STATE: Final = "state-coder"
 HOLD_NEIGHBOUR: Final = "hold-neighbour"
-TICK_NEIGHBOUR: Final = "neighbour-tick"
+TICK_NEIGHBOUR: Final = "hold-neighbour-tick"
 TICK: Final = "hold-tick"
 
 
