@@ -589,13 +589,15 @@ class Pacer:
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
         # Of these, hosts that only hold the model have sent copies to this life of the shard, or its neighbour has.
         is_given = self._paths is not None and self._paths.gives_copies
-        known = (each for each in unborn if is_given and self._memory.known(each))
-        copied = list(dict.fromkeys([*known, *(each for each in unborn if self._given(each))]))
-        orphans = [each for each in copied if not holders[each]]
+        near = [each for each in unborn if self._given(each)]
+        copied = [each for each in unborn if is_given and self._memory.known(each)]
+        orphans = [each for each in unborn if each in (*copied, *near) and not holders[each]]
         if any(holders.values()) or orphans:
             if self._awaits_holders():
                 return []
-            held = [each for each in unborn if holders[each] or (each in orphans and self._may_ask_again(each))]
+            wanted = [each for each in unborn if holders[each] or each in orphans]
+            # A round of one that comes from elsewhere, too, may close before it is there.
+            held = [each for each in wanted if each not in (*near, *orphans) or self._may_ask_again(each)]
             return [self._open_round(each, "recover", holders[each]) for each in held]
         return self._open_asked(self._memory.fresh(unborn, self._context))
 

@@ -21,7 +21,6 @@ from typing import final
 
 from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
 from isthmus.ops.exchange.wanted_settings import AUTO, OVERLAP, first_interval
-from isthmus.ops.syncer.neighbour import NeighbourHold
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
@@ -30,6 +29,7 @@ from isthmus.programs import wing_table
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.graph_parts import roster_counts
+from isthmus.programs.engine.recorder.roles import has_neighbours
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
@@ -100,9 +100,8 @@ def answers_bytes(request: Request) -> int:
 def neighbour_bytes(request: Request, values: int) -> int:
     """What a shard holds of the one before it: published `values` of it, and the codes of its momentum and, where
     updates are coded, of its own values."""
-    holds = any(node.body is NeighbourHold for node in request.graph.nodes)
     coded = 1 + any(node.body is OuterStep and node.keywords["update"] != "float32" for node in request.graph.nodes)
-    return int(values * (1 + coded * FORMATS[STATE_FORMAT].bits / 32)) if holds else 0
+    return int(values * (1 + coded * FORMATS[STATE_FORMAT].bits / 32)) if has_neighbours(request.graph) else 0
 
 
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:

@@ -133,6 +133,22 @@ def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
     assert prediction.price_per_hour == pytest.approx(8 * 1.2 + 0.05)
 
 
+def test_each_of_several_shards_sends_the_next_one_its_versions_and_its_momentum_in_codes() -> None:
+    program = Program("decoupled-diloco", interval=24, push="float32", shards=2)
+    request = prepare(program, run={"learners": 3}, task_settings={"optimizer": "adamw"})
+    other = Machine("other", HERE, roles=("syncer",))
+    hub = replace(HUB, roles=("syncer",))
+    at_home = Machine("home", HERE, roles=("evaluator",))
+    placement, prediction = predicted(request, at_home, hub, other, CORES, CHIPS)
+    assert placement.of_role("syncer") == ("hub", "other")
+    rate = prediction.islands[0].link_bits
+    assert rate is not None
+    near = 1 + 8.125 / 32
+    links = {link.machine: link.bits for link in prediction.links}
+    each = (3 + 1 + near) * rate / 2  # Learners, the evaluator, the other shard.
+    assert (links["hub"], links["other"], links["home"]) == pytest.approx((each, each, rate))
+
+
 @pytest.mark.parametrize(
     ("push", "update", "bits"),
     [("int4", "float32", 32), ("int4", "bf16", 16), ("int8", "int4", 8.125), ("auto", "int4", 32)],
