@@ -277,6 +277,7 @@ def free_running(
         told=evaluation.told,
         copies=copies,
         held=[pacer["held"]],
+        begins=nodes.merge["copy"],
     )
     own = parts if paths is None else paths.own
     graph.chose(fragments=len(own), interval=interval, outer_lr=lr, outer_momentum=momentum)

@@ -62,6 +62,7 @@ class HeldModelPorts:
     wanted: tuple[Port, ...] = ()
     own: Port | None = None
     restored: Port | None = None
+    begins: Port | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,7 @@ class ProgramGraph(Graph):
         wanted: Sequence[Port] = (),
         own: Port | None = None,
         restored: Port | None = None,
+        begins: Port | None = None,
     ) -> None:
         """Declare how a model that shards publish is held by recorder and evaluator, in case shards and learners die
         together, and kept on disk.
@@ -187,6 +189,8 @@ class ProgramGraph(Graph):
           shards, which are given copies when no other host may have any. `held`: inputs that are told what is held.
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
           included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
+        - `begins`: an input of shards for a version with which a fragment begins again. Where there are several shards,
+          each of them then has the newest state of the one before it, too, which it is given by this port and `kept`.
         """
         self.declared[_HELD_MODEL] = HeldModelPorts(
             self.declared_port("state", state),
@@ -199,6 +203,7 @@ class ProgramGraph(Graph):
             tuple(self.declared_port("wanted", port, is_input=True) for port in wanted),
             self._optional("own", own),
             self._optional("restored", restored, is_input=True),
+            self._optional("begins", begins, is_input=True),
         )
 
     def keep(self, state: Port, kept: Port) -> None:

@@ -147,7 +147,9 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool, route: R
     receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
     graph.edge(outer["update"], receive["update"], Latest("place"), to=route)
     sender, receiver = route.divisors  # The groups of updates are those of whole ones, too.
-    to = (role.at("slot") if answers else role.all).within(route.groups, sender=sender, receiver=receiver)
+    to = (role.at("slot") if answers or role.name == outer.role else role.all).within(
+        route.groups, sender=sender, receiver=receiver
+    )
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
     of_fragment = graph.role_of(outer.role).at("fragment").within(route.groups, sender=receiver, receiver=sender)
     graph.edge(receive["need"], frames["need"], Latest("fragment"), to=back or of_fragment)

@@ -102,5 +102,8 @@ MEASURED_BY: Final = (
     "isthmus compare decoupled-diloco --sweep program.push=int4,int2,int1 --sweep program.interval=24,48,96 "
     "--set task.batch=8 --tokens 4100000 --speeds 1 --seeds 1"
 )
+STATE_FORMAT: Final[Format] = "int8"
+"""The format of what a shard's neighbour keeps beside published values: the error is 1/254 of the largest magnitude of
+a block at most."""
 CODED: Final[tuple[Format, ...]] = tuple(name for name in get_args(Format) if name != "float32")
 """The names of those that are codes."""

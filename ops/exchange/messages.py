@@ -231,6 +231,8 @@ class Round(TypedDict):
     """The progress of the whole run."""
     known: list[Annotated[list[Any], tuple[Count, Count, str, Lengths]]]
     """Of kind 'recover', the versions of hosts that only hold the model, as [epoch, count, digest, lengths]."""
+    given: NotRequired[Version]
+    """Of kind 'recover', the version of which a copy is on its way to this shard from its neighbour."""
     asked: NotRequired[RequestedSettings]
     """Present where settings follow the links."""
     carry: NotRequired[list[Count]]
@@ -628,12 +630,37 @@ class EvaluationNeeds(TypedDict):
     final: bool
 
 
-class Kept(TypedDict):
-    """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
+KeptTensor: TypeAlias = Annotated[npt.NDArray[Any], Vector | Annotated[npt.NDArray[np.int8], ("sizes", None)]]
+"""Values, or their codes of 8 bits."""
+
+
+class CodedState(TypedDict):
+    """state-coder -> hold-neighbour, of the next shard: a ShardState without the published values, which that has from
+    updates.
+
+    `momentum` and `theta` are codes in STATE_FORMAT, with their scales: of the momentum, where the program has any,
+    and of what Theta differs from the published values, where these are coded.
+    """
 
     fragment: Count
     version: Version
-    tensors: dict[str, Vector]
+    momentum: NotRequired[SentVector]
+    momentum_scales: NotRequired[Vector]
+    theta: NotRequired[SentVector]
+    theta_scales: NotRequired[Vector]
+    lengths: Lengths
+
+
+class Kept(TypedDict):
+    """a hold node -> outer-step, in a new life of the shard: the `tensors` of a State.
+
+    From the run's home they are float32. From a neighbour they are codes as in CodedState, with their scales beside
+    them; none at all where it has taken them back.
+    """
+
+    fragment: Count
+    version: Version
+    tensors: dict[str, KeptTensor]
 
 
 class Need(TypedDict):
@@ -901,6 +928,12 @@ class Held(TypedDict):
     given: list[Annotated[list[Any], tuple[Count, Count, Count, str, Lengths]]]
     """Its versions from a former life of their shard, as [fragment, epoch, count, digest, lengths]; the lengths are
     none where only the shard's state has them."""
+
+
+class NeighbourHeld(Held):
+    """hold-neighbour -> pacer of the shard `owner`, and recorder: what it holds of that shard's fragments."""
+
+    owner: Count
 
 
 class Control(TypedDict):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, AnswerValues, Progress, RegionAnswer, Update, Vector, Vote
+from isthmus.ops.exchange.messages import Answer, AnswerValues, CodedState, Progress, RegionAnswer, Update, Vector, Vote
 from isthmus.ops.exchange.requested import Count
 from isthmus.ops.step_tokens import AtMost, StepTokens, tokens_now
 
@@ -104,6 +104,13 @@ def vote(whole: Sequence[Fragment], tokens_most: int) -> Any:
     size = sum(fragment.size for fragment in whole)
     values, tokens = Annotated[Vector, ("sizes", size)], Annotated[int, ("range", 1, tokens_most)]
     return Annotated[Vote, {"tokens": tokens, "values": values}]
+
+
+def coded_state(fragments: Sequence[Fragment]) -> Any:
+    """The schema of a shard's state beside its updates."""
+    codes = sized(npt.NDArray[np.int8], [fragment.size for fragment in fragments])
+    scales = sized(Vector, blocks(fragments))
+    return Annotated[CodedState, {"momentum": codes, "momentum_scales": scales, "theta": codes, "theta_scales": scales}]
 
 
 def coded_update(fragments: Sequence[Fragment]) -> Any:

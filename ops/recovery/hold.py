@@ -121,6 +121,8 @@ class RelayedTotals:
 
 HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
+NEIGHBOUR: Final = "neighbour"
+"""What a shard calls itself as the holder of the shard before it."""
 
 
 @final
@@ -176,15 +178,15 @@ class Hold:
                 copies.append(withdrawn(fragment))
         return copies
 
-    def news(self, **of_disk: Any) -> list[tuple[str, Held]]:
-        """The report of what is held, with these fields about a disk, if it has changed."""
+    def news(self, **others: Any) -> list[tuple[str, Held]]:
+        """The report of what is held, with these fields beside it or in place of its own, if it has changed."""
         report = held_by(
             self._context.member.replica.role,
             fragments=sorted(self.held),
             merged=sorted(fragment for fragment, held in self.held.items() if held["version"][1]),
             lives=[[shard, life] for shard, life in sorted(self._lives().items())],
             given=[row for _, (_, row) in sorted(self._copies_sent.items())],
-            **of_disk,
+            **others,
         )
         if report == self._sent:
             return []
@@ -197,7 +199,7 @@ class Hold:
         return {each.replica.slot: each.incarnation for each in members}
 
 
-def held_by(holder: str, **fields: Any) -> Held:
+def held_by(holder: str, /, **fields: Any) -> Held:
     """The report of a role that has nothing but these fields."""
     nothing: dict[str, Any] = {name: [] for name in Held.__annotations__} | {"error": None, "store": None}
     return cast(Held, {**nothing, "holder": holder, **fields})
@@ -275,10 +277,11 @@ class ShardMemory:
     model as lost once no host holds it.
     """
 
-    def __init__(self, *, is_of_modules: bool = False) -> None:
+    def __init__(self, *, is_of_modules: bool = False, neighbours: int = 0) -> None:
         """`is_of_modules`: fragments have not all the same learners, so that one may be merged while another has no
-        version yet. That one begins, as long as no merge of it is known."""
-        self._is_of_modules = is_of_modules
+        version yet. That one begins, as long as no merge of it is known. `neighbours`: how many shards there are, where
+        the next one is a holder, too."""
+        self._is_of_modules, self._neighbours = is_of_modules, neighbours
         self._merged: set[int] = set()
         self._heard: dict[Any, Held] = {}
         self._recorded: set[int] = set()
@@ -315,7 +318,7 @@ class ShardMemory:
             now, wanted = context.now(), set(fragments)
             self._kept_by = now + KEPT_WAIT if self._kept_by is None else self._kept_by
             is_held = any(wanted <= set(item["fragments"]) for item in self._living(context))
-            self._is_kept = is_held or not _holders(context) or now >= self._kept_by
+            self._is_kept = is_held or not self._holders(context) or now >= self._kept_by
         return self._is_kept
 
     def news(self, context: ShardContext) -> list[tuple[str, Held]]:
@@ -333,11 +336,11 @@ class ShardMemory:
         """Whether all live holders of the model have checked their versions for this life of the shard."""
         own = [context.member.replica.slot, context.member.incarnation]
         looked = {replica for replica, item in self._heard.items() if own in item["lives"]}
-        return _holders(context) <= looked
+        return self._holders(context) <= looked
 
     def _living(self, context: ShardContext) -> list[Held]:
         """The reports of live holders."""
-        return [self._heard[holder] for holder in sorted(_holders(context)) if holder in self._heard]
+        return [self._heard[holder] for holder in sorted(self._holders(context)) if holder in self._heard]
 
     def totals(self) -> list[list[int]]:
         """The progress of the run in the versions held for this life of the shard, [slot, incarnation, tokens]."""
@@ -348,6 +351,20 @@ class ShardMemory:
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
 
+    def given(self, fragment: int, context: ShardContext) -> list[int] | None:
+        """The version of a fragment that the neighbour, which lives, gives this life; None where it gives none."""
+        own = [context.member.replica.slot, context.member.incarnation]
+        for item in self._living(context):
+            if item["holder"] == NEIGHBOUR and own in item["lives"]:
+                return next((row[1:3] for row in item["given"] if row[0] == fragment), None)
+        return None
 
-def _holders(context: ShardContext) -> set[Any]:
-    return {member.replica for member in context.members() if member.replica.role in HOLDERS}
+    def _holders(self, context: ShardContext) -> set[Any]:
+        """The live holders of what this shard has."""
+        replicas = [member.replica for member in context.members()]
+        holders = {each for each in replicas if each.role in HOLDERS}
+        if self._neighbours < 2:
+            return holders
+        own = context.member.replica
+        after = own.role, (own.slot + 1) % self._neighbours
+        return holders | {each for each in replicas if (each.role, each.slot) == after}

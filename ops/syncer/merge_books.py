@@ -186,6 +186,10 @@ class MergeBooks:
             return self._gradient(round, record, None)
         answer, copy = self._newest(round, answers, record), self._copies.get(p)
         newest_held = max(([epoch, count] for epoch, count, *_ in round["known"]), default=[0, 0])
+        given, base = round.get("given", [0, 0]), [0, 0] if answer is None else answer["base"] or [0, 0]
+        if given > base:
+            # Its neighbour has a newer one than any learner: it is here, or on its way.
+            newest_held, answer = given, None
         if answer is not None:
             record["voters"], record["weights"] = [answer["slot"]], [1.0]
             newest = FirstVersion(answer["gradient"], answer["base"], answer["clock"], answer["positions"])

@@ -4,8 +4,9 @@ Decides when a fragment is published: after each step; again, unchanged, where a
 learner begins again from it (others ignore it); and as final at the end. Theta and the momentum are float32, and every
 publication has a buffer of its own. Where updates are coded, all other nodes have B instead of Theta (`Publication`).
 
-A shard that comes back begins with the version that learners hold, and takes over the momentum and Theta that the home
-keeps of it (ports `state` and `kept`), if they are of that version, or, for the momentum, of an older one of its epoch.
+A shard that comes back begins with the version that learners hold, and takes over the momentum and Theta that its home
+and its neighbour keep of it (ports `state` and `kept`), if they are of that version, or, for the momentum, of an older
+one of its epoch: of the newest that fits, and of two of one version the exact one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     FinalFragment,
@@ -38,7 +40,7 @@ from isthmus.ops.syncer.merge_books import KEPT_MAX
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from isthmus.ops.kernels.coding import Coded
+    from isthmus.ops.kernels.coding import Coded, Values
 
 
 class KeyFrames:
@@ -48,7 +50,7 @@ class KeyFrames:
     its own. `frame` is the key of a fragment's mailbox.
     """
 
-    outputs = ("learner", "region", "evaluator", "recorder")
+    outputs = ("learner", "region", "evaluator", "syncer")
     collects = ("state", "need")
     schemas: ClassVar = {"need": Need}
 
@@ -76,6 +78,8 @@ class KeyFrames:
         return frames or None
 
 
+SCALES: Final = "_scales"
+"""What follows the name of a tensor in that of the scales of its codes."""
 CHAIN: Final = 4
 """Versions that a receiver may be behind before it needs a whole one: their codes are half as large as that."""
 
@@ -117,6 +121,20 @@ class Publication:
         return item  # type: ignore[no-any-return]
 
 
+def _is_exact(kept: Kept) -> bool:
+    """Whether its tensors are not coded."""
+    return not any(name.endswith(SCALES) for name in kept["tensors"])
+
+
+def _as_kept(kept: Kept, name: str) -> Values:
+    """A tensor as it came, or its codes."""
+    from isthmus.ops.kernels import coding
+
+    tensors = kept["tensors"]
+    scales = tensors.get(name + SCALES)
+    return tensors[name] if scales is None else coding.Coded(tensors[name], scales, STATE_FORMAT)
+
+
 class OuterStep:
     """Gradient in; Update to learners, its books (`told`) to the evaluator, State to whoever gives it to these two,
     Merging to pacer and recorder; once, Final.
@@ -150,7 +168,8 @@ class OuterStep:
         """Fragment -> the version with which this life recovered, as long as its momentum may yet arrive."""
         self._gone_on: dict[int, Version] = {}
         """Fragment -> the version whose momentum this life continues with."""
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, dict[bool, Kept]] = {}
+        """What came of each fragment, the codes of its neighbour, and the exact one of the home."""
         self._wanted: list[int] = []
         """The counts of the versions that are wanted for a cut, by fragment."""
         self._now: Any = None
@@ -161,8 +180,9 @@ class OuterStep:
         from isthmus.ops.kernels import coding, nesterov
 
         nesterov.warm()
-        if self._format != "float32":
+        if self._format != "float32" or context.member.incarnation > 1:
             coding.warm_updates()
+        self._coding: ModuleType = coding
         self._is_finite, self._largest = coding.is_finite, coding.largest
         self._nesterov: ModuleType = nesterov
         self._now = context.now
@@ -179,7 +199,9 @@ class OuterStep:
         for item in (wanted or {}).values():
             self._wanted = item["counts"]
         # Before the step, which is the last moment for what the home keeps of Theta.
-        self._kept |= {item["fragment"]: item for item in (kept or {}).values() if self._is_sound(item)}
+        for had in (kept or {}).values():
+            if self._is_sound(had):
+                self._kept.setdefault(had["fragment"], {})[_is_exact(had)] = had
         merged = gradient["direction"] is not None
         if merged:
             self._step(gradient)
@@ -290,18 +312,46 @@ class OuterStep:
         return "float32" if settings is None else settings["update"]
 
     def _go_on(self, p: int, newest: Version) -> None:
-        """Take over the former life's momentum and Theta for the `newest` version, if they have arrived."""
-        begun, kept = self._begun.get(p), self._kept.pop(p, None)
-        if begun is None or kept is None or kept["version"][0] != begun[0] or kept["version"] > begun:
+        """Take over the former life's momentum and Theta for the `newest` version, if they have arrived.
+
+        A newer momentum may come later than an older one, from the other host that keeps it; until the first step it
+        takes the place of that.
+        """
+        begun, kept, before = self._begun.get(p), self._fitting(p), self._gone_on.get(p)
+        if begun is None or kept is None:
+            return
+        has_stepped = newest[1] != begun[1]
+        if before is not None and (has_stepped or kept["version"] <= before):
             return
         if self._momentum:
             # A momentum is linear in its past: one that is n outer steps old counts as mu^n of itself.
             share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
-            self._velocity[p] = self._velocity[p] + share * kept["tensors"]["momentum"]
+            own = self._velocity[p] if before is None else np.zeros(self._fragments[p].size, np.float32)
+            self._velocity[p] = own + share * self._kept_tensor(kept, "momentum")
             self._gone_on[p] = kept["version"]
-        if p in self._publications and kept["version"] == begun and newest[1] == begun[1]:
-            self._theta[p] = kept["tensors"]["theta"]
-        del self._begun[p]
+        if p in self._publications and kept["version"] == begun and not has_stepped:
+            self._theta[p] = self._kept_tensor(kept, "theta", to=self._publications[p].values)
+        if has_stepped or kept["version"] == begun:
+            del self._begun[p]
+
+    def _fitting(self, p: int) -> Kept | None:
+        """The newest of what is kept of a fragment that is of the version with which this life recovered, or of an
+        older one of its epoch; what came is looked at once."""
+        begun, came = self._begun.get(p), self._kept.pop(p, {})
+        if begun is None:
+            return None
+        fitting = [(kept["version"], is_exact) for is_exact, kept in came.items() if kept["version"][0] == begun[0]]
+        fitting = [each for each in fitting if each[0] <= begun]
+        return came[max(fitting)[1]] if fitting else None
+
+    def _kept_tensor(self, kept: Kept, name: str, *, to: Vector | None = None) -> Vector:
+        """A tensor of what is kept; what is coded is added `to` these values, or is all there is."""
+        coded, fragment = _as_kept(kept, name), self._fragments[kept["fragment"]]
+        if isinstance(coded, np.ndarray):
+            return coded
+        base = np.zeros(fragment.size, np.float32) if to is None else to
+        values: Vector = self._coding.add(base, coded, fragment)
+        return values
 
     def _tensors(self, p: int) -> dict[str, Vector]:
         """The tensors that a new life of this shard needs of a fragment beside its published values."""
@@ -315,8 +365,14 @@ class OuterStep:
         # Before the sizes: there may be no such fragment, or tensor.
         if p >= len(self._fragments) or not set(needed) <= set(tensors):
             return False
-        size = self._fragments[p].size
-        return all(tensors[name].shape == (size,) and self._largest(tensors[name]) <= KEPT_MAX for name in needed)
+        return all(self._is_kept(_as_kept(kept, name), self._fragments[p]) for name in needed)
+
+    def _is_kept(self, values: Values, fragment: Fragment) -> bool:
+        """Whether a tensor, or its codes, may be gone on with."""
+        if isinstance(values, np.ndarray):
+            return values.shape == (fragment.size,) and values.dtype == np.float32 and self._largest(values) <= KEPT_MAX
+        is_whole = self._coding.is_whole(values, fragment) and self._is_finite(values)
+        return is_whole and FORMATS[STATE_FORMAT].levels * values.scales.max(initial=0.0) <= KEPT_MAX
 
     def _final(self, p: int, update: Update) -> FinalFragment:
         fragment, values = self._fragments[p], update["values"]

@@ -138,6 +138,11 @@ RECOVERY_GRACE: Final = 1_000_000_000
 the versions that they hold. Only the newest version includes everything in the others."""
 
 
+COPY_WAIT: Final = 10_000_000_000
+"""Nanoseconds from then on for which it waits for the copy of its neighbour, where that is newer than what learners
+have."""
+
+
 Tier: TypeAlias = Literal["flat", "region", "regions"]
 """Whose rounds: of all learners; of those of one region, by its syncer; of the regions, by the global syncer."""
 RENEWED_AT_ONCE: Final = 64
@@ -301,7 +306,8 @@ class Pacer:
         self._recovers_at: int | None = None
         self._copies_at: dict[int, int] = {}
         """When a fragment that no learner holds may be asked for again."""
-        self._memory = ShardMemory(is_of_modules=paths is not None)
+        neighbours = shards if tier != "region" else 0
+        self._memory = ShardMemory(is_of_modules=paths is not None, neighbours=neighbours)
         self._placing = Placing()
         self._is_stopping = False
 
@@ -581,16 +587,23 @@ class Pacer:
         if self._tier == "region":
             return self._open_asked([fragment for fragment in unborn if fragment in self._asked])
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
-        # Of these, hosts that only hold the model have sent copies to this life of the shard.
+        # Of these, hosts that only hold the model have sent copies to this life of the shard, or its neighbour has.
         is_given = self._paths is not None and self._paths.gives_copies
-        copied = [each for each in unborn if self._memory.known(each)] if is_given else []
-        orphans = [each for each in copied if not holders[each]]
+        near = [each for each in unborn if self._given(each)]
+        copied = [each for each in unborn if is_given and self._memory.known(each)]
+        orphans = [each for each in unborn if each in (*copied, *near) and not holders[each]]
         if any(holders.values()) or orphans:
             if self._awaits_holders():
                 return []
-            held = [each for each in unborn if holders[each] or (each in orphans and self._may_ask_again(each))]
+            wanted = [each for each in unborn if holders[each] or each in orphans]
+            # A round of one that comes from elsewhere, too, may close before it is there.
+            held = [each for each in wanted if each not in (*near, *orphans) or self._may_ask_again(each)]
             return [self._open_round(each, "recover", holders[each]) for each in held]
         return self._open_asked(self._memory.fresh(unborn, self._context))
+
+    def _given(self, fragment: int) -> list[int] | None:
+        """The version of a fragment that this life's neighbour gives it."""
+        return self._memory.given(fragment, self._context)
 
     def _may_ask_again(self, fragment: int) -> bool:
         """Whether a round without members may open for a fragment: its copy may still be on its way."""
@@ -609,6 +622,11 @@ class Pacer:
                 break
             opened.append(self._open_round(each, "initial", [giver]))
         return opened
+
+    def _awaits_copy(self) -> bool:
+        """Whether a version that only the neighbour has is worth the wait: the copy may never come."""
+        assert self._recovers_at is not None
+        return self._context.now() < self._recovers_at + COPY_WAIT
 
     def _awaits_holders(self) -> bool:
         """Whether a report is missing of a learner that has trained in this run, and may hold the newest version."""
@@ -838,6 +856,9 @@ class Pacer:
             totals=self._totals.rows(),
             known=self._memory.known(fragment) if kind == "recover" else [],
         )
+        given = self._given(fragment) if kind == "recover" else None
+        if given is not None and self._awaits_copy():
+            item["given"] = given
         if self._following.is_needed and kind in ("merge", "final"):
             item["asked"] = self._following.requests(members)
         if kind == "merge" and self._speeds.carry == "auto" and self._slow.slots:

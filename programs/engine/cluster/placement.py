@@ -8,6 +8,10 @@ Nodes of one role go together, so that the nodes that feed a step and send its r
   failure domains; before that, machines without accelerators and without learners are preferred; among those left, the
   machine with the fewest hosts and then the widest link, so that the syncer is where the bandwidth is and the evaluator
   is elsewhere.
+- Several shards of a role are spread by load and link: each goes where it loads the link least, and so on machines of
+  their own, or beside learners. A learner loads a link by 1, a shard by the learners over the shards. A machine that
+  does not tell its bandwidth counts as the narrowest that does. One that fails together with the shard before, which
+  has its newest state at this one, counts as loaded twice. Between equals the rules before decide.
 - Where machines have regions, and the graph syncers of regions, learner s is on a machine of region s modulo their
   number, and the syncer of a region on one of its own. Regions are numbered by their sorted names.
 - The recorder is at home: the first machine of the cluster that takes other roles than learners. The author of the
@@ -23,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -189,7 +194,7 @@ def place(
     that prevents the placement.
     """
     regions = regions_in(graph) if topology.regions else 0
-    builder = _Builder(topology, kept, regions)
+    builder = _Builder(topology, kept, _loads(graph, roster), regions)
     faults = list(_unknown_roles(graph, topology))
     if regions and (region_faults := list(_region_faults(topology, regions))):
         raise PlacementError.of([*faults, *region_faults])
@@ -210,6 +215,13 @@ def place(
         raise PlacementError.of(faults)
     builder.put([Replica(RECORDER, number) for number in range(roster.get(RECORDER, 0))], home)
     return Placement(MappingProxyType(dict(sorted(builder.machines.items()))), home.name)
+
+
+def _loads(graph: Template, roster: Mapping[str, int]) -> dict[str, Fraction]:
+    """How much a replica of a role loads the link of its machine, beside a learner, of those with several replicas."""
+    learners, several = roster.get(LEARNER, 0), [role.name for role in graph.roles if roster.get(role.name, 0) > 1]
+    shards = {name: Fraction(learners, roster[name]) for name in several if name not in (LEARNER, RECORDER, EVALUATOR)}
+    return {**shards, LEARNER: Fraction(1)}
 
 
 def home_of(topology: Topology) -> Machine | None:
@@ -248,9 +260,15 @@ def _region_faults(topology: Topology, count: int) -> Iterator[Fault]:
 class _Builder:
     """A placement under construction."""
 
-    def __init__(self, topology: Topology, kept: Mapping[Replica, str], regions: int = 0) -> None:
-        """With the replicas that stay where they are, and the number of regions that bind learners and syncers."""
-        self._topology, self._regions = topology, regions
+    def __init__(
+        self, topology: Topology, kept: Mapping[Replica, str], loads: Mapping[str, Fraction], regions: int = 0
+    ) -> None:
+        """With the replicas that stay where they are, how much those of a role load a link, and the number of regions
+        that bind learners and syncers."""
+        self._topology, self._loads, self._regions = topology, loads, regions
+        self._loaded: dict[str, Fraction] = {machine.name: Fraction(0) for machine in topology.machines}
+        told = [machine.bandwidth_bits for machine in topology.machines if machine.bandwidth_bits]
+        self._narrowest = min(told, default=1)
         self.machines: dict[Replica, str] = {}
         self._hosts: Counter[str] = Counter()
         self._of_role: Counter[tuple[str, str]] = Counter()
@@ -266,6 +284,7 @@ class _Builder:
             if replica not in self.machines:
                 self.machines[replica] = machine.name
                 self._hosts[machine.name] += 1
+                self._loaded[machine.name] += self._loads.get(replica.role, 0)
                 self._of_role[replica.role, machine.failure_domain] += 1
 
     def add(self, replicas: list[Replica]) -> Iterator[Fault]:
@@ -291,12 +310,28 @@ class _Builder:
                     do = f"Give one of them an address, and {role!r} among its roles."
                     yield Fault(f"Placing {replica}", f"a machine of region {where!r} with an address", "none", do)
                 elif replica not in self.machines:
-                    self.put([replica], min(able, key=lambda machine: self._rank(machine, role, learners)))
+                    before = self._domain_before(replica)
+                    ranked = [(self._load(each, role, before), self._rank(each, role, learners), each) for each in able]
+                    self.put([replica], min(ranked, key=lambda of: of[:2])[2])
 
     def _may_have(self, machine: Machine, replica: Replica) -> bool:
         """Whether a machine is in the region of a replica, where that has one."""
         is_bound = self._regions and replica.role in (LEARNER, REGION)
         return not is_bound or self._topology.region_of(machine) == replica.slot % self._regions
+
+    def _domain_before(self, replica: Replica) -> str | None:
+        """The failure domain of the shard before one, of its region; None where there is none."""
+        step = self._regions if replica.role == REGION else 1
+        name = self.machines.get(Replica(replica.role, replica.slot - step)) if replica.slot >= step else None
+        return None if name is None else self._topology.by_name()[name].failure_domain
+
+    def _load(self, machine: Machine, role: str, before: str | None) -> Fraction:
+        """How much a machine's link would be loaded with one more of several replicas of a role; else 0."""
+        share = self._loads.get(role)
+        if share is None:
+            return Fraction(0)
+        times = 2 if machine.failure_domain == before else 1
+        return times * (self._loaded[machine.name] + share) / (machine.bandwidth_bits or self._narrowest)
 
     def _rank(self, machine: Machine, role: str, learners: set[str]) -> tuple[bool, bool, int, int, int, str]:
         """Rank of a machine for the next replica of a role; the smallest is taken."""

@@ -2,8 +2,9 @@
 
 By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
 (P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
-published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the syncer of
-a region besides what it has from the global one, and sends it (5 P); the evaluator
+published values (3 P / shards), of several shards the published values and the codes of another one's state, and the
+answers of all learners to the rounds that it may have in flight, or, where it keeps sums, these and the values that may
+be on their way to it; the syncer of a region besides what it has from the global one, and sends it (5 P); the evaluator
 the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
 batches and buffers come on top. For islands there may be better figures, from a compiler.
 
@@ -18,14 +19,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
 from isthmus.ops.exchange.wanted_settings import AUTO, OVERLAP, first_interval
+from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
+from isthmus.ops.syncer.summed_merge import ASKED_MAX, SummedMerge
 from isthmus.programs import wing_table
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology, place
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.graph_parts import roster_counts
+from isthmus.programs.engine.recorder.roles import has_neighbours
 from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
@@ -71,8 +75,12 @@ def needs_found(request: Request) -> Find:
 
 
 def answers_bytes(request: Request) -> int:
-    """The answers that a shard holds at most, those that are late for their round left aside: of the largest fragment,
-    for each learner, to as many rounds as may be open, in the format of answers."""
+    """What a shard holds of answers at most, those that are late for their round left aside.
+
+    Of the largest fragment, for each learner, to as many rounds as may be open, in the format of answers. Where it
+    keeps sums: one for each of these rounds, and the answers that are on their way to it, ASKED_MAX or a copy of its
+    part of the model, and one at least.
+    """
     pacer = next((node.keywords for node in request.graph.nodes if node.body is Pacer), None)
     if pacer is None:
         return 0
@@ -80,17 +88,29 @@ def answers_bytes(request: Request) -> int:
     overlap = min(OVERLAP, interval) if pacer["overlap"] == AUTO else pacer["overlap"]
     rounds = rounds_in_flight_max(overlap, pacer["fragments"], interval, pacer["shards"])
     rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
-    bits = FORMATS["float32" if pacer["push"] == AUTO else pacer["push"]].bits
-    return int(rounds * request.job.learners * max(pacer["sizes"]) * bits / 8)
+    bits, largest = FORMATS["float32" if pacer["push"] == AUTO else pacer["push"]].bits, max(pacer["sizes"])
+    answer = largest * bits / 8
+    if any(node.body is SummedMerge for node in request.graph.nodes):
+        part = FLOAT32_BYTES * sum(pacer["sizes"]) / pacer["shards"]
+        learners = min(ASKED_MAX, request.job.learners)
+        return int(max(answer, min(learners * answer, part)) + rounds * FLOAT32_BYTES * largest)
+    return int(rounds * request.job.learners * answer)
+
+
+def neighbour_bytes(request: Request, values: int) -> int:
+    """What a shard holds of the one before it: published `values` of it, and the codes of its momentum and, where
+    updates are coded, of its own values."""
+    coded = 1 + any(node.body is OuterStep and node.keywords["update"] != "float32" for node in request.graph.nodes)
+    return int(values * (1 + coded * FORMATS[STATE_FORMAT].bits / 32)) if has_neighbours(request.graph) else 0
 
 
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
     """Minimum bytes that the hosts on each machine need of its own memory, by the machine's name."""
     machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
     counts = {role: len(placement.of_role(role)) for role in (SYNCER, REGION, EVALUATOR, RECORDER)}
-    has_model = counts[SYNCER] > 0
+    has_model, part = counts[SYNCER] > 0, values // max(counts[SYNCER], 1)
     least = {
-        SYNCER: 3 * values // max(counts[SYNCER], 1) + answers_bytes(request),
+        SYNCER: 3 * part + answers_bytes(request) + neighbour_bytes(request, part),
         # The anchor, and the answers whose fate is open, which are mostly of one merge.
         REGION: 5 * values // max(counts[REGION] // max(regions_in(request.graph), 1), 1) + answers_bytes(request),
         EVALUATOR: 2 * values,

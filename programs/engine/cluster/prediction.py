@@ -38,7 +38,7 @@ from textwrap import wrap
 from typing import Any, Final, final
 
 from isthmus.ops.data.positions import of_slot
-from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs import SHIPPED_TASK
@@ -52,6 +52,7 @@ from isthmus.programs.engine.cluster.placing import (
     not_asked,
     placed,
 )
+from isthmus.programs.engine.recorder.roles import has_neighbours
 from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
@@ -178,7 +179,7 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
         for number, (machine, found) in enumerate(zip(hosts, needs, strict=True))
     )
     links, assumptions = (
-        _links(topology, placement, rates, _exchange(request), regions_in(request.graph)),
+        _links(topology, [*_flows(request, placement, [rate or 0.0 for rate in rates])], is_known=None not in rates),
         _assumptions(request, is_compiled=any(needs)),
     )
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
@@ -231,14 +232,11 @@ def _format(request: Request) -> str:
     return max((name if name in FORMATS else "float32" for name in formats), key=lambda name: FORMATS[name].bits)
 
 
-def _links(
-    topology: Topology, placement: Placement, rates: Sequence[float | None], exchange: int, regions: int
-) -> tuple[MachineLink, ...]:
-    """The load of each machine's link; bits are None if a learner's rate is unknown."""
+def _links(topology: Topology, flows: Sequence[tuple[str, str, float]], *, is_known: bool) -> tuple[MachineLink, ...]:
+    """The load of each machine's link by flows; bits are None if a learner's rate is unknown."""
     sent: defaultdict[str, float] = defaultdict(float)
     received: defaultdict[str, float] = defaultdict(float)
-    is_known = all(rate is not None for rate in rates)
-    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates], exchange, regions):
+    for source, target, bits in flows:
         if source != target:
             sent[source] += bits
             received[target] += bits
@@ -252,14 +250,14 @@ def _links(
     )
 
 
-def _flows(
-    placement: Placement, rates: Sequence[float], exchange: int, regions: int
-) -> Iterator[tuple[str, str, float]]:
-    """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners.
+def _flows(request: Request, placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, str, float]]:
+    """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners; from
+    each of several shards to its neighbour, which has the momentum in codes beside each version.
 
     Where there are `regions`, the learners are those of their shards, and the global shards' learners are these, every
     `exchange` merges.
     """
+    exchange, regions, is_held = _exchange(request), regions_in(request.graph), has_neighbours(request.graph)
     learners, shards, hosts = (placement.of_role(role) for role in (LEARNER, SYNCER, REGION))
     if regions:
         of_region = len(hosts) // regions
@@ -269,7 +267,10 @@ def _flows(
                 yield host, learner, rate / of_region
         fastest = [max(rates[of::regions]) / exchange / of_region for of in range(regions)]
         learners, rates = hosts, [fastest[number % regions] for number in range(len(hosts))]
-    for shard in shards:
+    for number, shard in enumerate(shards):
+        if is_held:
+            beside = 1 + FORMATS[STATE_FORMAT].bits / FORMATS["float32"].bits
+            yield shard, shards[(number + 1) % len(shards)], beside * max(rates, default=0.0) / len(shards)
         for learner, rate in zip(learners, rates, strict=True):
             yield learner, shard, rate / len(shards)
             yield shard, learner, rate / len(shards)

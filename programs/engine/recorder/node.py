@@ -115,13 +115,14 @@ class ModelHolders:
     def __init__(self, count: int, *, is_of_modules: bool = False) -> None:
         self._count, self._is_of_modules = count, is_of_modules
         self._held: dict[Any, frozenset[int]] = {}
+        """By (replica, holder): a shard is one of its own, and of its neighbour."""
         self._is_merged = False
         self._looks: dict[int, int] = {}
         """Fragment -> looks in a row in which it had no holder."""
 
     def record(self, held: Mapping[Any, Held]) -> None:
         """Take the holders' reports, by (replica, key)."""
-        self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
+        self._held |= {(each, item["holder"]): frozenset(item["fragments"]) for (each, _), item in held.items()}
         self._is_merged |= any(item["merged"] for item in held.values())
 
     def look(self, books: Books, members: Iterable[Any]) -> None:
@@ -148,7 +149,7 @@ class ModelHolders:
     def _unheld(self, books: Books, members: Iterable[Any]) -> list[int]:
         lives = {(member.replica.role, member.replica.slot): member.incarnation for member in members}
         held = set[int]()
-        for replica, fragments in self._held.items():
+        for (replica, _), fragments in self._held.items():
             held |= fragments if (replica.role, replica.slot) in lives else set()
         for slot, report in books.reports.items():
             if lives.get((LEARNER, slot)) == report["incarnation"]:

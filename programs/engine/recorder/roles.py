@@ -5,7 +5,8 @@ are shipped. Decides to which of its own nodes each of these ports is connected;
 
 The recorder receives, by Latest edges, reports, merges, changes, evaluations, the final model and requests to stop, and
 reports the end to every input that is declared as `control`. It is a host of its own that no other waits for. Where
-shards publish a model, recorder and evaluator also hold it, in case shards and learners die together.
+shards publish a model, recorder and evaluator also hold it, in case shards and learners die together, and of several
+shards each has what the one before it goes on from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from isthmus.ops.learner.copy_sender import CopySender
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.ops.recovery.second_hold import SecondHold
+from isthmus.ops.syncer.neighbour import NeighbourHold, StateCoder
 from isthmus.ops.syncer.state_sender import StateSender
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes, fragments_in, paths_in
 from isthmus.programs.engine.recorder.node import Recorder
@@ -37,7 +39,7 @@ from isthmus.programs.program_graph import (
     kept_state_of,
     training_of,
 )
-from isthmus.programs.update_settings import connect
+from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph.template import (
@@ -58,6 +60,9 @@ KEEP: Final = "keep"
 LEND: Final = "lend"
 SEND_COPY: Final = "copy-sender"
 SEND_STATE: Final = "state-sender"
+CODE_STATE: Final = "state-coder"
+HOLD_NEIGHBOUR: Final = "hold-neighbour"
+TICK_NEIGHBOUR: Final = "hold-neighbour-tick"
 TICK: Final = "hold-tick"
 
 
@@ -88,6 +93,7 @@ def _names(graph: Template) -> Iterator[Fault]:
     own = {RECORDER} | ({EVALUATOR} if _lacks_evaluation(training_of(graph)) else set())
     nodes = {RECORD} | ({EVALUATE} if EVALUATOR in own else set())
     nodes |= {*(f"hold-{name}" for name in HOLDERS), SEND_STATE, TICK} if held_model_of(graph) is not None else set()
+    nodes |= {CODE_STATE, HOLD_NEIGHBOUR, TICK_NEIGHBOUR} if has_neighbours(graph) else set()
     nodes |= {KEEP} if kept_state_of(graph) is not None else set()
     nodes |= {LEND, SEND_COPY} if training_of(graph).loans is not None else set()
     for role in graph.roles:
@@ -151,6 +157,8 @@ def with_recorder(program: Template, job: Job) -> Template:
     if held is not None:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
             _add_hold(graph, holder, held, record, job.moments_every)
+        if has_neighbours(program):
+            _add_neighbours(graph, held, record)
     if kept is not None:
         _add_keep(graph, role, kept, record)
     if training.loans is not None:
@@ -248,6 +256,35 @@ def _add_second_hold(
     connect(graph, holding.published, hold["taken"], Latest("fragment"))
     connect(graph, told, hold["told"], Latest("fragment"))
     return hold
+
+
+def has_neighbours(graph: Template) -> bool:
+    """Whether each shard of a graph has the state of the one before it."""
+    held = held_model_of(graph)
+    return held is not None and held.begins is not None and graph.role_of(held.state.node.role).replicas_min > 1
+
+
+def _add_neighbours(graph: Graph, holding: HeldModelPorts, record: Node) -> None:
+    """Have each shard hold what the one before it goes on from, and give it to the next life of that."""
+    template, outer = graph.freeze(), holding.state.node
+    shard, fragments = graph.role_of(outer.role), fragments_in(template)
+    count = shard.replicas_max
+    coder = shard.node(CODE_STATE, partial(StateCoder, fragments), fires=AnyOf("state"))
+    body = partial(NeighbourHold, fragments, role=shard.name, shards=count)
+    hold = shard.node(HOLD_NEIGHBOUR, body, fires=AnyOf("update", "coded", "tick"))
+    ticking = shard.node(TICK_NEIGHBOUR, tick, fires=Every(Duration(2 * PERIOD)))
+    graph.edge(ticking["result"], hold["tick"], Latest())
+    after, owner = shard.some("fragment", count, [[(p + 1) % count] for p in range(len(fragments))]), shard.at("owner")
+    graph.edge(holding.state, coder["state"], Latest("fragment"))
+    updates = updates_in(graph, shard, outer, to=after)
+    graph.edge(updates, hold["update"], Latest("fragment"), to=after if updates.node is outer else None)
+    graph.edge(coder["coded"], hold["coded"], Latest("fragment"), to=after)
+    assert holding.begins is not None
+    graph.edge(hold["copy"], holding.begins, Latest("fragment"), to=shard.at("fragment"))
+    graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
+    for port in holding.held:
+        graph.edge(hold["held"], port, Latest("holder"), to=owner)
+    connect(graph, hold["held"], record["held"], Latest("holder"))
 
 
 def _add_copy_sender(graph: Graph, hold: Node, template: Template) -> None:

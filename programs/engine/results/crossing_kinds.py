@@ -31,6 +31,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     VERSIONS: (messages.Update, messages.SentVersion, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
         messages.ShardState,
+        messages.CodedState,
         messages.StatePart,
         messages.Kept,
         messages.Own,
@@ -46,6 +47,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.StepReport,
         messages.Merging,
         messages.Held,
+        messages.NeighbourHeld,
         messages.NewVersion,
         messages.ToldVersion,
         messages.Change,

@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from isthmus.ops.exchange.adaptive import Choice, LinkGoodput, LinkRate, Needs, best
-from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
@@ -281,12 +281,29 @@ def busy(of: PlanRequest, merge_seconds: float) -> float:
 
 
 def shard_bits(of: PlanRequest, program: str) -> float:
-    """Bits a second of a shard's link, in the busier direction."""
+    """Bits a second of a shard's link, in the busier direction; each of several has a neighbour, and is one."""
     up, down = _means(of)
     a_sweep = of.interval * of.step_seconds
     sweeps = of.steps / of.interval
     home = of.parameters * home_bits(of.update, a_sweep, sweeps, in_turns=program != DECOUPLED) / a_sweep
-    return max(up * of.learners, down * of.learners + home) / of.shards
+    near = of.parameters * neighbour_bits(of, program) / a_sweep
+    return max(up * of.learners + near, down * of.learners + home + near) / of.shards
+
+
+def neighbour_bits(of: PlanRequest, program: str) -> float:
+    """Bits of a value that a shard sends the next one with each version, beside others of decoupled-diloco."""
+    if of.shards < 2 or program != DECOUPLED:
+        return 0.0
+    return FORMATS[of.update].bits + _codes(of) * FORMATS[STATE_FORMAT].bits
+
+
+def _codes(of: PlanRequest) -> int:
+    """How many vectors of a state a neighbour has in codes: the momentum, and where updates are coded exact values."""
+    return int(_has_momentum(of)) + (of.update != "float32")
+
+
+def _has_momentum(of: PlanRequest) -> bool:
+    return outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
 
 
 @final
@@ -307,7 +324,9 @@ def sent_of(of: PlanRequest, links: LinkLoad) -> SentBytes:
         return SentBytes(links.up_bits / 8 * of.step_seconds * of.learners * of.steps, None)
     sweeps, whole = of.steps / links.interval + 1, FORMATS["float32"].bits
     a_sweep = of.learners * (FORMATS[of.push].bits + FORMATS[of.update].bits)
-    working = of.parameters / 8 * (sweeps * a_sweep + (1 + of.learners) * whole)
+    near = neighbour_bits(of, links.program)
+    first_near = near + whole - FORMATS[of.update].bits if near else 0.0
+    working = of.parameters / 8 * (sweeps * (a_sweep + near) + (1 + of.learners) * whole + first_near)
     if links.program != DECOUPLED:
         return SentBytes(working, None)
     taken = of.steps / links.interval * taken_share(links.interval * of.step_seconds) + 1
@@ -360,10 +379,12 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
 
     A shard has its values, and a momentum in a run of enough sweeps, and the values once more in memory that it shares
     with hosts of its machine, which have the newest version. Where updates are coded it has the published values
-    instead, and sends codes. What the evaluator has still to take is as much as the values at most, and not in here.
+    instead, and sends codes. Each of several has the published values of another one's part, too, and its codes. What
+    the evaluator has still to take is as much as the values at most, and not in here.
     """
-    has_momentum = outer_default(of.steps / of.interval, OUTER_DECOUPLED)[1] > 0
-    kept = 2 + has_momentum
+    kept = 2.0 + _has_momentum(of)
+    if of.shards > 1:
+        kept += 1 + _codes(of) * FORMATS[STATE_FORMAT].bits / FORMATS["float32"].bits
     largest = LARGEST * of.fragment_values
     answer = largest * FORMATS[of.push].bits / 8
     if kept_by_default(of.learners, of.fragments, of.shards, of.push) == "sums":

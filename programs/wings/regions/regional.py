@@ -343,6 +343,7 @@ def build(
         told=evaluation.told,
         copies=[arriving],
         held=[pacer["held"]],
+        begins=merging["copy"],
     )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     graph.chose(global_lr=global_lr, global_momentum=global_momentum)

@@ -106,9 +106,9 @@ RUN_SECONDS_MIN: Final = 2.0
 def fork_faults(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
     """A shard loses its last versions.
 
-    One learner alone gets them (neither other learners nor evaluator nor recorder), and is away while the shard comes
-    back with the versions that the others hold. Empty for a run that is too short, or has no shard or no second
-    learner.
+    One learner alone gets them (neither other learners nor other shards, evaluator or recorder), and is away while the
+    shard comes back with the versions that the others hold. Empty for a run that is too short, or has no shard or no
+    second learner.
     """
     learners = [host for host in hosts if host.role == "learner"]
     shards = [host for host in hosts if host.role == "syncer"]
@@ -120,6 +120,7 @@ def fork_faults(rng: random.Random, hosts: list[Replica], run_seconds: float) ->
     behind = [learner for learner in learners if learner != ahead]
     away = [machine_of(each) for each in behind]
     away += sorted({machine_of(host) for host in hosts if host.role in HOLDERS})
+    away += [machine_of(host) for host in shards if host != shard]
     cuts = [Cut(machine_of(shard), machine, lasts + 1.0, is_one_way=True, at=at) for machine in away]
     back = round(at + lasts, 3)
     return (*cuts, Kill(str(shard), at=back), Cut(machine_of(ahead), None, 3.0, at=back))

@@ -98,7 +98,7 @@ class World:
 
     def _pacer(self, shard):
         pacer = Pacer(**self.settings)
-        replica = SimpleNamespace(slot=shard)
+        replica = SimpleNamespace(role="syncer", slot=shard)
         context = SimpleNamespace(
             member=SimpleNamespace(replica=replica, incarnation=1),
             now=lambda: self.now,

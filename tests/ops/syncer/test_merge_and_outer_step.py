@@ -267,6 +267,41 @@ def test_what_no_learner_holds_begins_with_the_newest_copy_that_a_holder_has_tol
     assert gradient["merging"]["voters"] == []
 
 
+def test_what_only_its_neighbour_has_is_waited_for_and_begun_with() -> None:
+    """Learners that came back later have an older version, of a copy of somebody else."""
+    merge = Merge(PARTS, method="average", lr=1.0, momentum=0.0)
+    merge.open(Context("syncer", incarnation=2))
+    old = {**answer(0, 5.0, base=(1, 6)), "kind": "recover", "positions": []}
+    values = np.full(PARTS[0].size, 7.0, np.float32)
+    copy = {**withdrawn(0), "version": [1, 7], "values": values, "clock": [[0, 1, 80]], "positions": [[0, 10]]}
+    known = [[1, 6, digest_of(old["gradient"], old["clock"], []), []], [1, 7, digest_of(values, [[0, 1, 80]], []), []]]
+
+    def begun(number: int, **more: Any) -> Any:
+        asked = {**pull(0, number, kind="recover", known=known), "given": [1, 7]}
+        return merge(round=asked, answer={(Replica("learner", 0), 1): old}, decision=DECISION, **more)["gradient"]
+
+    waiting = begun(1)
+    assert (waiting["direction"], waiting["merging"]["voters"]) == (None, [])
+    gradient = begun(2, copy={(Replica("syncer", 1), 0): copy})
+    assert (gradient["version"], set(gradient["direction"])) == ([1, 7], {7.0})
+    assert gradient["merging"]["voters"] == []
+
+
+def test_a_newer_version_of_a_learner_goes_before_the_copy_of_the_neighbour() -> None:
+    merge = Merge(PARTS, method="average", lr=1.0, momentum=0.0)
+    merge.open(Context("syncer", incarnation=2))
+    new = {**answer(0, 5.0, base=(1, 8)), "kind": "recover", "positions": []}
+    copy = {**withdrawn(0), "version": [1, 7], "values": np.zeros(PARTS[0].size, np.float32)}
+    asked = {**pull(0, 1, kind="recover", known=[[1, 7, "", []]]), "given": [1, 7]}
+    emitted: Any = merge(
+        round=asked,
+        answer={(Replica("learner", 0), 1): new},
+        decision=DECISION,
+        copy={(Replica("syncer", 1), 0): copy},
+    )
+    assert (emitted["gradient"]["version"], emitted["gradient"]["merging"]["voters"]) == ([1, 8], [0])
+
+
 def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_momentum() -> None:
     settings = {"lr": 1.0, "momentum": 0.9}
     merge, outer = Merge(PARTS, method="average", **settings), OuterStep(PARTS, **settings)

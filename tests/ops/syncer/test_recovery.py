@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.ops.recovery.hold import NEIGHBOUR, ShardMemory
+from isthmus.ops.syncer.pacer import COPY_WAIT
+from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask, pull, update
 from tests.ops.learner.test_inner_step import KEY, batch, drive, opened, reports, watch
 from tests.ops.learner.test_inner_step import stepping as learner
-from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, numbers, ready, stepping
+from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, holding, numbers, ready, stepping, told
 
 HELD = [1] * 4
 TRAINED = [[0, 1, 90], [1, 2, 80]]
@@ -91,3 +94,92 @@ def test_a_learner_that_was_left_out_of_the_end_steps_no_more() -> None:
     _, emitted = drive(body, update={KEY: update(parts[0], 9, 1.0, kind="final")}, batch=batch(SmallTask(), 2))
     assert body.is_idle
     assert (reports(emitted)[-1]["phase"], reports(emitted)[-1]["step"]) == ("final", 2)
+
+
+# -- what a neighbour holds --------------------------------------------------------------------------------------------
+
+
+def near(*fragments, life=2, count=7):
+    """What the neighbour of shard 0 says that it holds of it, and gives its life."""
+    given = [[p, 1, count, "", []] for p in fragments]
+    held = holding((NEIGHBOUR, fragments), life=life, given=given)[Replica(NEIGHBOUR, 0), NEIGHBOUR]
+    return {(Replica("syncer", 1), NEIGHBOUR): {**held, "owner": 0}}
+
+
+class Neighboured(Shard):
+    """Shard 0 of two, beside which the other lives, or not."""
+
+    def __init__(self, **settings):
+        self.has_neighbour = True
+        super().__init__(shards=2, incarnation=2, **(ALL | settings))
+
+    def members(self):
+        return frozenset([Member(Replica("syncer", 1), 1)] if self.has_neighbour else [])
+
+    def hear(self, *reports, held=None):
+        inputs = {"progress": {(Replica("learner", each["slot"]), i): each for i, each in enumerate(reports)}}
+        inputs |= {"control": {(Replica("recorder", 0), None): control([0, 1, 7], [2, 1, 7])}}
+        emitted = self.pacer(**inputs, **({} if held is None else {"held": held}))
+        return [item for port, item in emitted or [] if port == "round"]
+
+
+def test_what_only_the_neighbour_holds_is_begun_with_without_learners() -> None:
+    shard = Neighboured()
+    assert shard.hear(ready(0, 3)) == []
+    opened = shard.hear(ready(0, 3), held=near(0, 2))
+    assert [(each["fragment"], each["kind"], each["members"], each["given"]) for each in opened] == [
+        (0, "recover", [], [1, 7]),
+        (2, "recover", [], [1, 7]),
+    ]
+
+
+def test_its_neighbour_is_waited_for_before_learners_are_asked_and_for_a_second() -> None:
+    asked = [(0, "recover", 1, [[0, 1]]), (2, "recover", 1, [[0, 1]])]
+    shard, alone = Neighboured(), Neighboured()
+    holder = stepping(0, 9, epochs=[1] * 4)
+    assert shard.hear(holder) == alone.hear(holder) == []
+    assert numbers(shard.hear(holder, held=near(0, 2))) == asked
+    alone.now += SECOND
+    silent = alone.hear(holder)
+    assert numbers(silent) == asked
+    assert not any("given" in each for each in silent)
+    dead = Neighboured()
+    dead.has_neighbour = False
+    assert numbers(dead.hear(holder)) == asked
+
+
+def test_what_it_said_for_a_former_life_or_before_it_died_is_not_waited_for() -> None:
+    holder = stepping(0, 9, epochs=[1] * 4)
+    early, gone = Neighboured(), Neighboured()
+    early.hear(holder, held=near(0, 2, life=1))
+    early.now += SECOND
+    assert not any("given" in each for each in early.hear(holder))
+    gone.has_neighbour = False
+    assert not any("given" in each for each in gone.hear(holder, held=near(0, 2)))
+
+
+def test_a_copy_that_never_comes_is_given_up() -> None:
+    shard, holder = Neighboured(), stepping(0, 9, epochs=[1] * 4)
+    opened = shard.hear(holder, held=near(0, 2))
+    assert all("given" in each for each in opened)
+
+    def failed(rounds):
+        merged = {("syncer/0", each["fragment"]): {**told(each, shard.now), "version": None} for each in rounds}
+        return [item for port, item in shard.pacer(merged=merged) or [] if port == "round"]
+
+    assert failed(opened) == [], "learners need not send it again and again"
+    shard.now += SECOND
+    again = shard.hear(holder)
+    assert [(each["fragment"], each["given"]) for each in again] == [(0, [1, 7]), (2, [1, 7])]
+    shard.now += COPY_WAIT
+    last = failed(again)
+    assert [each["fragment"] for each in last] == [0, 2]
+    assert not any("given" in each for each in last)
+
+
+def test_first_versions_at_the_neighbour_are_kept() -> None:
+    shard = Neighboured()
+    memory, context = ShardMemory(neighbours=2), shard.pacer._context
+    assert not memory.is_kept([0, 2], context)
+    memory.add_holders(near(0, 2))
+    assert memory.is_kept([0, 2], context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -74,7 +75,26 @@ def test_shards_are_spread_over_domains_and_go_to_the_widest_link() -> None:
     rest = Machine("rest", HERE, roles=("learner", "evaluator"))
     assert placed(1, *hubs, rest).of_role("syncer") == ("b",)
     assert placed(1, *hubs, rest, shards=2).of_role("syncer") == ("b", "d")
-    assert placed(1, *hubs, rest, shards=4).of_role("syncer") == ("b", "d", "a", "c")
+    assert placed(1, *hubs, rest, shards=4).of_role("syncer") == ("b", "d", "b", "c"), "b carries as much as two others"
+
+
+def test_shards_go_beside_learners_where_machines_of_their_own_carry_no_more() -> None:
+    """Of eight learners and four shards, each shard loads a link as two learners do."""
+    hub = Machine("hub", HERE, roles=("syncer", "evaluator"), bandwidth_bits=10)
+    islands = [Machine(name, HERE, islands=2, device=V5E, bandwidth_bits=10) for name in "abcd"]
+    assert placed(8, hub, *islands, shards=1).of_role("syncer") == ("hub",)
+    assert placed(8, hub, *islands, shards=4).of_role("syncer") == ("hub", "a", "hub", "b")
+    wide = Machine("hub", HERE, roles=("syncer", "evaluator"), bandwidth_bits=100)
+    assert placed(8, wide, *islands, shards=4).of_role("syncer") == ("hub",) * 4, "theirs are narrower"
+    untold = Machine("hub", HERE, roles=("syncer", "evaluator"))
+    assert placed(8, untold, *islands, shards=4).of_role("syncer") == ("hub", "a", "hub", "b")
+
+
+def test_a_shard_is_not_where_the_one_before_it_would_fail_with_it() -> None:
+    """The next shard has its newest state."""
+    both = [Machine(name, HERE, roles=("syncer",), domain=of) for name, of in (("a", "x"), ("b", "x"), ("c", "y"))]
+    rest = Machine("rest", HERE, roles=("learner", "evaluator"))
+    assert placed(3, *both, rest, shards=3).of_role("syncer") == ("a", "c", "b")
 
 
 def test_evaluator_and_shards_leave_each_other_and_the_learners_alone() -> None:
@@ -203,6 +223,21 @@ def test_a_placement_holds_every_rule_or_names_every_fault(
     for machine in fits:
         if (machine.island_flops or 0) > slowest:
             assert taken[machine.name] == machine.islands, "A faster island is free."
+    if shards > 1:
+        last = found.of_role("syncer")
+        told = [machine.bandwidth_bits for machine in machines if machine.bandwidth_bits]
+        loads = Counter(taken) + Counter(
+            {name: Fraction(learners * n, shards) for name, n in Counter(last[:-1]).items()}
+        )
+        before = by_name[last[-2]].failure_domain
+        costs = {
+            machine.name: (loads[machine.name] + Fraction(learners, shards))
+            * (1 + (machine.failure_domain == before))
+            / (machine.bandwidth_bits or min(told, default=1))
+            for machine in dialled["syncer"]
+        }
+        assert costs[last[-1]] == min(costs.values())
+        return
     plain = [machine for machine in dialled["syncer"] if not machine.has_accelerators]
     if plain:
         assert not any(by_name[name].has_accelerators for name in found.of_role("syncer"))

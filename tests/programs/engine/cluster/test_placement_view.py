@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from isthmus.programs.engine.cluster.devices import find
 from isthmus.programs.engine.cluster.placement import Machine, Placement, Topology
-from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, placed
+from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, neighbour_bytes, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.graph_parts import fragment_sizes
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
@@ -99,6 +99,29 @@ def test_hosts_need_memory_of_their_machines(request_: Request) -> None:
         placed(request_, Topology((small, CORES, CHIPS)))
 
 
+def test_a_shard_that_keeps_sums_has_few_answers_and_one_of_several_the_state_of_another() -> None:
+    """A sum, and eight answers or a copy of its part at most; the published values of the shard before it, and the
+    codes of its momentum, or, where updates are coded, of its own values, too."""
+
+    def of(**settings: Any) -> tuple[Request, int, int]:
+        program = Program("decoupled-diloco", fragments=4, interval=24, push="float32", keeps="sums", **settings)
+        request = prepare(program, run={"learners": 16}, task_settings={"optimizer": "adamw"})
+        sizes = fragment_sizes(request.graph)
+        return request, max(sizes), sum(sizes)
+
+    for shards in (1, 4):
+        request, largest, values = of(shards=shards)
+        assert answers_bytes(request) == max(4 * largest, min(8 * 4 * largest, 4 * values // shards)) + 4 * largest
+        assert neighbour_bytes(request, 1000) == (0 if shards == 1 else 1000 + 1000 * 8.125 // 32)
+    assert neighbour_bytes(of(shards=2, update="int4")[0], 1000) == 1000 + 2 * 1000 * 8.125 // 32
+    few = prepare(
+        Program("decoupled-diloco", fragments=4, keeps="sums", push="float32"),
+        run={"learners": 2},
+        task_settings={"optimizer": "adamw"},
+    )
+    assert answers_bytes(few) == (2 + 1) * 4 * max(fragment_sizes(few.graph))
+
+
 def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
     placement, prediction = predicted(request_, HUB, CORES, CHIPS)
     assert placement.of_role("learner") == ("chips", "chips", "cores")
@@ -108,6 +131,22 @@ def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
     links = {link.machine: link.bits for link in prediction.links}
     assert links == pytest.approx({"hub": 3 * RATE, "cores": RATE, "chips": 2 * RATE})
     assert prediction.price_per_hour == pytest.approx(8 * 1.2 + 0.05)
+
+
+def test_each_of_several_shards_sends_the_next_one_its_versions_and_its_momentum_in_codes() -> None:
+    program = Program("decoupled-diloco", interval=24, push="float32", shards=2)
+    request = prepare(program, run={"learners": 3}, task_settings={"optimizer": "adamw"})
+    other = Machine("other", HERE, roles=("syncer",))
+    hub = replace(HUB, roles=("syncer",))
+    at_home = Machine("home", HERE, roles=("evaluator",))
+    placement, prediction = predicted(request, at_home, hub, other, CORES, CHIPS)
+    assert placement.of_role("syncer") == ("hub", "other")
+    rate = prediction.islands[0].link_bits
+    assert rate is not None
+    near = 1 + 8.125 / 32
+    links = {link.machine: link.bits for link in prediction.links}
+    each = (3 + 1 + near) * rate / 2  # Learners, the evaluator, the other shard.
+    assert (links["hub"], links["other"], links["home"]) == pytest.approx((each, each, rate))
 
 
 @pytest.mark.parametrize(

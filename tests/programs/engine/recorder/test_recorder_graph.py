@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 
 from isthmus.ops.learner.copy_sender import CopySender
-from isthmus.ops.recovery.hold import Hold
+from isthmus.ops.recovery.hold import NEIGHBOUR, Hold, held_by
 from isthmus.ops.recovery.second_hold import SecondHold
+from isthmus.ops.syncer.neighbour import NeighbourHold, StateCoder
 from isthmus.programs import decoupled, diloco, streaming_diloco
-from isthmus.programs.engine.recorder.roles import with_recorder
+from isthmus.programs.engine.recorder.books import Books
+from isthmus.programs.engine.recorder.node import LOST_TIMES, ModelHolders
+from isthmus.programs.engine.recorder.roles import faults, with_recorder
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.engine.snapshots.taken_hold import TakenHold
 from isthmus.programs.job import Job, TensorSpec
 from isthmus.programs.program_graph import ProgramGraph, training_of
 from isthmus.programs.wings.data_parallel import data_parallel
-from isthmus.runtime.graph.template import Reference, Template
+from isthmus.runtime.graph.template import Reference, Route, Template
 from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.ids import Member, Replica
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
 JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
@@ -96,6 +100,61 @@ def test_whoever_hears_what_is_held_hears_by_whom(program: Any, *, has_evaluator
 def test_each_fragment_is_held_for_its_own_shard() -> None:
     graph = recorded(decoupled, shards=2, fragments=2)
     assert {node.keywords["shards"] for node in graph.nodes if node.body in HOLDS} == {2}
+
+
+@pytest.mark.parametrize("update", ["float32", "int4"])
+def test_each_of_several_shards_is_sent_versions_and_codes_of_the_one_before_it(update: str) -> None:
+    graph = recorded(decoupled, shards=3, fragments=3, update=update)
+    verify(graph)
+    [hold] = [node for node in graph.nodes if node.body is NeighbourHold]
+    into = {edge.target.name: edge for edge in graph.edges if edge.target.node is hold and not edge.is_local}
+    route = into["coded"].route
+    assert route is not None
+    assert (route.role, route.key, route.period, route.classes) == ("syncer", "fragment", 3, ((1,), (2,), (0,)))
+    if update == "float32":
+        assert into["update"].route == route
+    else:
+        [receive] = [edge.source.node for edge in graph.edges_into(hold, "update")]
+        assert [edge.route for edge in graph.edges_into(receive, "update")] == [
+            route,
+            Route("syncer", "at", "slot"),
+        ]
+    leaving = {edge.target.name: edge.route for edge in graph.edges if edge.source.node is hold}
+    assert {name: route and route.key for name, route in leaving.items() if name in ("copy", "kept")} == {
+        "copy": "fragment",
+        "kept": "fragment",
+    }
+    told = [edge for edge in graph.edges if edge.source.node is hold and edge.target.name == "held"]
+    assert {(edge.target.node.role, edge.route.key if edge.route else None) for edge in told} == {
+        ("syncer", "owner"),
+        ("recorder", None),
+    }
+
+
+@pytest.mark.parametrize("program", WITH_SHARDS)
+def test_an_only_shard_has_no_neighbour(program: Any) -> None:
+    graph = recorded(program)
+    assert not [node for node in graph.nodes if node.body in (NeighbourHold, StateCoder)]
+
+
+def test_a_name_that_neighbours_need_is_refused_only_where_there_are_some() -> None:
+    for shards, count in ((1, 0), (2, 1)):
+        graph: ProgramGraph = decoupled.build(JOB, shards=shards, fragments=2)
+        graph.roles[0].node("state-coder", lambda: None)
+        assert len([fault for fault in faults(graph.freeze()) if "state-coder" in fault.action]) == count
+
+
+def test_a_shard_holds_its_own_fragments_and_those_of_the_one_before_it() -> None:
+    """What it says of its own, of merges that the recorder does not know, does not take the others' place."""
+    holders, shard = ModelHolders(2), Replica("syncer", 1)
+    books = Books(sizes=(1, 1))
+    members = [Member(shard, 1)]
+    near = held_by(NEIGHBOUR, fragments=[0], merged=[0])
+    holders.record({(shard, NEIGHBOUR): near, (Replica("evaluator", 0), "evaluator"): held_by("evaluator")})
+    holders.record({(shard, "syncer"): held_by("syncer", merged=[1])})
+    for _ in range(LOST_TIMES):
+        holders.look(books, members)
+    assert holders.gone == [1], "of the other nothing is left"
 
 
 def test_without_a_model_that_is_published_nobody_holds_one() -> None:

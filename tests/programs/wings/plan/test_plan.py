@@ -61,6 +61,16 @@ def test_means_and_peaks_by_hand() -> None:
     coded = replace(SMALL, push="int4", update="int4")
     assert of(coded, "decoupled-diloco").shard_bits == pytest.approx(100 * (4 * 4.125 + evaluated * 32 + 3 * 32))
     assert of(replace(coded, push="float32", learners=40), "decoupled-diloco").shard_bits == 40 * 3200
+    both = replace(SMALL, shards=2)  # With the momentum of the other one in codes, and where they are coded its values.
+    near = 32 + 8.125
+    assert of(both, "decoupled-diloco").shard_bits == pytest.approx(100 * ((4 + evaluated + 2) * 32 + near) / 2)
+    assert of(replace(both, steps=24), "decoupled-diloco").shard_bits == pytest.approx(100 * (7 * 32 + 32) / 2)
+    near = 4.125 + 2 * 8.125
+    each = of(replace(coded, shards=2), "decoupled-diloco").shard_bits
+    assert each == pytest.approx(100 * (4 * 4.125 + evaluated * 32 + 3 * 32 + near) / 2)
+    many = replace(coded, push="float32", learners=40, shards=2)
+    assert of(many, "decoupled-diloco").shard_bits == pytest.approx(100 * (40 * 32 + near) / 2)
+    assert of(both, "streaming-diloco").shard_bits == of(SMALL, "streaming-diloco").shard_bits / 2  # type: ignore[operator]
     assert of(SMALL, "data-parallel").up_bits == 2 * 3 / 4 * 2400 * 32
     assert of(SMALL, "diloco").smallest_bits is None
 
@@ -208,7 +218,8 @@ def test_a_run_sends_what_is_planned(
         is_home = {edge.source.node.role, edge.target.node.role} & {"recorder", "evaluator"}
         working += 0 if is_home else moved[index].size_bytes if index in moved else 0
         home += moved[index].size_bytes if is_home and index in moved else 0
-    wanted = PlanRequest(values, 4, 1.0, interval=12, fragments=8, steps=steps, **formats)
+    shards = int(settings.get("shards", 1))
+    wanted = PlanRequest(values, 4, 1.0, interval=12, fragments=8, shards=shards, steps=steps, **formats)
     planned = sent_of(wanted, of(wanted, name))
     assert working == pytest.approx(planned.working, rel=0.05)
     assert planned.home is None or home == pytest.approx(planned.home, rel=0.05)
@@ -251,6 +262,11 @@ def test_memory_by_hand() -> None:
     assert memory_of(replace(SMALL, steps=24)).shard == pytest.approx(2400 * 8 + beside)  # Without a momentum.
     assert memory_of(replace(SMALL, update="int4")).shard == pytest.approx(2400 * 12 + beside)
     assert memory_of(replace(SMALL, update="int4", steps=24)).shard == pytest.approx(2400 * 8 + beside)
+    codes, beside = 8.125 / 8, memory_of(replace(SMALL, shards=2)).shard - 1200 * (12 + 4 + 8.125 / 8)
+    assert 0 < beside < 2 * 4 * 400 / 3 * 4 + 8 * 400 / 3  # As many answers at most.
+    for update, steps, kept in (("float32", 24, 12), ("int4", 10**5, 16 + 2 * codes), ("int4", 24, 12 + codes)):
+        planned = memory_of(replace(SMALL, shards=2, update=update, steps=steps)).shard
+        assert planned == pytest.approx(1200 * kept + beside)
 
 
 def test_equal_bytes_give_at_most_twice_the_interval() -> None:

@@ -47,7 +47,8 @@ def test_a_shard_of_a_region_meets_its_learners_and_the_global_shards_with_its_f
 
 def test_a_global_shard_meets_one_shard_of_each_region_and_no_learner() -> None:
     run = Run(learners=24, regions=4, region_shards=3, shards=6)
-    assert run.met(SYNCER, 4) == {REGION: [4, 5, 6, 7], EVALUATOR: [0], RECORDER: [0]}
+    others = [0, 1, 2, 3, 5]  # Among them its neighbours.
+    assert run.met(SYNCER, 4) == {SYNCER: others, REGION: [4, 5, 6, 7], EVALUATOR: [0], RECORDER: [0]}
     one = Run(learners=24, regions=4, region_shards=3, shards=1)
     assert one.met(SYNCER, 0)[REGION] == list(range(12))
 
