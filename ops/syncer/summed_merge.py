@@ -191,8 +191,9 @@ class SummedMerge(MergeBooks):
 
     def _begin_merge(self, closed: ClosedRound) -> Iterator[tuple[str, Any]]:
         round, answers = closed["round"], closed["answers"]
-        while self._begun:
-            self._begin_as(self._begun.pop(), round["interval"])
+        for item in self._begun:
+            self._begin_as(item, round["interval"])
+        self._begun.clear()
         record = self._record(round, closed["decision"])
         if round["kind"] in ("initial", "recover"):
             yield from self._emitted(self._begin(round, answers, record)).items()
