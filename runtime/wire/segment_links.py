@@ -66,7 +66,7 @@ WAITING_MAX: Final = 256
 """Connections to a desk that have not shown the token of a session that is up."""
 DESCRIPTORS_MAX: Final = 4
 """Descriptors of one packet that are read, to be closed if there is more than one; the kernel closes what is beyond."""
-IDLE_PAGES_MAX: Final = 8 << 20
+IDLE_PAGES_MAX: Final = 1 << 20
 """Bytes that other links have lent, and nobody reads any more, whose pages this process keeps."""
 _DESCRIPTOR_BYTES: Final = struct.calcsize("i")
 _ROOM: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR_BYTES)

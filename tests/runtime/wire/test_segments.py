@@ -205,7 +205,7 @@ def read_pages() -> int:
 def test_what_was_read_of_other_peers_counts_no_more(world: World) -> None:
     before = read_pages()  # Of views that other tests have left.
     syncer, learners = neighbours(world, learners=3)
-    size = IDLE_PAGES_MAX // MIB
+    size = 8
 
     def take(learner: End, value: float) -> None:
         learner.send(SYNCER, 1, {"x": floats(size, value)})
@@ -218,10 +218,10 @@ def test_what_was_read_of_other_peers_counts_no_more(world: World) -> None:
         for number, learner in enumerate(learners):
             take(learner, number)
     # Those of the link that was read last, and as much of the others.
-    assert 0 < read_pages() - before <= 2 * (size + 1) * MIB
+    assert 0 < read_pages() - before <= (size + 1) * MIB + IDLE_PAGES_MAX
     for number in range(4):
         take(learners[0], number)
-    assert 0 < read_pages() - before <= 2 * (size + 1) * MIB
+    assert 0 < read_pages() - before <= (size + 1) * MIB + IDLE_PAGES_MAX
 
 
 def test_a_view_keeps_its_segment(world: World) -> None:
