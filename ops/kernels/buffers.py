@@ -23,8 +23,9 @@ Float32: TypeAlias = NDArray[np.float32]
 _ALIGNMENT_BYTES = 64
 # Below this malloc reuses its own memory, and clearing pages costs less than the lease.
 _LEASE_BYTES_MIN = 2**20
-# Free blocks kept: those that one outer step releases and the next takes (direction, momentum, fragment).
-_SHELF_COUNT_MAX = 3
+# Free blocks kept: what one outer step releases and the next merge takes (the fragment before, and its published values
+# where updates are coded).
+_SHELF_COUNT_MAX = 2
 # Of smaller blocks a full shelf is at most 96 MiB.
 _LARGE_BYTES = 2**25
 _IDLE_SECONDS = 2.0
