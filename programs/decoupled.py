@@ -32,7 +32,7 @@ from isthmus.ops.syncer.summed_merge import kept_by_default
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import ProgramGraph
 from isthmus.programs.settings import Setting, checked, settings_of
-from isthmus.programs.shard_keeping import KEEPING
+from isthmus.programs.shard_keeping import KEEPING, Keeps, Level
 from isthmus.programs.sweeps import OUTER_DECOUPLED, carry_default
 from isthmus.programs.update_settings import (
     PUSH,
@@ -133,15 +133,7 @@ def free_running(
     ] = "auto",
     gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
-    keeps: Annotated[
-        Literal["answers", "sums"] | None,
-        Setting(
-            "What a shard keeps of a round: every answer until it closes, or the sum of their values, which come a few "
-            "at a time once it has closed. Default: sums where answers may take more memory than two copies of the "
-            "shard's part of the model.",
-            expected="'answers' or 'sums'",
-        ),
-    ] = None,
+    keeps: Keeps = None,
     merge: MergeRule = "rda",
     carry: Annotated[
         bool | Literal["auto"] | None,
@@ -244,7 +236,8 @@ def free_running(
         length_max=clip_answers,
     )
     terms = {"step_tokens": step_tokens_of(job), "method": merge, "lr": lr, "momentum": momentum, "rules": judges}
-    nodes = kept.merging(syncer, parts, votes, shards=shards, terms=terms)
+    level = Level(syncer, syncer.at("fragment"), learner.at("slot"), shards=shards)
+    nodes = kept.merging(level, parts, votes, terms)
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
 
     most = 2 * len(parts) + 2
@@ -253,7 +246,7 @@ def free_running(
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    kept.connect(graph, send, nodes, most=most)
+    kept.connect(graph, send, nodes, level, most=most)
     to = None if paths is None else learner.some("fragment", paths.count, paths.holders)
     arriving = to_learner(graph, learner, outer, pacer["pull"], step, to=to)
     evaluation = evaluated_in(graph, evaluator, outer, job, parts, paths)

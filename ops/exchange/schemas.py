@@ -80,10 +80,9 @@ def answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
     ]
 
 
-def told_answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
-    """The schema of a learner's answer whose values may follow."""
-    fields = answer(fragments, step_tokens).__metadata__[0]
-    return Annotated[Answer, {**fields, **vector("gradient", fragments, NOTHING)}]
+def told(form: Any, fragments: Sequence[Fragment]) -> Any:
+    """The schema of an answer of this form whose values may follow."""
+    return Annotated[form.__origin__, {**form.__metadata__[0], **vector("gradient", fragments, NOTHING)}]
 
 
 def answer_values(fragments: Sequence[Fragment]) -> Any:

@@ -1,7 +1,8 @@
 """New float32 buffers for payloads: aligned to 64 bytes, and recycled once all references are gone.
 
 Decides where the memory of a new payload comes from. Does not decide when a payload dies: that is when its last
-reference goes.
+reference goes. Two kinds of payloads are written into: values to which nobody but their owner has a reference (`Lent`),
+and those that their maker has given away (`given`, `taken`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,9 @@ Float32: TypeAlias = NDArray[np.float32]
 _ALIGNMENT_BYTES = 64
 # Below this malloc reuses its own memory, and clearing pages costs less than the lease.
 _LEASE_BYTES_MIN = 2**20
-# Free blocks kept: those that one outer step releases and the next takes (direction, momentum, fragment).
-_SHELF_COUNT_MAX = 3
+# Free blocks kept: what one outer step releases and the next merge takes (the fragment before, and its published values
+# where updates are coded).
+_SHELF_COUNT_MAX = 2
 # Of smaller blocks a full shelf is at most 96 MiB.
 _LARGE_BYTES = 2**25
 _IDLE_SECONDS = 2.0
@@ -108,9 +110,113 @@ def empty(size: int) -> Float32:
     if not _is_lent(size):
         block = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
         return block[(start := -block.ctypes.data % _ALIGNMENT_BYTES) : start + size_bytes].view(np.float32)
-    block = _shelf.claim(size_bytes + _ALIGNMENT_BYTES)
-    lease = (ctypes.c_uint8 * len(block)).from_buffer(block.data)
-    # numpy shortens chains of views only down to the first base that is no array: every view keeps the lease.
-    weakref.finalize(lease, _shelf.put, block).atexit = False
-    array: Float32 = np.frombuffer(memoryview(lease), np.float32, size, -block.ctypes.data % _ALIGNMENT_BYTES)
+    return _on(_Memory(size_bytes + _ALIGNMENT_BYTES).lease(), size)
+
+
+def copied(array: Float32) -> Float32:
+    """A new buffer with these values."""
+    copy = empty(array.size)
+    np.copyto(copy, array)
+    return copy
+
+
+class _Memory:
+    """A block of the shelf, until neither a lease of it nor its owner is left."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._block = _shelf.claim(size_bytes)
+        weakref.finalize(self, _shelf.put, self._block).atexit = False
+
+    def lease(self) -> Any:
+        """A new object of which arrays are views: it lasts as long as any of them."""
+        lease: Any = (ctypes.c_uint8 * len(self._block)).from_buffer(self._block.data)
+        lease.memory, lease.is_given = self, False
+        return lease
+
+
+def _on(lease: Any, size: int) -> Float32:
+    """The float32[size] on a lease.
+
+    numpy shortens chains of views only down to the first base that is no array: every view keeps the lease.
+    """
+    array: Float32 = np.frombuffer(memoryview(lease), np.float32, size, -ctypes.addressof(lease) % _ALIGNMENT_BYTES)
     return array
+
+
+def _lease_of(array: Any) -> Any:
+    """The lease on which an array stands that `empty` or `Lent` has made; None for any other, and for a part of one."""
+    whole = array
+    while isinstance(array, np.ndarray):
+        array = array.base
+    lease: Any = array.obj if isinstance(array, memoryview) else None
+    if not isinstance(getattr(lease, "memory", None), _Memory):
+        return None
+    at = ctypes.addressof(lease)
+    return lease if whole.ctypes.data == at + -at % _ALIGNMENT_BYTES else None
+
+
+# -- memory that is written again --------------------------------------------------------------------------------------
+
+
+def given(array: Float32) -> Float32:
+    """The array, which its maker gives away: whoever takes it first may write into it, and nobody else reads it."""
+    if (lease := _lease_of(array)) is not None:
+        lease.is_given = True
+    return array
+
+
+def taken(array: Float32) -> Float32:
+    """These values in memory to write into: their own if they were given away, once; else they are copied."""
+    lease = _lease_of(array)
+    if lease is None or not lease.is_given:
+        return copied(array)
+    lease.is_given = False
+    return _on(lease, array.size)
+
+
+@final
+class Lent:
+    """Values, `array`, which their owner lends out, and changes in their own memory where nobody has them any more."""
+
+    def __init__(self, size: int) -> None:
+        """float32[size], not initialized."""
+        self._size = size
+        self._memory = _Memory(4 * size + _ALIGNMENT_BYTES) if _is_lent(size) else None
+        self.array = empty(size) if self._memory is None else _on(self._memory.lease(), size)
+
+    def changing(self) -> Lent:
+        """The same values to change, in this memory; in new memory as long as anybody else has a reference to them.
+
+        So who is sent them, or reads them in another thread, never sees others.
+        """
+        lease = None
+        if self._memory is not None:
+            alive = weakref.ref(_lease_of(self.array))
+            del self.array
+            # Nobody can begin to read what nobody reads: a loose reference dies with the lease.
+            lease = alive()
+            self.array = _on(self._memory.lease() if lease is None else lease, self._size)
+            if lease is None:
+                return self
+        other = Lent(self._size)
+        np.copyto(other.array, self.array)
+        return other
+
+
+@final
+class Loose:
+    """A reference to an array which does not keep its owner from writing there: there is nothing then any more."""
+
+    def __init__(self, array: Float32) -> None:
+        lease = _lease_of(array)
+        self._size, self._array = array.size, array if lease is None else None
+        self._lease = None if lease is None else weakref.ref(lease)
+
+    def get(self) -> Float32 | None:
+        """The array, from now on as any reference; None if it is gone."""
+        lease = None if self._lease is None else self._lease()
+        if lease is None:
+            return self._array
+        array = _on(lease, self._size)
+        array.flags.writeable = False
+        return array

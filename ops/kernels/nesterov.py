@@ -24,7 +24,7 @@ import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.merge_rules import RULES
-from isthmus.ops.kernels.buffers import Float32, empty
+from isthmus.ops.kernels.buffers import Float32, copied
 from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
 
 
@@ -49,25 +49,38 @@ def outer_step(
     Raises ValueError where a size disagrees with the fragment.
     """
     _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
+    stepped, moved = copied(direction), copied(momentum)
+    step_over(theta, moved, stepped, scale, fragment, lr, momentum_decay, threads)
+    return stepped, moved
+
+
+def step_over(
+    theta: Float32,
+    momentum: Float32,
+    direction: Float32,
+    scale: Float32,
+    fragment: Fragment,
+    lr: float,
+    momentum_decay: float,
+    threads: int | None = None,
+) -> None:
+    """As `outer_step`, in memory that is there: the fragment in that of the direction, the momentum in its own."""
+    _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
     is_mean = [not RULES[unit.merge].steps for unit in fragment.units]
     cuts = stripes(fragment.offsets)
-    stepped, moved = empty(fragment.size), empty(fragment.size)
     step = partial(
         _step,
         kernel_input(theta),
-        kernel_input(momentum),
-        kernel_input(direction),
+        momentum,
+        direction,
         kernel_input(scale),
         _rates(fragment, lr),
         np.where(is_mean, 0.0, momentum_decay).astype(np.float32),
         cuts.begins,
         cuts.ends,
         cuts.units,
-        stepped,
-        moved,
     )
     share(step, cuts, threads)
-    return stepped, moved
 
 
 def descent(
@@ -75,10 +88,19 @@ def descent(
 ) -> Float32:
     """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `outer_step`."""
     _check(fragment, theta=theta, direction=direction, scale=scale)
-    cuts, stepped = stripes(fragment.offsets), empty(fragment.size)
-    inputs = kernel_input(theta), kernel_input(direction), kernel_input(scale), _rates(fragment, lr)
-    share(partial(_descend, *inputs, cuts.begins, cuts.ends, cuts.units, stepped), cuts, threads)
+    stepped = copied(direction)
+    descend_over(theta, stepped, scale, fragment, lr, threads)
     return stepped
+
+
+def descend_over(
+    theta: Float32, direction: Float32, scale: Float32, fragment: Fragment, lr: float, threads: int | None = None
+) -> None:
+    """As `descent`, in the memory of the direction."""
+    _check(fragment, theta=theta, direction=direction, scale=scale)
+    cuts = stripes(fragment.offsets)
+    inputs = kernel_input(theta), direction, kernel_input(scale), _rates(fragment, lr)
+    share(partial(_descend, *inputs, cuts.begins, cuts.ends, cuts.units), cuts, threads)
 
 
 def warm() -> None:
@@ -101,6 +123,8 @@ def _rates(fragment: Fragment, lr: float) -> Float32:
     return np.array([lr if RULES[unit.merge].steps else 1.0 for unit in fragment.units], np.float32)
 
 
+# An output that is an input, and not another one in the same memory: of these a compiler has to assume that a value
+# written is one that is read next, and takes four times as long.
 @kernel
 def _step(
     theta: Float32,
@@ -112,8 +136,6 @@ def _step(
     begins: Int64,
     ends: Int64,
     units: Int64,
-    stepped: Float32,
-    moved: Float32,
     first: int,
     last: int,
 ) -> None:
@@ -121,12 +143,11 @@ def _step(
         begin, end, length = begins[s], ends[s], scale[units[s]]
         eta, mu = lr[units[s]], momentum_decay[units[s]]
         theta_s, momentum_s, direction_s = theta[begin:end], momentum[begin:end], direction[begin:end]
-        stepped_s, moved_s = stepped[begin:end], moved[begin:end]
         for i in range(end - begin):
             g = length * direction_s[i]
             b = mu * momentum_s[i] + g
-            moved_s[i] = b
-            stepped_s[i] = theta_s[i] - eta * (g + mu * b)
+            momentum_s[i] = b
+            direction_s[i] = theta_s[i] - eta * (g + mu * b)
 
 
 @kernel
@@ -138,12 +159,11 @@ def _descend(
     begins: Int64,
     ends: Int64,
     units: Int64,
-    stepped: Float32,
     first: int,
     last: int,
 ) -> None:
     for s in range(first, last):
         begin, end, length, eta = begins[s], ends[s], scale[units[s]], lr[units[s]]
-        theta_s, direction_s, stepped_s = theta[begin:end], direction[begin:end], stepped[begin:end]
+        theta_s, direction_s = theta[begin:end], direction[begin:end]
         for i in range(end - begin):
-            stepped_s[i] = theta_s[i] - eta * (length * direction_s[i])
+            direction_s[i] = theta_s[i] - eta * (length * direction_s[i])

@@ -1,8 +1,7 @@
-"""The fragment-send node of a learner whose shards keep sums: an answer is told ahead, and its values follow when they
-are wanted.
+"""Answers to shards that keep sums: each is told ahead, and its values follow when they are wanted.
 
-Decides how long values are kept: until they are sent, or the next answer about their fragment replaces them. What an
-answer is made of does not come in: that is `fragment_send`.
+Decides how long values are kept: until they are sent, or the next answer about their fragment replaces them. Here is
+the fragment-send node of a learner; what an answer is made of does not come in: that is `fragment_send`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,32 @@ TOLD_AHEAD: Final = ("merge", "final")
 """The kinds of answers whose values follow: the first version, and one that is recovered, come whole."""
 
 
+class KeptValues:
+    """The values of answers that were told ahead, of the last one about each fragment."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Answer] = {}
+
+    def told(self, answer: Answer) -> Answer:
+        """What is sent of an answer at once."""
+        if answer["kind"] not in TOLD_AHEAD:
+            return answer
+        self._kept[answer["fragment"]] = answer
+        told: Answer = {**answer, "gradient": NOTHING}
+        told.pop("scales", None)
+        return told
+
+    def values(self, wanted: WantedValues) -> AnswerValues:
+        """Those that are wanted, which are kept no longer; none where a later answer has replaced them."""
+        kept = self._kept.get(wanted["fragment"])
+        if kept is None or kept["round"] != wanted["round"]:
+            nothing: AnswerValues = passed_on(AnswerValues, wanted, gradient=NOTHING)
+            return nothing
+        del self._kept[wanted["fragment"]]
+        values: AnswerValues = passed_on(AnswerValues, kept)
+        return values
+
+
 class FragmentOffer:
     """Captures in; at once an answer without values, and these when they are wanted.
 
@@ -39,7 +64,7 @@ class FragmentOffer:
 
     def __init__(self, fragments: Sequence[Fragment], *, push: Format | Literal["auto"] = "float32") -> None:
         self._send = FragmentSend(fragments, push=push)
-        self._kept: dict[int, Answer] = {}
+        self._kept = KeptValues()
 
     def prepare(self) -> None:
         """Load the kernels that encode."""
@@ -56,24 +81,7 @@ class FragmentOffer:
         """Yields values, then new answers, in order of their rounds."""
         for item in (wanted or {}).values():
             if (item["slot"], item["incarnation"]) == self._own:
-                yield [("values", self._values(item))]
+                yield [("values", self._kept.values(item))]
         made, fragment = self._send(fragment or {}), None  # It lets go of each capture.
         for emitted in made:
-            yield [(port, self._told(answer)) for port, answer in emitted]
-
-    def _told(self, answer: Answer) -> Answer:
-        if answer["kind"] not in TOLD_AHEAD:
-            return answer
-        self._kept[answer["fragment"]] = answer
-        told: Answer = {**answer, "gradient": NOTHING}
-        told.pop("scales", None)
-        return told
-
-    def _values(self, wanted: WantedValues) -> AnswerValues:
-        kept = self._kept.get(wanted["fragment"])
-        if kept is None or kept["round"] != wanted["round"]:
-            nothing: AnswerValues = passed_on(AnswerValues, wanted, gradient=NOTHING)
-            return nothing
-        del self._kept[wanted["fragment"]]
-        values: AnswerValues = passed_on(AnswerValues, kept)
-        return values
+            yield [(port, self._kept.told(answer)) for port, answer in emitted]

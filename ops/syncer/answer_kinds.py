@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer
 from isthmus.ops.exchange.token_accounts import FragmentAccount
@@ -27,6 +28,9 @@ class CheckedWork(NamedTuple):
 class AnswerKind(Protocol):
     """Who answers, as data: frozen."""
 
+    role: ClassVar[str]
+    """That of the hosts which answer."""
+
     def form(self, fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
         """The form of the answers."""
 
@@ -38,6 +42,8 @@ class AnswerKind(Protocol):
 @dataclass(frozen=True, slots=True)
 class LearnerAnswers:
     """Those of learners, each of its own work."""
+
+    role: ClassVar[str] = LEARNER
 
     def form(self, fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
         """As `AnswerKind` says."""

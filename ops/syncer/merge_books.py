@@ -32,7 +32,7 @@ from isthmus.ops.exchange.messages import (
     is_withdrawn,
 )
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
-from isthmus.ops.kernels.buffers import Float32
+from isthmus.ops.kernels.buffers import Float32, given
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 from isthmus.ops.step_tokens import AtMost, StepTokens
 from isthmus.ops.syncer.answer_kinds import AnswerKind, LearnerAnswers
@@ -297,6 +297,7 @@ class MergeBooks:
         if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
+        given(merged.direction)
         return self._gradient(round, record, merged, work)
 
     def _reach(self, vote: Answer) -> None:

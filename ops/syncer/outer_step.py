@@ -1,8 +1,9 @@
 """The outer-step node (Nesterov on the merged outer gradient), and what receivers get of its result.
 
 Decides when a fragment is published: after each step; again, unchanged, where an answer to it was refused, because that
-learner begins again from it (others ignore it); and as final at the end. Theta and the momentum are float32, and every
-publication has a buffer of its own. Where updates are coded, all other nodes have B instead of Theta (`Publication`).
+learner begins again from it (others ignore it); and as final at the end. Theta and the momentum are float32. No version
+is written over: the next one lies where its gradient was. Where updates are coded, all other nodes have B instead of
+Theta (`Publication`).
 
 A shard that comes back begins with the version that learners hold, and takes over the momentum and Theta that its home
 and its neighbour keep of it (ports `state` and `kept`), if they are of that version, or, for the momentum, of an older
@@ -35,6 +36,7 @@ from isthmus.ops.exchange.messages import (
     passed_on,
 )
 from isthmus.ops.exchange.requested import Format
+from isthmus.ops.kernels.buffers import Lent, taken
 from isthmus.ops.syncer.merge_books import KEPT_MAX
 
 if TYPE_CHECKING:
@@ -161,7 +163,7 @@ class OuterStep:
         self._publications: dict[int, Publication] = {}
         self._lr, self._momentum = lr, momentum
         self._theta: dict[int, Vector] = {}
-        self._velocity: dict[int, Vector] = {}
+        self._velocity: dict[int, Lent] = {}
         self._behind: dict[int, Vector] = {}
         """The newest version of fragments that go on from other values."""
         self._begun: dict[int, Version] = {}
@@ -244,7 +246,7 @@ class OuterStep:
         if not self._is_finite(values):
             raise ArithmeticError(f"going on with fragment {fragment}: expected finite values.")
         if self._momentum and fragment not in self._velocity:
-            self._velocity[fragment] = np.zeros(self._fragments[fragment].size, np.float32)
+            self._velocity[fragment] = self._still(fragment)
         if fragment in self._theta:
             self._behind.setdefault(fragment, self._theta[fragment])
         self._theta[fragment] = values
@@ -263,7 +265,7 @@ class OuterStep:
             assert self._format == "float32" or gradient["version"] is not None
             self._publish_from(p, gradient["version"] or [0, 0], direction)
             if self._momentum:
-                self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
+                self._velocity[p] = self._still(p)
             # After Theta, B and a momentum of zeros are set: what the home keeps replaces or adds to them.
             if gradient["kind"] == "recover" and self._tensors(p) and gradient["version"] is not None:
                 self._begun[p] = gradient["version"]  # `_go_on` takes over only what fits this version.
@@ -293,16 +295,26 @@ class OuterStep:
             place = CHAIN * len(self._fragments) + p if self._format == "auto" else None
             self._publications[p] = Publication(self._fragments[p], version, values, whole_place=place)
 
+    def _still(self, p: int) -> Lent:
+        """A momentum of zeros."""
+        lent = Lent(self._fragments[p].size)
+        lent.array.fill(0.0)
+        return lent
+
     def _stepped(self, p: int, direction: Vector, scale: Vector) -> Vector:
-        """The values of a fragment after a step; its momentum, where the program has any, is replaced."""
-        fragment = self._fragments[p]
+        """The values of a fragment after a step; its momentum, where the program has any, is replaced.
+
+        The values before are left as they are: learners, and messages to these, have them. The new ones are in the
+        memory of the direction, where the merge gave it away, and the momentum stays in its own, if nobody has the one
+        before.
+        """
+        fragment, theta, stepped = self._fragments[p], self._theta[p], taken(direction)
         if not self._momentum:
-            theta: Vector = self._nesterov.descent(self._theta[p], direction, scale, fragment, self._lr)
-            return theta
-        theta, self._velocity[p] = self._nesterov.outer_step(
-            self._theta[p], self._velocity[p], direction, scale, fragment, self._lr, self._momentum
-        )
-        return theta
+            self._nesterov.descend_over(theta, stepped, scale, fragment, self._lr)
+            return stepped
+        momentum = self._velocity[p] = self._velocity[p].changing()
+        self._nesterov.step_over(theta, momentum.array, stepped, scale, fragment, self._lr, self._momentum)
+        return stepped
 
     def _format_of(self, gradient: Gradient) -> Format:
         """The format of the update that results from a gradient."""
@@ -326,8 +338,11 @@ class OuterStep:
         if self._momentum:
             # A momentum is linear in its past: one that is n outer steps old counts as mu^n of itself.
             share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
-            own = self._velocity[p] if before is None else np.zeros(self._fragments[p].size, np.float32)
-            self._velocity[p] = own + share * self._kept_tensor(kept, "momentum")
+            lent, momentum = Lent(self._fragments[p].size), self._kept_tensor(kept, "momentum")
+            np.multiply(share, momentum, out=lent.array)
+            if before is None:  # What this life has made since it began is added; one that came before is replaced.
+                np.add(self._velocity[p].array, lent.array, out=lent.array)
+            self._velocity[p] = lent
             self._gone_on[p] = kept["version"]
         if p in self._publications and kept["version"] == begun and not has_stepped:
             self._theta[p] = self._kept_tensor(kept, "theta", to=self._publications[p].values)
@@ -355,7 +370,7 @@ class OuterStep:
 
     def _tensors(self, p: int) -> dict[str, Vector]:
         """The tensors that a new life of this shard needs of a fragment beside its published values."""
-        tensors = {"momentum": self._velocity[p]} if self._momentum else {}
+        tensors = {"momentum": self._velocity[p].array} if self._momentum else {}
         return {**tensors, "theta": self._theta[p]} if p in self._publications else tensors
 
     def _is_sound(self, kept: Kept) -> bool:

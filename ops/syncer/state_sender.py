@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 
 from isthmus.ops.exchange.messages import NewVersion, ShardState, StateBooks, StatePart, WantedState
+from isthmus.ops.kernels.buffers import Loose
 from isthmus.ops.recovery.hold import digest_of
 
 PART_BYTES: Final = 8 << 20
@@ -30,11 +31,13 @@ class StateSender:
     schemas: ClassVar[dict[str, Any]] = {"wanted": WantedState}
 
     def __init__(self) -> None:
-        self._newest: dict[int, ShardState] = {}
+        self._newest: dict[int, _LooseState] = {}
         self._digests: dict[int, str] = {}
         self._number = 0
         self._sent: ShardState | None = None
         """The state of transfer `_number`."""
+        self._awaited: WantedState | None = None
+        """What is asked for of a state that is gone: of its fragment the next one is on its way here."""
 
     def open(self, context: Any) -> None:
         """Keep the names of this life."""
@@ -46,13 +49,15 @@ class StateSender:
         """Tell of new versions; send the part that is asked for."""
         emitted: list[tuple[str, Any]] = [("published", self._told(item)) for item in (state or {}).values()]
         if wanted:
-            asked = max(wanted.values(), key=lambda each: (each["number"], each["at"]))
+            self._awaited = max(wanted.values(), key=lambda each: (each["number"], each["at"]))
+        if self._awaited is not None:
+            asked, self._awaited = self._awaited, None
             emitted += [("part", part) for part in self._parts(asked)]
         return emitted or None
 
     def _told(self, item: ShardState) -> NewVersion:
         p = item["fragment"]
-        self._newest[p] = item
+        self._newest[p] = _LooseState(item)
         self._digests[p] = digest_of(item["values"], item["clock"], item["positions"])
         return NewVersion(
             shard=self._slot,
@@ -71,7 +76,10 @@ class StateSender:
             # In place of the last one, which Latest keeps.
             return [self._part(asked, 0, np.empty(0, np.uint8))] if had else []
         if number != self._number or self._sent is None:
-            self._number, self._sent = number, self._newest[p]
+            self._number, self._sent = number, self._newest[p].whole()
+        if self._sent is None:
+            self._awaited = asked
+            return []
         arrays = _arrays(self._sent)
         size = sum(array.nbytes for array in arrays.values())
         part = self._part(asked, size, _slice(list(arrays.values()), asked["at"], PART_BYTES))
@@ -101,6 +109,19 @@ class StateSender:
             digest=self._digests[item["fragment"]],
             tensors=names,
         )
+
+
+class _LooseState:
+    """A state, of which the outer step may write into the tensors."""
+
+    def __init__(self, item: ShardState) -> None:
+        self._item: ShardState = {**item, "tensors": {}}
+        self._tensors = {name: Loose(array) for name, array in item["tensors"].items()}
+
+    def whole(self) -> ShardState | None:
+        """The state, to be kept as it is; None where it is gone."""
+        tensors = {name: array for name, loose in self._tensors.items() if (array := loose.get()) is not None}
+        return {**self._item, "tensors": tensors} if len(tensors) == len(self._tensors) else None
 
 
 def _arrays(item: ShardState) -> dict[str, Any]:

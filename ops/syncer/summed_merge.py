@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, fina
 import numpy as np
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, AnswerValues, ClosedRound, Round, Update, WantedValues
+from isthmus.ops.exchange.messages import Answer, AnswerValues, Begun, ClosedRound, Round, Update, WantedValues
 from isthmus.ops.exchange.wanted_settings import AUTO
 from isthmus.ops.step_tokens import StepTokens
+from isthmus.ops.syncer.answer_kinds import AnswerKind
 from isthmus.ops.syncer.answer_rules import RoundTally
 from isthmus.ops.syncer.answer_work import work_of
-from isthmus.ops.syncer.merge_books import NOT_FINITE, MergeBooks
+from isthmus.ops.syncer.merge_books import LEARNERS, NOT_FINITE, MergeBooks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,12 +65,14 @@ class Ballot:
     collects = ("answer",)
 
     @staticmethod
-    def schemas(fragments: Sequence[Fragment], step_tokens: StepTokens) -> dict[str, Any]:
+    def schemas(
+        fragments: Sequence[Fragment], step_tokens: StepTokens, answers: AnswerKind = LEARNERS
+    ) -> dict[str, Any]:
         """The form of the answers."""
-        return {"answer": schemas.told_answer(fragments, step_tokens)}
+        return {"answer": schemas.told(answers.form(fragments, step_tokens), fragments)}
 
-    def __init__(self, fragments: Sequence[Fragment], step_tokens: StepTokens) -> None:
-        del fragments, step_tokens  # For the schemas.
+    def __init__(self, fragments: Sequence[Fragment], step_tokens: StepTokens, answers: AnswerKind = LEARNERS) -> None:
+        del fragments, step_tokens, answers  # For the schemas.
 
     def __call__(
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
@@ -114,20 +116,23 @@ class SummedMerge(MergeBooks):
 
     Arguments:
         shards: their number; fragment p is of shard p mod that.
+        regions: of so many regions each has these shards; replica i is shard i // `regions` of its own.
         terms: as of `MergeBooks`.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("gradient", "reached", "wanted")
-    collects: ClassVar[tuple[str, ...]] = ("values", "copy")
+    collects: ClassVar[tuple[str, ...]] = ("values", "copy", "begun")
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], **_: Any) -> dict[str, Any]:
         """The form of the values."""
         return {"values": schemas.answer_values(fragments), "copy": Update}
 
-    def __init__(self, fragments: Sequence[Fragment], *, shards: int = 1, **terms: Any) -> None:
+    def __init__(self, fragments: Sequence[Fragment], *, shards: int = 1, regions: int = 1, **terms: Any) -> None:
         super().__init__(fragments, **terms)
-        self._shards = shards
+        self._shards, self._regions = shards, regions
+        self._begun: list[Begun] = []
+        """Fragments that begin with the next round: as a version that was published without an answer."""
         self._gatherings: dict[int, _Gathering] = {}
         """By fragment, in the order in which their rounds closed."""
         self._closed: deque[ClosedRound] = deque()
@@ -145,7 +150,9 @@ class SummedMerge(MergeBooks):
         super().open(context)
         running_sum.warm()
         self._summing: ModuleType = running_sum
-        self._bytes_max = 4 * sum(fragment.size for fragment in self._fragments[self._shard :: self._shards])
+        self._bytes_max = 4 * sum(
+            fragment.size for fragment in self._fragments[self._shard // self._regions :: self._shards]
+        )
 
     def __call__(
         self,
@@ -153,10 +160,12 @@ class SummedMerge(MergeBooks):
         values: Mapping[Any, AnswerValues] | None = None,
         copy: Mapping[Any, Update] | None = None,
         tick: Mapping[str, Any] | None = None,
+        begun: Mapping[Any, Begun] | None = None,
     ) -> Emitted:
         """Merges that are over, and the answers whose values may come next. A `tick` lets time pass."""
         for held in (copy or {}).values():
             self._take_copy(held)
+        self._begun += (begun or {}).values()
         for item in (values or {}).values():
             self._take_values(item)
         if closed is not None:
@@ -182,6 +191,9 @@ class SummedMerge(MergeBooks):
 
     def _begin_merge(self, closed: ClosedRound) -> Iterator[tuple[str, Any]]:
         round, answers = closed["round"], closed["answers"]
+        for item in self._begun:
+            self._begin_as(item, round["interval"])
+        self._begun.clear()
         record = self._record(round, closed["decision"])
         if round["kind"] in ("initial", "recover"):
             yield from self._emitted(self._begin(round, answers, record)).items()
@@ -258,12 +270,12 @@ class SummedMerge(MergeBooks):
                 )
 
     def _living(self) -> frozenset[tuple[int, int]]:
-        """The live learners; made anew only where the members have changed, as every value that comes asks for them."""
+        """The live hosts that answer; made anew only where the members have changed: every value that comes asks."""
         members = self._context.members()
         if members is not self._members:
             self._members = members
-            learners = (each for each in members if each.replica.role == LEARNER)
-            self._lives = frozenset((each.replica.slot, each.incarnation) for each in learners)
+            those = (each for each in members if each.replica.role == self._kind.role)
+            self._lives = frozenset((each.replica.slot, each.incarnation) for each in those)
         return self._lives
 
     def _size(self, vote: Answer) -> int:

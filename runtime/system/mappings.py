@@ -30,6 +30,8 @@ _map.restype = ctypes.c_void_p
 _map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _unmap: Final = _libc.munmap
 _unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_advise: Final = _libc.madvise
+_advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _create: Final = getattr(_libc, "memfd_create", None)
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -56,6 +58,12 @@ def map_shared(descriptor: int, size_bytes: int, *, is_writable: bool) -> Any:
     buffer = (ctypes.c_uint8 * size_bytes).from_address(address)
     weakref.finalize(buffer, _unmap, address, size_bytes).atexit = False
     return buffer
+
+
+def leave_pages(buffer: Any) -> None:
+    """Have this process no longer count among those that have the pages of a buffer of `map_shared`: what is read there
+    later is found again, at .07 CPU seconds a GB. Nothing of it changes."""
+    _advise(ctypes.addressof(buffer), ctypes.sizeof(buffer), mmap.MADV_DONTNEED)
 
 
 def _last_error() -> OSError:

@@ -41,7 +41,7 @@ import xxhash
 from isthmus.runtime.items.encoding import Encoded
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX, Bytes, RefusalError
 from isthmus.runtime.system import forks
-from isthmus.runtime.system.mappings import F_GET_SEALS, map_shared
+from isthmus.runtime.system.mappings import F_GET_SEALS, leave_pages, map_shared
 from isthmus.runtime.system.refusals import is_own
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 from isthmus.runtime.wire.segments import (
@@ -66,17 +66,63 @@ WAITING_MAX: Final = 256
 """Connections to a desk that have not shown the token of a session that is up."""
 DESCRIPTORS_MAX: Final = 4
 """Descriptors of one packet that are read, to be closed if there is more than one; the kernel closes what is beyond."""
+IDLE_PAGES_MAX: Final = 1 << 20
+"""Bytes that other links have lent, and nobody reads any more, whose pages this process keeps."""
 _DESCRIPTOR_BYTES: Final = struct.calcsize("i")
 _ROOM: Final = socket.CMSG_SPACE(DESCRIPTORS_MAX * _DESCRIPTOR_BYTES)
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
+class BorrowedPages:
+    """The pages of segments that peers have lent to one host, and that were read: they are the peers' memory, and count
+    as the host's, too, as long as it has them.
+
+    So it leaves those that nobody reads any more: a syncer would else have an answer of each of its learners. Of the
+    link that was read last it keeps them, because finding them again takes time.
+    """
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        """Mappings by link and number, the longest unread first."""
+        self._last = 0
+
+    def read(self, link: object, number: int) -> None:
+        """A segment is being read."""
+        self._last = id(link)
+        self._idle.pop((id(link), number), None)
+        self._bound()
+
+    def ended(self, link: object, number: int, mapping: Any) -> None:
+        """It is not any more, in one use: of two, what the other reads is found again."""
+        self._idle[id(link), number] = mapping
+        self._idle.move_to_end((id(link), number))
+        self._bound()
+
+    def forget(self, link: object, number: int) -> None:
+        """A segment is retired."""
+        self._idle.pop((id(link), number), None)
+
+    def _bound(self) -> None:
+        others = [key for key in self._idle if key[0] != self._last]
+        size_bytes = sum(len(self._idle[key]) for key in others)
+        for key in others:
+            if size_bytes <= IDLE_PAGES_MAX:
+                return
+            mapping = self._idle.pop(key)
+            size_bytes -= len(mapping)
+            leave_pages(mapping)
+
+
 class SegmentLink:
     """One connection, and the segments that crossed it. Its two sides are alike."""
 
-    def __init__(self, connection: socket.socket, pool: SegmentPool, counts: Counter[str]) -> None:
+    def __init__(
+        self, connection: socket.socket, pool: SegmentPool, counts: Counter[str], pages: BorrowedPages | None = None
+    ) -> None:
+        """Its host's `pages` are those of all its links."""
         connection.setblocking(False)
         self._connection, self._pool, self._counts = connection, pool, counts
+        self._pages = pages or BorrowedPages()
         self._borrowed: dict[int, Any] = {}
         self._ended: deque[tuple[int, int]] = deque()
         """Leases that were collected: the segment, and the count of forks when it began."""
@@ -130,6 +176,7 @@ class SegmentLink:
         mapping = self._borrowed.get(segment)
         if mapping is None:
             raise RefusalError("segment", f"segment {segment} was not lent here")
+        self._pages.read(self, segment)
         lease = np.frombuffer(mapping, np.uint8)
         lease.setflags(write=False)  # All that is given away is a view of this.
         weakref.finalize(lease, self._ended.append, (segment, _forked.count)).atexit = False
@@ -141,6 +188,8 @@ class SegmentLink:
             number, forks_before = self._ended.popleft()
             kind = GIVE_BACK if forks_before == _forked.count else SPOIL
             self._outbox.append(PACKET.pack(kind, number, 0))
+            if (mapping := self._borrowed.get(number)) is not None:
+                self._pages.ended(self, number, mapping)
         self._write()
         self._read_quietly()
         if self._fault is not None:
@@ -156,6 +205,8 @@ class SegmentLink:
             self._is_open = False
             self._connection.close()
             self._free_spare()
+            for number in self._borrowed:
+                self._pages.forget(self, number)
             self._borrowed.clear()
             self._outbox.clear()
             self._pool.leave(self)
@@ -221,6 +272,7 @@ class SegmentLink:
         if kind == LEND:
             self._borrow(number, size_bytes, descriptors[0])
         elif kind == RETIRE:
+            self._pages.forget(self, number)
             if self._borrowed.pop(number, None) is None:
                 raise RefusalError("segment", f"segment {number}, which was not lent, is retired")
         elif kind not in (GIVE_BACK, SPOIL) or not self._pool.give_back(number, self, is_spoilt=kind == SPOIL):
@@ -265,7 +317,7 @@ class SegmentDesk:
 
     def __init__(self, bytes_max: int | None = None, item_bytes_min: int = ITEM_BYTES_MIN) -> None:
         self.counts: Counter[str] = Counter()
-        self._pool = SegmentPool(bytes_max, item_bytes_min)
+        self._pool, self._pages = SegmentPool(bytes_max, item_bytes_min), BorrowedPages()
         self._name = f"{NAME_PREFIX}{os.urandom(TOKEN_BYTES).hex()}"
         self._waiting: OrderedDict[socket.socket, bytes] = OrderedDict()
         """Accepted connections, with the tokens that they have shown; b"" before."""
@@ -300,7 +352,7 @@ class SegmentDesk:
             if _is_own(connection):
                 forks.note(f"ipc://@{name}")
                 connection.send(token, socket.MSG_NOSIGNAL)
-                return SegmentLink(connection, self._pool, self.counts)
+                return SegmentLink(connection, self._pool, self.counts, self._pages)
         except (OSError, ValueError):
             pass
         self.counts["desk_unreached"] += 1
@@ -315,7 +367,7 @@ class SegmentDesk:
         for connection, shown in self._waiting.items():
             if shown == token:
                 del self._waiting[connection]
-                return SegmentLink(connection, self._pool, self.counts)
+                return SegmentLink(connection, self._pool, self.counts, self._pages)
         self.counts["desk_unreached"] += 1
         return None
 

@@ -84,9 +84,9 @@ def shard(learners: int, size: int) -> Shard:
 def merge(held: Shard, method: averaging.Method, threads: int) -> None:
     """Merge and outer step."""
     merged = averaging.merge(held.gradients, held.weights, held.norms, held.fragment, method, threads)
-    held.theta, held.momentum = nesterov.outer_step(
-        held.theta, held.momentum, merged.direction, merged.scale, held.fragment, LR, MOMENTUM, threads
-    )
+    momentum, direction = held.momentum, merged.direction
+    nesterov.step_over(held.theta, momentum, direction, merged.scale, held.fragment, LR, MOMENTUM, threads)
+    held.theta = direction
 
 
 def naive(held: Shard) -> None:

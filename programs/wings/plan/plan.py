@@ -520,14 +520,12 @@ def measure(of: PlanRequest) -> Rates:
     plain = [rng.standard_normal(VALUES, np.float32) for _ in range(count)]
     sent = [coding.encode(each, fragment, of.push) for each in plain]
     norms = [averaging.unit_norms(each, fragment).astype(np.float32) for each in plain]
-    merged = averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads)
+    merged, momentum = averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads), plain[0].copy()
 
     def step() -> None:
-        stepped, _ = nesterov.outer_step(
-            plain[0], plain[0], merged.direction, merged.scale, fragment, 0.4, 0.7, threads=threads
-        )
+        nesterov.step_over(plain[0], momentum, merged.direction, merged.scale, fragment, 0.4, 0.7, threads=threads)
         if of.update != "float32":
-            coding.advance(stepped, plain[0], fragment, of.update)
+            coding.advance(merged.direction, plain[0], fragment, of.update)
 
     seconds = _median(lambda: averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads))
     return Rates(count * VALUES / seconds, VALUES / _median(step), threads)

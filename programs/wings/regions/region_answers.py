@@ -19,12 +19,15 @@ from isthmus.ops.step_tokens import StepTokens
 from isthmus.ops.syncer.answer_kinds import CheckedWork
 from isthmus.ops.syncer.answer_rules import AnswerJudge, JudgePlace, RoundTally, owner_of
 from isthmus.ops.syncer.answer_work import rows_of, work_of
+from isthmus.programs.program_graph import REGION
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RegionAnswers:
     """Those of regions, each of the work of many learners."""
+
+    role: ClassVar[str] = REGION
 
     def form(self, fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
         """As `AnswerKind` says."""

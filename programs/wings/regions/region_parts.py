@@ -81,6 +81,11 @@ class RegionParts:
         route = self._having(region, fragments)
         return route if self.classes == 1 else route.within(self.classes, receiver=self.regions)
 
+    def to_region(self, region: Role) -> Route:
+        """From a global shard to the one of a region that an item names."""
+        route = region.at("slot")
+        return route if self.classes == 1 else route.within(self.classes, receiver=self.regions)
+
     def to_global(self, syncer: Role) -> Route:
         """From a shard of a region to all global ones with which it has a fragment in common."""
         return syncer.all if self.classes == 1 else syncer.all.within(self.classes, sender=self.regions)

@@ -26,17 +26,17 @@ from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.learner.fragment_exchange import FragmentExchange
-from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.learner.run_terms import RunTerms
 from isthmus.ops.step_tokens import AtMost
 from isthmus.ops.syncer.answer_rules import judging_rules, usual_rules
-from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.summed_merge import kept_by_default
 from isthmus.programs.job import Job
 from isthmus.programs.program_graph import REGION, ProgramGraph
 from isthmus.programs.settings import Setting, checked
+from isthmus.programs.shard_keeping import KEEPING, Keeps, Level
 from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION
 from isthmus.programs.update_settings import (
     PUSH,
@@ -72,7 +72,7 @@ from isthmus.programs.wings.regions.region_answers import (
     RegionShares,
 )
 from isthmus.programs.wings.regions.region_parts import RegionParts
-from isthmus.programs.wings.regions.regional_step import RegionalStep
+from isthmus.programs.wings.regions.regional_step import RegionalOffer, RegionalStep
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Latest, Queue, Quorum
 from isthmus.runtime.ids import LEARNERS_MAX
@@ -139,6 +139,7 @@ def build(
         bool, Setting("Syncers wait for more answers while that costs no learner anything.", resumes=True)
     ] = True,
     gamma: Gamma = 0.8,
+    keeps: Keeps = None,
     merge: MergeRule = "rda",
     bounded: Bounded = True,
     weight_share_max: WeightShareMax = 1.0,
@@ -210,7 +211,9 @@ def build(
         ),
         never_waits=True,
     )
-    send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
+    kept = KEEPING[keeps or kept_by_default(-(-job.learners // regions), len(parts), region_shards, push)]
+    kept_above = KEEPING[keeps or kept_by_default(regions, len(parts), shards, regions_push)]
+    send = kept.sender(learner, parts, push)
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge}
     between = *judging_rules(bounded=bounded), RegionShares(regions), OwnersAmong()
@@ -236,22 +239,21 @@ def build(
         fires=AnyOf("progress", "merged", "control", "begun", "first", "totals"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
-    region_merge = region.node(
-        "region-merge",
-        partial(
-            Merge,
-            parts,
-            lr=lr,
-            momentum=momentum,
-            rules=usual_rules(bounded=bounded, opposed=opposed, length_max=clip_answers, influence=within),
-            **merges,
-        ),
-        fires=votes,
+    judges = usual_rules(bounded=bounded, opposed=opposed, length_max=clip_answers, influence=within)
+    inside = Level(
+        region,
+        of_regions.to_shard(region, parts),
+        learner.at("slot").within(regions),
+        "region-",
+        shards=region_shards,
+        regions=regions,
     )
+    terms = {"lr": lr, "momentum": momentum, "rules": judges, **merges}
+    region_nodes = kept.merging(inside, parts, votes, terms)
     regional = region.node(
         "regional-step",
         partial(
-            RegionalStep,
+            RegionalOffer if kept_above.tells_ahead else RegionalStep,
             parts,
             lr=lr,
             momentum=momentum,
@@ -261,7 +263,7 @@ def build(
             share_max=weight_share_max,
             update=update,
         ),
-        fires=AnyOf("gradient", "above", "pull", "standing"),
+        fires=AnyOf("gradient", "above", "pull", "standing", *(["wanted"] if kept_above.tells_ahead else [])),
     )
 
     # A region's step is a merge of one of its fragments, so that each fragment is due every `exchange` merges of it.
@@ -285,24 +287,15 @@ def build(
         fires=AnyOf("progress", "merged", "control"),
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=regions_quorum)
-    merging = syncer.node(
-        "merge",
-        partial(
-            Merge,
-            parts,
-            lr=global_lr,
-            momentum=global_momentum,
-            rules=between,
-            answers=RegionAnswers(),
-            **merges,
-        ),
-        fires=votes,
-    )
+    above = Level(syncer, of_regions.to_global_shard(syncer), of_regions.to_region(region), shards=shards)
+    terms = {"lr": global_lr, "momentum": global_momentum, "rules": between, "answers": RegionAnswers(), **merges}
+    nodes = kept_above.merging(above, parts, votes, terms)
     publishes: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
     outer = syncer.node("outer-step", partial(OuterStep, parts, **publishes))
 
-    rounds_in(graph, region_pacer, region_merge, regional, most=2 * len(parts) + 2)
-    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
+    most = 2 * len(parts) + 2
+    rounds_in(graph, region_pacer, region_nodes.merge, regional, most=most, ballot=region_nodes.ballot)
+    rounds_in(graph, pacer, nodes.merge, outer, most=most, ballot=nodes.ballot)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
@@ -311,19 +304,19 @@ def build(
         graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=of_regions.to_learners(learner))
         graph.edge(regional["update"], step["update"], Latest("fragment"), to=of_regions.to_learners(learner))
     else:
-        inside, back = of_regions.within_region(learner), of_regions.to_shard(region, parts)
-        to_learner(graph, learner, regional, region_pacer["pull"], step, to=inside, pulled=inside, back=back)
-    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=of_regions.to_shard(region, parts))
+        to, back = of_regions.within_region(learner), of_regions.to_shard(region, parts)
+        to_learner(graph, learner, regional, region_pacer["pull"], step, to=to, pulled=to, back=back)
+    kept.connect(graph, send, region_nodes, inside, most=most)
     graph.edge(step["progress"], region_pacer["progress"], Latest(), to=of_regions.to_shards(region))
     graph.edge(region_pacer["standing"], regional["standing"], Latest())
-    graph.edge(regional["begun"], region_merge["begun"], Latest("fragment"))
+    graph.edge(regional["begun"], region_nodes.merge["begun"], Latest("fragment"))
     graph.edge(regional["begun"], region_pacer["begun"], Latest("fragment"))
     graph.edge(regional["totals"], region_pacer["totals"], Latest())
     graph.edge(regional["first"], region_pacer["first"], Latest("fragment"))
 
-    to = of_regions.to_regions(region, parts) if of_regions.shards > 1 else None
-    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above", to=to, pulled=to)
-    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=of_regions.to_global_shard(syncer))
+    across = of_regions.to_regions(region, parts) if of_regions.shards > 1 else None
+    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above", to=across, pulled=across)
+    kept_above.connect(graph, regional, nodes, above, most=most)
     graph.edge(regional["progress"], pacer["progress"], Latest(), to=of_regions.to_global(syncer))
     evaluation = evaluated_in(graph, evaluator, outer, job, parts)
     graph.train(
@@ -343,7 +336,7 @@ def build(
         told=evaluation.told,
         copies=[arriving],
         held=[pacer["held"]],
-        begins=merging["copy"],
+        begins=nodes.merge["copy"],
     )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     graph.chose(global_lr=global_lr, global_momentum=global_momentum)

@@ -35,10 +35,12 @@ from isthmus.ops.exchange.messages import (
     Standing,
     Update,
     Vector,
+    WantedValues,
     is_withdrawn,
 )
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.token_accounts import RegionWork, Totals
+from isthmus.ops.learner.fragment_offer import KeptValues
 from isthmus.ops.syncer.answer_rules import owner_of
 from isthmus.ops.syncer.answer_work import work_of
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -91,8 +93,8 @@ class RegionalStep:
     of them has.
     """
 
-    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress", "state")
-    collects = ("above", "pull")
+    outputs: ClassVar[tuple[str, ...]] = ("update", "merged", "begun", "first", "totals", "answer", "progress", "state")
+    collects: ClassVar[tuple[str, ...]] = ("above", "pull")
     schemas: ClassVar = {"above": Update, "pull": Round}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters"), "answer": ("begin", "end", "work")}
 
@@ -356,3 +358,34 @@ class RegionalStep:
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress
+
+
+class RegionalOffer(RegionalStep):
+    """A `RegionalStep` whose answers are told ahead: to global shards that keep sums."""
+
+    outputs: ClassVar = (*RegionalStep.outputs, "values")
+    collects: ClassVar = (*RegionalStep.collects, "wanted")
+    schemas: ClassVar = {**RegionalStep.schemas, "wanted": WantedValues}
+
+    def __init__(self, fragments: Sequence[Fragment], **terms: Any) -> None:
+        super().__init__(fragments, **terms)
+        self._values = KeptValues()
+
+    def __call__(
+        self,
+        gradient: Gradient | None = None,
+        above: Mapping[Any, Update] | None = None,
+        pull: Mapping[Any, Round] | None = None,
+        standing: Standing | None = None,
+        wanted: Mapping[Any, WantedValues] | None = None,
+    ) -> list[tuple[str, Any]]:
+        """Values that are wanted, before newer answers may replace them; then as a `RegionalStep`."""
+        emitted: list[tuple[str, Any]] = []
+        for each in (wanted or {}).values():
+            if (each["slot"], each["incarnation"]) == (self._slot, self._life):
+                emitted.append(("values", self._values.values(each)))
+        if wanted and all(each is None for each in (gradient, above, pull, standing)):  # Nothing to report.
+            return emitted
+        for port, item in super().__call__(gradient, above, pull, standing):
+            emitted.append((port, self._values.told(item) if port == "answer" else item))
+        return emitted

@@ -112,9 +112,10 @@ def _decoupled(rng: random.Random) -> Settings:
     return settings | _kept(settings)
 
 
-def _kept(settings: Settings) -> Settings:
-    """What shards keep of a round, by the other settings: it is not drawn, so that the seeds are what they were."""
-    return {"keeps": random.Random(repr(sorted(settings.items()))).choice(("answers", "sums"))}
+def _kept(settings: Settings, *kinds: str | None) -> Settings:
+    """What shards keep of a round, one of these `kinds`, by the other settings: it is not drawn, so that the seeds are
+    what they were."""
+    return {"keeps": random.Random(repr(sorted(settings.items()))).choice(kinds or ("answers", "sums"))}
 
 
 def _regional(rng: random.Random) -> Settings:
@@ -122,7 +123,7 @@ def _regional(rng: random.Random) -> Settings:
     settings["exchange"] = rng.choice((1, 1, 2))
     if settings["fragments"] == 3 and settings["interval"] == 8:  # Likewise.
         settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
-    return settings
+    return settings | _kept(settings, None, "sums", "answers", "sums")
 
 
 def _dipaco(rng: random.Random) -> Settings:

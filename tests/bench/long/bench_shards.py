@@ -4,11 +4,12 @@
 
 Decoupled DiLoCo on a task in NumPy whose steps sleep, processes on this machine, 8 fragments, H = 16, once with
 `program.keeps = "answers"` and once with "sums". Of each syncer its peak resident memory (VmHWM), with all pages
-that it shares, those of answers of learners of its machine among them, and its proportional one (PSS), in which a page
-of two hosts is half in each, at the end: once each fragment was merged three times; less those of the same syncer in a
-run of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest. Beside it
-the answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last rounds. A
-learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB.
+that it shares, those of answers of learners of its machine among them; and, looked at ten times a second from the first
+merge on until each fragment was merged three times, the most of its proportional memory (PSS), in which a page of two
+hosts is half in each, and of its own (RssAnon), which has nothing that it shares or lends; less those of the same
+syncer in a run of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest.
+Beside it the answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last
+rounds. A learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB.
 """
 
 from __future__ import annotations
@@ -43,16 +44,23 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
         ordered.begin(learners, folder, program, task)
         isthmus = str(Path(sys.executable).with_name("isthmus"))
         try:
-            until = time.monotonic() + 120 + 6 * learners
+            until = time.monotonic() + 240 + 6 * learners
+            pids: dict[str, int] = {}
+            proportional, own = dict[str, int](), dict[str, int]()
             while len(lines := _merges(folder)) < ROUNDS * FRAGMENTS:
                 assert time.monotonic() < until, f"the run does not come to merging: {len(lines)} merges"
-                time.sleep(0.5)
-            status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
-            pids = {host["name"]: host["pid"] for host in status["hosts"] if host["name"].startswith("syncer/")}
+                if lines and not pids:
+                    status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
+                    pids = {host["name"]: host["pid"] for host in status["hosts"] if host["name"].startswith("syncer/")}
+                for name, pid in pids.items():
+                    proportional[name] = max(proportional.get(name, 0), proportional_bytes(pid) or 0)
+                    own[name] = max(own.get(name, 0), _bytes(pid, "RssAnon"))
+                time.sleep(0.1)
             last = lines[-FRAGMENTS:]
             return {
-                "peaks": {name: _peak(pid) for name, pid in pids.items()},
-                "proportional": {name: proportional_bytes(pid) or 0 for name, pid in pids.items()},
+                "peaks": {name: _bytes(pid, "VmHWM") for name, pid in pids.items()},
+                "proportional": proportional,
+                "own": own,
                 "voters": median(len(line["voters"]) for line in last),
                 "merge_ms": median(line["merge_ms"] for line in last),
             }
@@ -68,9 +76,9 @@ def _merges(folder: Path) -> list[dict[str, Any]]:
     return [line for line in made if line["kind"] == "merge" and line["version"]]
 
 
-def _peak(pid: int) -> int:
+def _bytes(pid: int, name: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main() -> None:
@@ -91,7 +99,7 @@ def main() -> None:
                     settings = {"shards": shards, "push": push, "keeps": keeps}
                     idle, found = (measured(learners, each, **settings) for each in (LIGHT, task))
                     row: dict[str, Any] = {"learners": learners, **settings}
-                    for kind in ("peaks", "proportional"):
+                    for kind in ("peaks", "proportional", "own"):
                         beyond = max(size - idle[kind][name] for name, size in found[kind].items())
                         row[kind] = round(beyond / (whole / shards), 2)
                     row |= {"voters": found["voters"], "merge_ms": round(found["merge_ms"], 1)}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given as from_hypothesis
 from hypothesis import strategies as st
 
-from isthmus.ops.kernels.buffers import empty
+from isthmus.ops.kernels.buffers import Lent, Loose, empty, given, taken
 from tests.patience import PATIENCE
 
 LARGE = 2**19
@@ -92,7 +94,75 @@ def test_a_memoryview_holds_the_memory() -> None:
     assert np.frombuffer(held, np.float32).tolist() == [7.0, 7.0]
 
 
-@given(st.lists(st.one_of(st.integers(0, 3), st.sampled_from([LARGE, LARGE + 1, LARGE + LARGE // 8, 2 * LARGE]))))
+def test_values_that_nobody_else_has_change_in_their_memory() -> None:
+    lent = Lent(LARGE)
+    lent.array.fill(1.0)
+    where, loose = address(lent.array), Loose(lent.array)
+    lent.array.setflags(write=False)  # As a host does with what a body emits.
+    assert loose.get() is not None
+    changed = lent.changing()
+    assert (changed is lent, address(changed.array), loose.get()) == (True, where, None)
+    changed.array += 1.0
+    assert (changed.array == 2.0).all()
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda array: array,
+        lambda array: array[7:9].view(np.uint8),
+        lambda array: memoryview(array).cast("B")[4:8],
+        lambda array: Loose(array).get(),
+        lambda array: {"tensors": [array]},
+    ],
+)
+def test_values_that_somebody_has_stay_and_others_have_memory_of_their_own(hold: Callable[[np.ndarray], Any]) -> None:
+    lent = Lent(LARGE)
+    lent.array.fill(1.0)
+    loose, held = Loose(lent.array), hold(lent.array)
+    changed = lent.changing()
+    changed.array.fill(2.0)
+    del lent
+    for _ in range(8):
+        empty(LARGE)[:] = 3.0
+    before = loose.get()
+    assert before is not None
+    assert (before == 1.0).all()
+    assert not before.flags.writeable
+    assert (changed.array == 2.0).all()
+    where = address(before)
+    del held, before
+    assert loose.get() is None
+    assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
+
+
+def test_small_values_never_change_in_their_memory() -> None:
+    lent = Lent(3)
+    lent.array[:] = 1.0, 2.0, 3.0
+    loose, changed = Loose(lent.array), lent.changing()
+    changed.array.fill(0.0)
+    assert loose.get() is lent.array
+    assert lent.array.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_what_was_given_away_is_taken_once_and_anything_else_copied() -> None:
+    array = empty(LARGE)
+    array.fill(1.0)
+    small = given(empty(3))
+    assert address(taken(array)) != address(array)
+    assert address(taken(given(array[1:]))) != address(array[1:])
+    assert address(taken(small)) != address(small)
+    given(array).setflags(write=False)
+    first, second = taken(array), taken(array)
+    first.fill(2.0)
+    assert address(first) == address(array)
+    assert address(second) != address(array)
+    assert (second == 1.0).all()
+
+
+@from_hypothesis(
+    st.lists(st.one_of(st.integers(0, 3), st.sampled_from([LARGE, LARGE + 1, LARGE + LARGE // 8, 2 * LARGE])))
+)
 def test_live_buffers_never_overlap(actions: list[int]) -> None:
     live: list[tuple[np.ndarray, float]] = []
     for number, action in enumerate(actions):

@@ -66,7 +66,7 @@ def test_what_is_told_and_what_follows_are_the_answer_together(push: Any) -> Non
     assert both.keys() == expected.keys()
     assert all(np.array_equal(both[name], expected[name]) for name in expected)
     # Both are of the form that the other end demands.
-    for item, form in ((told, schemas.told_answer(PARTS, 8)), (values, schemas.answer_values(PARTS))):
+    for item, form in ((told, schemas.told(schemas.answer(PARTS, 8), PARTS)), (values, schemas.answer_values(PARTS))):
         assert compiled(form)(item, item, Member(Replica("learner", 3), 2)) is None
 
 

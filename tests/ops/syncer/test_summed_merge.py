@@ -11,6 +11,7 @@ import pytest
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_offer import NOTHING
+from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.syncer.answer_rules import usual_rules
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.summed_merge import ASKED_MAX, Ballot, SummedMerge
@@ -115,6 +116,21 @@ def test_the_merge_is_that_of_a_shard_that_keeps_answers(method: Any, form: str)
     for name in ("voters", "refused", "merged_tokens", "votes"):
         assert shard.record[name] == expected["merging"][name], name
     assert shard.record["weights"] == pytest.approx(expected["merging"]["weights"])
+
+
+def test_a_fragment_may_begin_as_a_version_that_was_published_without_an_answer() -> None:
+    shard = Shard()
+    begun: Any = {"fragment": 1, "version": [1, 0], "largest": 1.0, "clock": [], "positions": []}
+    shard.merge(begun={("region", 1): begun})
+    vote = {**answer(0, 0.5), "fragment": 1}
+    size, units = PARTS[1].size, len(PARTS[1].units)
+    vote |= {"gradient": np.ones(size, np.float32), "norms": norms(np.ones(size, np.float32), PARTS[1])}
+    told: Any = {**vote, "gradient": NOTHING}
+    closed = shard.ballot(round=pull(1, 1), answer={(Replica("learner", 0), 1): told}, decision=DECISION)["closed"]
+    assert [port for port, _ in shard.merge(closed=closed)] == ["wanted"]
+    emitted = dict(shard.merge(values={(Replica("learner", 0), 0): {**vote, "round": 1}}))
+    assert emitted["gradient"]["version"] == [1, 1]
+    assert emitted["gradient"]["scale"].shape == (units,)
 
 
 def test_a_few_are_asked_at_a_time_and_the_next_when_one_has_come() -> None:

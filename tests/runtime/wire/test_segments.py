@@ -16,6 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ from isthmus.runtime.wire.protocol_messages import PiecePlace
 from isthmus.runtime.wire.protocol_transfers import Inbound, Incoming, ParcelsArrived
 from isthmus.runtime.wire.segment_links import (
     GIVE_BACK,
+    IDLE_PAGES_MAX,
     LEND,
     NAME_PREFIX,
     PACKET,
@@ -185,6 +187,41 @@ def test_a_segment_that_was_given_back_is_written_again(world: World) -> None:
         world.until(settled(world, learner, syncer))
     assert seen == [0, 1, 2, 3, 4, 5]
     assert [each.number for each in segments_of(learner)] == [1]
+
+
+def read_pages() -> int:
+    """Bytes of segments of others that count as this process's: each end of a link maps them, one to read alone."""
+    gc.collect()
+    total, is_borrowed = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            is_borrowed = values[0] == "r--s" and "/memfd:isthmus-" in line
+        elif is_borrowed and name == "Rss:":
+            total += int(values[0]) << 10
+    return total
+
+
+def test_what_was_read_of_other_peers_counts_no_more(world: World) -> None:
+    before = read_pages()  # Of views that other tests have left.
+    syncer, learners = neighbours(world, learners=3)
+    size = 8
+
+    def take(learner: End, value: float) -> None:
+        learner.send(SYNCER, 1, {"x": floats(size, value)})
+        world.until(lambda: bool(syncer.items))
+        assert np.all(syncer.got(1)[0]["x"] == value)
+        syncer.items.clear()
+        world.until(settled(world, learner, syncer))
+
+    for _ in range(2):  # Its segment is read again.
+        for number, learner in enumerate(learners):
+            take(learner, number)
+    # Those of the link that was read last, and as much of the others.
+    assert 0 < read_pages() - before <= (size + 1) * MIB + IDLE_PAGES_MAX
+    for number in range(4):
+        take(learners[0], number)
+    assert 0 < read_pages() - before <= (size + 1) * MIB + IDLE_PAGES_MAX
 
 
 def test_a_view_keeps_its_segment(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from isthmus import Program
@@ -15,8 +17,9 @@ from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 class Run:
     """The plans of a run, and whom its hosts meet."""
 
-    def __init__(self, *, learners: int, regions: int, region_shards: int, shards: int) -> None:
-        settings = {"fragments": 12, "regions": regions, "region_shards": region_shards, "shards": shards}
+    def __init__(self, *, learners: int, regions: int, region_shards: int, shards: int, keeps: str = "answers") -> None:
+        divided = {"regions": regions, "region_shards": region_shards, "shards": shards}
+        settings: dict[str, Any] = {"fragments": 12, "keeps": keeps, **divided}
         graph = toy_task.graph_of(Program("regional-diloco", **settings), learners=learners, steps=8, seed=0)
         self.plans = lower(graph)
         self.counts = {LEARNER: learners, REGION: regions * region_shards, SYNCER: shards, EVALUATOR: 1, RECORDER: 1}
@@ -37,6 +40,12 @@ def test_a_learner_meets_the_shards_of_its_region_and_none_of_the_others(learner
     met = run.met(LEARNER, 6)
     assert met == {REGION: [6 % regions + regions * shard for shard in range(3)], RECORDER: [0]}
     assert peers_most(run.plans[LEARNER], run.counts) == 4
+
+
+def test_what_shards_keep_changes_nobody_that_a_host_meets() -> None:
+    runs = [Run(learners=24, regions=4, region_shards=3, shards=6, keeps=each) for each in ("answers", "sums")]
+    for role, slot in ((LEARNER, 6), (REGION, 6), (SYNCER, 4)):
+        assert runs[0].met(role, slot) == runs[1].met(role, slot)
 
 
 def test_a_shard_of_a_region_meets_its_learners_and_the_global_shards_with_its_fragments() -> None:

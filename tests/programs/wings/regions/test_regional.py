@@ -11,6 +11,7 @@ import pytest
 from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.programs.engine.results.changes import settings
+from isthmus.programs.wings.simulation import toy_task
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.wings.why.why import MergeQuery, table, why
 from isthmus.runtime.errors import ConfigError
@@ -53,7 +54,7 @@ def test_one_region_is_decoupled(
         one = _run(world, "decoupled-diloco", quorum=4, carry=False, **kept, **FLOAT, **OUTER)
     divided = {"regions": 1, "region_shards": region_shards, "shards": shards, "exchange": exchange}
     with recorded() as two:
-        region = _run(world, quorum=4, regions_push="float32", **divided, **FLOAT, **OUTER, **WHOLE)
+        region = _run(world, quorum=4, keeps="answers", regions_push="float32", **divided, **FLOAT, **OUTER, **WHOLE)
     assert min(map(len, flat.answers.values())) > 10
     assert flat.answers == two.answers
     # Both levels are recorded; the global versions are those of the region but for the rounding of G - (G - Theta).
@@ -74,6 +75,37 @@ def test_two_regions_train_and_nothing_waits(plain: tuple[WorldResult, WorldResu
     sent = {edge["source"]: edge["items"] for edge in two.summary["edges"]}
     # Two learners a region, every second merge: the four learners of two regions answer four times as often.
     assert sent["regional-step.answer"] < 0.35 * sent["fragment-send.answer"]
+
+
+@pytest.mark.parametrize(("region_shards", "shards"), [long(1, 1), (3, 2)])
+def test_shards_of_both_levels_keep_sums(
+    world: Worlds, plain: tuple[WorldResult, WorldResult], region_shards: int, shards: int
+) -> None:
+    divided = {"region_shards": region_shards, "shards": shards}
+    two = _run(world, fragments=3, interval=6, keeps="sums", **divided)
+    assert two.waits == 0
+    assert two.summary["books"]["differences"] == []
+    assert two.summary["tokens_lost"] == two.summary["tokens_pending"] == 0
+    assert two.summary["tokens_merged"] > 0.75 * two.summary["tokens_total"]
+    assert two.eval_loss < 1.05 * plain[1].eval_loss
+    items = {edge["source"]: edge["items"] for edge in two.summary["edges"]}
+    for sender in ("fragment-send", "regional-step"):
+        # Of a region a second answer may be about the same work, and is not asked for.
+        assert 0.8 * items[f"{sender}.answer"] <= items[f"{sender}.values"] <= items[f"{sender}.answer"]
+
+
+def test_by_default_a_level_keeps_sums_where_answers_are_many() -> None:
+    def kept(learners: int, **settings: Any) -> tuple[bool, bool]:
+        graph = toy_task.graph_of(Program(NAME, fragments=4, **settings), learners=learners, steps=8, seed=0)
+        names = {node.name for node in graph.nodes}
+        return "region-ballot" in names, "ballot" in names
+
+    assert kept(8) == (False, False)
+    assert kept(80) == (True, False)
+    assert kept(80, regions=40) == (False, True)
+    assert kept(4096, regions=40) == (True, True)
+    assert kept(4096, regions=40, keeps="answers") == (False, False)
+    assert kept(2, keeps="sums") == (True, True)
 
 
 def test_a_merge_is_told_by_region(world: Worlds) -> None:
