@@ -351,6 +351,11 @@ class ShardMemory:
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
 
+    def is_held(self, fragment: int, context: ShardContext) -> bool:
+        """Whether a live host that only holds the model has a version of a fragment: of some it knows the digest alone,
+        from books."""
+        return any(fragment in item["fragments"] for item in self._living(context))
+
     def given(self, fragment: int, context: ShardContext) -> list[int] | None:
         """The version of a fragment that the neighbour, which lives, gives this life; None where it gives none."""
         own = [context.member.replica.slot, context.member.incarnation]

@@ -590,7 +590,7 @@ class Pacer:
         # Of these, hosts that only hold the model have sent copies to this life of the shard, or its neighbour has.
         is_given = self._paths is not None and self._paths.gives_copies
         near = [each for each in unborn if self._given(each)]
-        copied = [each for each in unborn if is_given and self._memory.known(each)]
+        copied = [each for each in unborn if is_given and self._has_copy(each)]
         orphans = [each for each in unborn if each in (*copied, *near) and not holders[each]]
         if any(holders.values()) or orphans:
             if self._awaits_holders():
@@ -600,6 +600,10 @@ class Pacer:
             held = [each for each in wanted if each not in (*near, *orphans) or self._may_ask_again(each)]
             return [self._open_round(each, "recover", holders[each]) for each in held]
         return self._open_asked(self._memory.fresh(unborn, self._context))
+
+    def _has_copy(self, fragment: int) -> bool:
+        """Whether hosts that only hold the model have a version for this life, and not its digest alone."""
+        return bool(self._memory.known(fragment)) and self._memory.is_held(fragment, self._context)
 
     def _given(self, fragment: int) -> list[int] | None:
         """The version of a fragment that this life's neighbour gives it."""

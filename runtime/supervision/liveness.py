@@ -13,7 +13,7 @@ They count beats of the home, so that a suspended home condemns no member.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
@@ -209,13 +209,19 @@ DOUBLINGS_MAX: Final = 5
 BEAT: Final = seconds(0.5)
 
 
+def _awaits_silent(own: Heartbeat, heard: Container[Member]) -> bool:
+    """Whether all that a host does not reach are silent for others, too; not where it has not named all of them."""
+    return len(own.missing) == own.unreached and not any(each.member in heard for each in own.missing)
+
+
 class Reach:
     """The members that are *cut off*: no other host hears them, though their heartbeats reach their daemon.
 
     Heartbeats pass between daemons, items between hosts, on other ports: a network may block one and not the other. A
     heartbeat contains the number of a host's peers, and to how many of these it has no data connection. A member that
     has none at all is cut off, as long as most members with peers are not: where half of them are, the network is at
-    fault, and no host.
+    fault, and no host. Nor is it where all those peers are silent for the home, too, as the shard of a region whose
+    machine is dark: they are at fault.
 
     A member that is cut off is awaited for as long as a lost machine, because its work is lost with its life; while the
     run comes to its end, rounds wait for it, and a learner is awaited as briefly as a silent one. Its next life is on
@@ -240,8 +246,9 @@ class Reach:
         are those on machines that are far.
         """
         findings, self._far = Findings(), far
-        cut_off = [member for member, each in heartbeats.items() if each.peers and each.unreached >= each.peers]
-        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in heartbeats.values())
+        alone = [member for member, each in heartbeats.items() if each.peers and each.unreached >= each.peers]
+        is_of_network = 2 * len(alone) >= sum(bool(each.peers) for each in heartbeats.values())
+        cut_off = [member for member in alone if not _awaits_silent(heartbeats[member], heartbeats)]
         before, self._beats = self._beats, {}
         for member in () if is_of_network else cut_off:
             beats = self._beats[member] = before.get(member, 0) + 1

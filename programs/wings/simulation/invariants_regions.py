@@ -155,7 +155,7 @@ class RegionsChecker(Checker):
     def _check_version(self, syncer: Member, item: Any) -> None:
         p, version = item["fragment"], (item["version"][0], item["version"][1])
         clock = {slot: (incarnation, position) for slot, incarnation, position in item["clock"]}
-        if version[0] and version >= self._last.get(p, (0, (0, 0)))[1]:
+        if version[0] and (syncer.incarnation, version) >= self._last.get(p, (0, (0, 0))):
             self._last[p] = syncer.incarnation, version
         before = self._newest.get((syncer, p))
         if (p, version) in self._clocks:

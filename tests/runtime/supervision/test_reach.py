@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import CutOff, Reached, Unreached
-from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, FAR_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
-from isthmus.runtime.supervision.messages import Heartbeat
+from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, FAR_BEATS, HURRY_BEATS, TOLD_BEATS, Findings, Reach
+from isthmus.runtime.supervision.messages import Heartbeat, Missing
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(3)]
 SYNCER = Member(Replica("syncer", 0), 1)
@@ -92,3 +92,15 @@ def test_a_host_without_peers_and_one_that_is_silent_are_not_cut_off() -> None:
     assert not any(reach.beat(alone, is_hurried=False).condemned for _ in range(CUT_OFF_BEATS + 1))
     silent = {member: said for member, said in without(LEARNERS[0]).items() if member != LEARNERS[0]}
     assert not any(reach.beat(silent, is_hurried=False).condemned for _ in range(CUT_OFF_BEATS + 1))
+
+
+def test_one_whose_only_peer_is_silent_for_the_home_too_is_not_at_fault() -> None:
+    """As the learners of a region whose shard is on a dark machine, among others that reach theirs."""
+    dark, reach = Member(Replica("region", 0), 1), Reach()
+    waiting = Heartbeat(peers=1, unreached=1, missing=(Missing(dark),))
+    heard = {**WELL, LEARNERS[1]: waiting}
+    for _ in range(2 * CUT_OFF_BEATS):
+        assert reach.beat(heard, is_hurried=True) == Findings()
+    # Once its peer is heard, and it does not reach it, it is.
+    found = [reach.beat({**heard, dark: Heartbeat(peers=3)}, is_hurried=True).condemned for _ in range(HURRY_BEATS)]
+    assert [bool(each) for each in found] == [*[False] * (HURRY_BEATS - 1), True]

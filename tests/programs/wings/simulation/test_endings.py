@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.wings.simulation.searches import shape_of
+from isthmus.programs.wings.simulation.searches import deadly, shape_of
 from isthmus.programs.wings.simulation.universe import outcome_of
 from isthmus.runtime.sim.faults import Kill, Stop
 from tests.programs.wings.simulation.scenarios import Witness, assert_exact, survive
@@ -24,6 +24,12 @@ def test_a_learner_and_a_shard_die_in_the_final_phase(later: float) -> None:
 def test_all_die_in_the_final_phase_and_only_the_next_lives_of_learners_know_what_they_have_trained() -> None:
     """Each claims that of its own slot: were it to stop by that, the shards, which have not heard of it, would wait."""
     assert outcome_of(shape_of(815)).violation is None
+
+
+@pytest.mark.long
+def test_the_next_life_of_a_global_shard_goes_on_from_a_version_before_the_last_that_was_published() -> None:
+    """All die with the last version: what it had of learners is undone, and the books say so."""
+    assert outcome_of(deadly(30020, "regional-diloco")).violation is None
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ import pytest
 
 from isthmus import Program
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.simulation.seeds import shape_of
+from isthmus.programs.wings.simulation.universe import outcome_of
 from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.sim.faults import Cut, Fault, Kill
 from isthmus.runtime.tape.reading import read
@@ -55,3 +57,9 @@ def test_holders_that_are_cut_off_are_waited_for_a_second(world: Worlds, program
     fragments = 1 if program.reference == "diloco" else 2
     waited = published[fragments] - published[fragments - 1]
     assert 1000 <= waited < 1250
+
+
+@pytest.mark.long
+def test_a_first_version_of_which_only_the_digest_is_left_is_made_anew() -> None:
+    """Everything but the recorder dies, which has one of three on its disk, and of the others the books."""
+    assert outcome_of(shape_of(20007, "dipaco")).violation is None
