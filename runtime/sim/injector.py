@@ -430,7 +430,7 @@ class Injector:
         self._acts = Acts(universe, self._last, self._struck)
         self._numbers = 0
         self._coming: list[Fault] = []
-        self._late: list[Fault] = []
+        self._late = set[Fault]()
         self._never: list[Fault] = []
         self._ends: dict[int, Callable[[], object]] = {}
         self._lurking: dict[int, LurkingFault] = {}
@@ -492,10 +492,10 @@ class Injector:
     def _come(self, fault: Fault) -> None:
         """Start a fault whose moment has come, now or with its delay."""
         if fault.later and fault not in self._late:
-            self._late.append(fault)
+            self._late.add(fault)
             self._expect(fault, Instant(self._universe.clock.now() + seconds(fault.later)))
         elif not self._begin(fault):
-            self._late.append(fault)
+            self._late.add(fault)
             self.waiting.append(fault)
 
     def _expect(self, fault: Fault, at: Instant) -> None:
@@ -505,7 +505,7 @@ class Injector:
     def _due(self, fault: Fault) -> None:
         if fault in self._coming:
             self._coming.remove(fault)
-            self._late.append(fault)
+            self._late.add(fault)
             self._come(fault)
 
     def _is_time(self, fault: Fault, phase: str) -> bool:

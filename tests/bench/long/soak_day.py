@@ -40,7 +40,12 @@ APART_HOURS: Final = 4
 """From one machine's first hour to that of the next."""
 ALWAYS: Final = 2
 """Machines that are there all day."""
+OFF_SECONDS: Final = (DAY_HOURS - ON_HOURS) * HOUR
 QUEUE_GRACE, CLOUD_GRACE = 120.0, 30.0
+BACK_SECONDS: Final = 120.0
+"""After which a machine that is back may be taken again."""
+MORTAL: Final = ("learner/0", "learner/1", "syncer/0", "syncer/1", "recorder/0", "evaluator/0")
+"""Who dies: hosts of machines that are there all day."""
 PREEMPTED_EACH: Final = 1800.0
 KILLED_EACH: Final = 3600.0
 MOVES_AT: Final = (7, 19)
@@ -53,7 +58,7 @@ FIGURES: Final = ("tokens", "tokens_undone", "merged_share", "outer_steps", "con
 def faults_of(hours: float, learners: int, seed: int) -> tuple[Fault, ...]:
     """What happens on such a day."""
     rng, end = random.Random(f"day {seed}"), hours * HOUR
-    faults = [*_by_the_hour(end, learners), *_preemptions(rng, end, learners), *_deaths(rng, end, learners)]
+    faults = [*_by_the_hour(end, learners), *_preemptions(rng, end, learners), *_deaths(rng, end)]
     faults += [
         MoveHome(f"learner-{number % ALWAYS}", after=20.0, seconds=600.0, at=hour * HOUR)
         for number, hour in enumerate(MOVES_AT)
@@ -65,27 +70,39 @@ def faults_of(hours: float, learners: int, seed: int) -> tuple[Fault, ...]:
 def _by_the_hour(end: float, learners: int) -> Iterator[Fault]:
     """Whoever is not there all day is away from its ninth hour on, for sixteen hours."""
     for slot in range(ALWAYS, learners):
-        first = (slot - ALWAYS) * APART_HOURS % DAY_HOURS
-        leaves = first + ON_HOURS
+        leaves = _first_hour(slot) + ON_HOURS
         while leaves * HOUR < end:
-            away = (DAY_HOURS - ON_HOURS) * HOUR
-            yield PreemptionNotice(f"learner-{slot}", QUEUE_GRACE, away, at=leaves * HOUR)
+            yield PreemptionNotice(f"learner-{slot}", QUEUE_GRACE, OFF_SECONDS, at=leaves * HOUR)
             leaves += DAY_HOURS
 
 
+def _first_hour(slot: int) -> int:
+    return (slot - ALWAYS) * APART_HOURS % DAY_HOURS
+
+
+def _is_there(slot: int, at: float) -> bool:
+    """Whether the queue has given the machine of a slot, which is there from the start on to the end of its first
+    hours, and is not about to take it."""
+    if slot < ALWAYS or at < _first_hour(slot) * HOUR:
+        return True
+    return (at / HOUR - _first_hour(slot)) % DAY_HOURS < ON_HOURS - 1
+
+
 def _preemptions(rng: random.Random, end: float, learners: int) -> Iterator[Fault]:
-    at = rng.expovariate(1 / PREEMPTED_EACH)
+    at, back = rng.expovariate(1 / PREEMPTED_EACH), [0.0] * learners
     while at < end:
-        away = rng.uniform(60.0, 900.0)
-        yield PreemptionNotice(f"learner-{rng.randrange(learners)}", CLOUD_GRACE, away, at=round(at, 3))
+        there = [slot for slot in range(learners) if _is_there(slot, at) and back[slot] < at]
+        if there:
+            slot, away = rng.choice(there), rng.uniform(60.0, 900.0)
+            back[slot] = at + away + BACK_SECONDS
+            yield PreemptionNotice(f"learner-{slot}", CLOUD_GRACE, away, at=round(at, 3))
         at += rng.expovariate(1 / PREEMPTED_EACH)
 
 
-def _deaths(rng: random.Random, end: float, learners: int) -> Iterator[Fault]:
-    hosts = [*(f"learner/{slot}" for slot in range(learners)), "syncer/0", "syncer/1", "recorder/0", "evaluator/0"]
+def _deaths(rng: random.Random, end: float) -> Iterator[Fault]:
     at = rng.expovariate(1 / KILLED_EACH)
     while at < end:
-        yield Kill(rng.choice(hosts), at=round(at, 3))
+        yield Kill(rng.choice(MORTAL), at=round(at, 3))
         at += rng.expovariate(1 / KILLED_EACH)
 
 
