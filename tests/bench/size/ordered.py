@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,10 +38,17 @@ def stop(folder: Path) -> None:
 
 def wait_for_summary(folder: Path) -> None:
     """Return once a run that was stopped has written its end, and its daemon, which writes into the folder, is gone."""
-    daemon = Path("/proc", str(json.loads((folder / "daemon.json").read_bytes())["pid"]))
+    pid = json.loads((folder / "daemon.json").read_bytes())["pid"]
     until = time.monotonic() + SUMMARY_SECONDS_MAX
-    while not ((folder / "over.json").exists() and not daemon.exists()) and time.monotonic() < until:
+    while (_is_running(pid) or not (folder / "over.json").exists()) and time.monotonic() < until:
         time.sleep(0.2)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process has not ended; one that its parent, this process, has not asked for has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _request(learners: int, folder: Path, program: Program, task: Light) -> Request:
