@@ -621,7 +621,10 @@ class Pacer:
         """The initial rounds of fragments, as far as there is room in flight."""
         opened, live, now = list[Round](), _members(self._roster.live()), self._context.now()
         for each in fresh[: self._room()]:
-            giver = self._start.giver(live, now, has=partial(self._has, each))
+            has = partial(self._has, each)
+            # A learner can make any fragment; a shard of a region has its own alone, and may be in its next life.
+            able = [member for member in live if has(member[0])] if self._tier == "regions" else live
+            giver = self._start.giver(able, now, has=has)
             if giver is None:
                 break
             opened.append(self._open_round(each, "initial", [giver]))

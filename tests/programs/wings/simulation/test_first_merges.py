@@ -6,6 +6,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.programs.wings.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.programs.wings.simulation.searches import deadly
 from isthmus.programs.wings.simulation.seeds import shape_of
 from isthmus.programs.wings.simulation.universe import outcome_of
 from isthmus.runtime.cores.scheduler_events import HostRecord
@@ -63,3 +64,9 @@ def test_holders_that_are_cut_off_are_waited_for_a_second(world: Worlds, program
 def test_a_first_version_of_which_only_the_digest_is_left_is_made_anew() -> None:
     """Everything but the recorder dies, which has one of three on its disk, and of the others the books."""
     assert outcome_of(shape_of(20007, "dipaco")).violation is None
+
+
+@pytest.mark.long
+def test_a_first_version_is_asked_of_a_shard_that_has_the_fragment() -> None:
+    """Those of both regions that have it have died, before they gave it; others of these regions live."""
+    assert outcome_of(deadly(308, "regional-diloco")).violation is None
