@@ -382,6 +382,14 @@ class Books(BooksMemory, kw_only=True):
             known = self.sites.setdefault(machine or ONE_MACHINE, SiteMemory())
             known.add((report["slot"], report["incarnation"]), site)
 
+    def note_final(self, fragment: int, version: Sequence[int], digest: int, now: int) -> None:
+        """Take in the last version of a fragment, which is written. A merge in it need not be known: it may have died
+        with its shard and the recorder before."""
+        self.final.add(fragment)
+        self.final_digests[fragment] = [*version, digest]
+        self.final_at = now
+        self.shards.claimed([(fragment, version)])
+
     def unlike(self) -> list[tuple[int, str]]:
         """The slots whose leaves are not the last model that is written, and the first leaf of each, '' where it is not
         known. Only of learners that have adopted all of it: others have left, or are gone."""

@@ -480,9 +480,7 @@ class Recorder:
                 item = self._unsaved[fragment]
                 digest = save_final(item, where / f"fragment-{fragment}.safetensors", self._folder, self._disk)
                 del self._unsaved[fragment]
-                self._books.final.add(fragment)
-                self._books.final_digests[fragment] = [*item["version"], digest]
-                self._books.final_at = now
+                self._books.note_final(fragment, item["version"], digest, now)
         except OSError as error:
             self._save_tries += 1
             self._save_at = now + RETRY_NS

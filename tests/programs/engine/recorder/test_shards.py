@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pytest
 
-from isthmus.programs.engine.recorder.books import ShardBooks
+from isthmus.programs.engine.recorder.books import Books, ShardBooks
 from isthmus.programs.engine.results.lines import MergeRecord
 
 
@@ -71,3 +72,13 @@ def test_a_newer_version_that_a_learner_holds_is_missing_in_both() -> None:
     made = books(merging(1, 0, 0), merging(1, 1, 48))
     made.claimed([(0, [1, 2])])
     assert (made.in_model(0)[1], made.ever(0)[1]) == (False, False)
+
+
+@pytest.mark.parametrize("version", [[1, 2], [2, 1]])
+def test_a_last_version_whose_merge_nobody_told_of_is_missing_in_both(version: list[int]) -> None:
+    """So it is where a shard and the recorder died at once, and the version came from a host that held it."""
+    known = Books(sizes=[100], has_regions=True, shards=books(merging(1, 0, 0), merging(1, 1, 48)))
+    known.note_final(0, [1, 1], digest=7, now=0)
+    assert known.figures(1)["model_whole"] == {0: True}
+    known.note_final(0, version, digest=8, now=0)
+    assert (known.figures(1)["model_whole"], known.figures(1)["merges_whole"]) == ({0: False}, {0: False})
