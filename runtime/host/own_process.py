@@ -322,19 +322,20 @@ def meets(mine: Replica, other: Replica) -> Meeting:
     return "dial" if mine < other else "wait"
 
 
-def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool, is_away: bool = False) -> str:
-    """The phase of a host with this published status: for a learner, that of its inner-step, or that it is away."""
+def phase_of(host: Host, now: Instant) -> str:
+    """The phase of a host; that of a learner whose steps may wait for the user's own code is that it is away."""
+    reported = phase(host.member.replica, host.published, is_open=host.is_open)
+    return "away" if reported == "stepping" and host.busy.firings(now).is_away else reported
+
+
+def phase(replica: Replica, published: Mapping[str, Mapping[str, Any]], *, is_open: bool) -> str:
+    """The phase of a host with this published status: for a learner, that of its inner-step."""
     if not is_open:
         return "compiling" if takes_island(replica) else "starting"
     for each in published.values():
         if "phase" in each and leads_island(replica):
-            return "recovering" if each["phase"] == "ready" else _unless_away(str(each["phase"]), is_away=is_away)
+            return "recovering" if each["phase"] == "ready" else str(each["phase"])
     return "serving"
-
-
-def _unless_away(phase: str, *, is_away: bool) -> str:
-    """The phase of a learner whose steps may wait for the user's own code."""
-    return "away" if is_away and phase == "stepping" else phase
 
 
 def steps(published: Mapping[str, Mapping[str, Any]]) -> int:
@@ -719,17 +720,16 @@ class HostProcess:
             starved=starved,
             full=tuple(DISK.full.now()[:FULL_MAX]),
         )
-        phase = self._phase(self._host.published)
+        phase = self._phase()
         said = {"type": kind, "run": self._life.run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}
         said["door"] = list(self._island.endpoints)
         self._daemon.send({**told, **said, **more})
 
-    def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
+    def _phase(self) -> str:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""
         if self._is_gone:
             return "gone"
-        is_away = self._host.busy.firings(self._clock.now()).is_away
-        reported = phase(self._life.member.replica, published, is_open=self._host.is_open, is_away=is_away)
+        reported = phase_of(self._host, self._clock.now())
         return "recovering" if reported in ("stepping", "away") and self._island.is_forming else reported
 
     def _beat(self) -> None:
@@ -782,7 +782,7 @@ class HostProcess:
             return False
         if self._host.busy.firings(self._clock.now()).outside:
             self._beats_kept = KEPT_BEATS_MAX
-        elif steps(self._host.published) and self._phase(self._host.published) != "final":
+        elif steps(self._host.published) and self._phase() != "final":
             self._beats_kept -= 1
         else:
             self._beats_kept = 0
@@ -816,7 +816,7 @@ class HostProcess:
             self._gives_way = True
             processes.lower_other_threads(self._life.niceness)  # This one is the loop, which answers the daemon.
             processes.lower_priority(self._life.niceness)
-        elif self._phase(self._host.published) == "stepping":
+        elif self._phase() == "stepping":
             self._gives_way = True
             processes.lower_priority()
 

@@ -34,7 +34,7 @@ from isthmus.runtime.host.own_process import (
     is_searching,
     message_of,
     met_by,
-    phase,
+    phase_of,
     suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, Spread, VirtualClock
@@ -56,6 +56,7 @@ from isthmus.runtime.wire.control_messages import encode as encode_message
 from isthmus.runtime.wire.peers import Limits
 
 RUN: Final = Path("/run")
+KNOWN: Final[dict[str, Phase]] = {phase: phase for phase in PHASES}
 BYTES_MAX: Final = 1 << 40
 """More than any tape of a universe: all are kept to their end."""
 
@@ -281,9 +282,7 @@ class Life:
     @property
     def phase(self) -> Phase:
         """The phase that it reports."""
-        is_away = self.host.busy.firings(self.clock.now()).is_away
-        reported = phase(self.member.replica, self.host.published, is_open=self.host.is_open, is_away=is_away)
-        return next(each for each in PHASES if each == reported)
+        return KNOWN[phase_of(self.host, self.clock.now())]
 
     @property
     def is_dead(self) -> bool:

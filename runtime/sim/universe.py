@@ -260,11 +260,13 @@ class Universe:
     @property
     def phase(self) -> str:
         """The phase of the run: 'starting' until a host steps, 'final' once a host reports that phase or a stop."""
-        lives = self.living()
-        phases = [life.phase for life in lives]
-        if "final" in phases or any(shown.get("is_stopping") for life in lives for shown in life.shown):
-            return "final"
-        return "stepping" if "stepping" in phases else "starting"
+        phase = "starting"
+        for life in self.living():
+            reported = life.phase
+            if reported == "final" or any(shown.get("is_stopping") for shown in life.shown):
+                return "final"
+            phase = reported if reported == "stepping" else phase
+        return phase
 
     @property
     def calm_ns(self) -> int:
