@@ -100,10 +100,10 @@ check: .venv/installed-check .typing/isthmus
 
 # What has been carried out of this code is recorded outside of the tree (tests/soak.py).
 soak: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
-	$(BIN)/python -m tests.soak $(PARTS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak $(PARTS)
 
 soak-long: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
-	$(BIN)/python -m tests.soak --long $(PARTS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.soak --long $(PARTS)
 
 # 500M parameters merged, and taken all the way round; 1.2 billion, in eight fragments, from one learner; gpt-124m whole.
 scale: .venv/installed-test
