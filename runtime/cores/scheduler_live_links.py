@@ -159,6 +159,8 @@ class Roster:
     def __init__(self, plan: Plan, member: Member, nodes: dict[int, NodeState]) -> None:
         self.member = member
         self.live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
+        self._in_slot: dict[str, dict[int, Member]] = {role: {} for role in plan.replicas}
+        """The same, by slot."""
         self.routes: dict[int, OutgoingRoute] = {}
         self.arrivals: dict[int, Arrival] = {}
         self.members: frozenset[Member] = frozenset()
@@ -202,6 +204,8 @@ class Roster:
     def check(self) -> None:
         """Raise InvariantError unless links match the roster, and credit is within its bounds."""
         _demand(self.members == {member for of_role in self.live.values() for member in of_role}, (), "members")
+        for role, members in self.live.items():
+            _demand(self._in_slot[role] == {each.replica.slot: each for each in members}, (), "members by slot")
         for route in self.routes.values():
             about, name = (CoreSubject("edge", route.edge.index),), route.edge.name
             _demand(set(route.links) == set(consumers(route.edge, self.member, self.live)), about, "{}: links", name)
@@ -226,11 +230,11 @@ class Roster:
             wanted = edge.classes[number] if 0 <= number < len(edge.classes) else ()
             return [link for member, link in route.links.items() if member.replica.slot % edge.period in wanted]
         low, high = self._plan.replicas[role]
-        slots = [member.replica.slot for member in self.live[role]]
-        slot = number % high if low == high else number
-        if low != high and slots and number not in slots:
-            slot = slots[number % len(slots)]
-        return [link for member, link in route.links.items() if member.replica.slot == slot]
+        live, in_slot = self.live[role], self._in_slot[role]
+        member = in_slot.get(number % high if low == high else number)
+        if member is None and low != high and live:
+            member = live[number % len(live)]
+        return [route.links[member]] if member in route.links else []
 
     # -- routes and arrivals -------------------------------------------------------------------------------------------
 
@@ -259,6 +263,7 @@ class Roster:
     def _have_live(self, role: str, members: list[Member]) -> RosterChange:
         """Set the live members of a role, and open and close links to match."""
         self.live[role] = tuple(sorted(members))
+        self._in_slot[role] = {member.replica.slot: member for member in members}
         self.members = frozenset(member for of_role in self.live.values() for member in of_role)
         change = RosterChange()
         for route in self.routes.values():

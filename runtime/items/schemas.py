@@ -289,14 +289,24 @@ def _dict(inner: Any, rules: _Rules) -> Check:
     return check
 
 
+@lru_cache(maxsize=64)
+def _name_of(dtype: Hashable) -> str:
+    """The name of a type of numbers, which numpy puts together anew at each call: longer than all else of a check."""
+    return str(dtype)
+
+
 def _array(inner: Any, rules: _Rules) -> Check:
     (scalar,) = get_args(inner[-1]) if inner else (Any,)
-    dtype, sizes = None if scalar is Any else str(np.dtype(scalar)), rules.get("sizes")
+    dtype, sizes = None if scalar is Any else _name_of(np.dtype(scalar)), rules.get("sizes")
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
         shape = getattr(value, "shape", None)
         wanted = [_size(size, item) for size in sizes or ()]
-        fits = shape is not None and dtype in (None, str(value.dtype)) and (sizes is None or len(shape) == len(wanted))
+        fits = (
+            shape is not None
+            and dtype in (None, _name_of(value.dtype))
+            and (sizes is None or len(shape) == len(wanted))
+        )
         if fits and all(size in (None, there) for size, there in zip(wanted, shape or (), strict=False)):
             return None
         return _wrong(f"an array of {dtype or 'any dtype'}, sizes {'any' if sizes is None else wanted}", value)
