@@ -105,5 +105,13 @@ MEASURED_BY: Final = (
 STATE_FORMAT: Final[Format] = "int8"
 """The format of what a shard's neighbour keeps beside published values: the error is 1/254 of the largest magnitude of
 a block at most."""
+
+
+def state_code_bits(update: str, *, has_momentum: bool) -> float:
+    """Bits of a value of what a shard's neighbour has in codes, beside published values: the momentum, where there is
+    one, and, where updates are coded, the exact values."""
+    return (has_momentum + (update != "float32")) * FORMATS[STATE_FORMAT].bits
+
+
 CODED: Final[tuple[Format, ...]] = tuple(name for name in get_args(Format) if name != "float32")
 """The names of those that are codes."""

@@ -28,32 +28,6 @@ from isthmus.ops.kernels.buffers import Float32, copied
 from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
 
 
-def outer_step(
-    theta: Float32,
-    momentum: Float32,
-    direction: Float32,
-    scale: Float32,
-    fragment: Fragment,
-    lr: float,
-    momentum_decay: float,
-    threads: int | None = None,
-) -> tuple[Float32, Float32]:
-    """The fragment and its momentum after one outer step, float32[n] each, in new buffers.
-
-    Arguments:
-        theta, momentum: float32[n], n = fragment.size; momentum starts at 0.
-        direction, scale: float32[n] and float32[units], the merged outer gradient as `averaging.merge` returns it.
-        lr, momentum_decay: eta > 0 and mu in [0, 1), used as float32, of all units but means.
-        threads: the most to use, by default one for each core; the result has the same bits for any number.
-
-    Raises ValueError where a size disagrees with the fragment.
-    """
-    _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
-    stepped, moved = copied(direction), copied(momentum)
-    step_over(theta, moved, stepped, scale, fragment, lr, momentum_decay, threads)
-    return stepped, moved
-
-
 def step_over(
     theta: Float32,
     momentum: Float32,
@@ -64,7 +38,17 @@ def step_over(
     momentum_decay: float,
     threads: int | None = None,
 ) -> None:
-    """As `outer_step`, in memory that is there: the fragment in that of the direction, the momentum in its own."""
+    """One outer step, in memory that is there: the fragment after it is in that of the direction, the momentum in its
+    own.
+
+    Arguments:
+        theta, momentum: float32[n], n = fragment.size; momentum starts at 0.
+        direction, scale: float32[n] and float32[units], the merged outer gradient as `averaging.merge` returns it.
+        lr, momentum_decay: eta > 0 and mu in [0, 1), used as float32, of all units but means.
+        threads: the most to use, by default one for each core; the result has the same bits for any number.
+
+    Raises ValueError where a size disagrees with the fragment.
+    """
     _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
     is_mean = [not RULES[unit.merge].steps for unit in fragment.units]
     cuts = stripes(fragment.offsets)
@@ -86,7 +70,7 @@ def step_over(
 def descent(
     theta: Float32, direction: Float32, scale: Float32, fragment: Fragment, lr: float, threads: int | None = None
 ) -> Float32:
-    """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `outer_step`."""
+    """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `step_over`."""
     _check(fragment, theta=theta, direction=direction, scale=scale)
     stepped = copied(direction)
     descend_over(theta, stepped, scale, fragment, lr, threads)
@@ -106,7 +90,7 @@ def descend_over(
 def warm() -> None:
     """Compile the kernels, or load them from the cache; otherwise the first step does it."""
     ones, fragment = np.ones(1, np.float32), Fragment(0, (Unit("a", 0, 1, (1,)),))
-    outer_step(ones, ones, ones, ones, fragment, 1.0, 0.0)
+    step_over(ones, copied(ones), copied(ones), ones, fragment, 1.0, 0.0)
     descent(ones, ones, ones, fragment, 1.0)
 
 

@@ -126,8 +126,46 @@ NEIGHBOUR: Final = "neighbour"
 
 
 @final
+class HeldShards:
+    """The shards of a role, to whoever holds something of them: which of them live, and what they were told of it.
+    Fragment p belongs to the replica p mod `shards`."""
+
+    def __init__(self, role: str, shards: int) -> None:
+        self._role, self._shards = role, shards
+        self._members: frozenset[Any] | None = None
+        self._lives: dict[int, int] = {}
+        self._told: Held | None = None
+
+    def open(self, context: Any) -> None:
+        """Keep the context, for the live members."""
+        self._context = context
+
+    def lives(self) -> dict[int, int]:
+        """The live ones, by slot."""
+        members = self._context.members()
+        if members is not self._members:
+            self._members = members
+            shards = [each for each in members if each.replica.role == self._role]
+            self._lives = {each.replica.slot: each.incarnation for each in shards}
+        return self._lives
+
+    def life(self, fragment: int) -> int:
+        """The live life of the shard of a fragment; 0 where none is."""
+        return self.lives().get(fragment % self._shards, 0)
+
+    def news(self, **fields: Any) -> list[tuple[str, Held]]:
+        """The report of what is held, with these fields beside who lives, if it has changed."""
+        lives = [[shard, life] for shard, life in sorted(self.lives().items())]
+        report = held_by(self._context.member.replica.role, lives=lives, **fields)
+        if report == self._told:
+            return []
+        self._told = report
+        return [("held", report)]
+
+
+@final
 class Hold:
-    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`.
+    """Updates in, copies of them out, on a timer.
 
     Learners get a copy when the shard that published a fragment is gone and its next life is there. A learner that
     holds that version, or a newer one, ignores it; one that holds none adopts it, and the shard then asks it like any
@@ -140,16 +178,15 @@ class Hold:
     schemas: ClassVar[dict[str, Any]] = {"update": Update}
 
     def __init__(self, *, role: str, shards: int) -> None:
-        self._role, self._shards = role, shards
+        self._owners = HeldShards(role, shards)
         self.held: dict[int, Update] = {}
         """The newest version of each fragment."""
-        self._sent: Held | None = None
         self._copies_sent: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
 
     def open(self, context: Any) -> None:
         """Keep the context, for the live members."""
-        self._context = context
+        self._owners.open(context)
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
         """Store new updates; emit the copies to send, those to withdraw, and the held versions, if they changed."""
@@ -165,9 +202,9 @@ class Hold:
 
     def copies(self) -> list[Update]:
         """The copies to send now, and the withdrawals of those that are not needed any more."""
-        lives, copies = self._lives(), []
+        copies: list[Update] = []
         for fragment, held in sorted(self.held.items()):
-            life, life_given = lives.get(fragment % self._shards, 0), self._copies_sent.get(fragment, (0,))[0]
+            life, life_given = self._owners.life(fragment), self._copies_sent.get(fragment, (0,))[0]
             if held["version"][0] < life and life_given < life:
                 digest = digest_of(held["values"], held["clock"], held["positions"])
                 row = [fragment, *held["version"], digest, cast(dict[str, Any], held).get("lengths", [])]
@@ -180,23 +217,12 @@ class Hold:
 
     def news(self, **others: Any) -> list[tuple[str, Held]]:
         """The report of what is held, with these fields beside it or in place of its own, if it has changed."""
-        report = held_by(
-            self._context.member.replica.role,
+        return self._owners.news(
             fragments=sorted(self.held),
             merged=sorted(fragment for fragment, held in self.held.items() if held["version"][1]),
-            lives=[[shard, life] for shard, life in sorted(self._lives().items())],
             given=[row for _, (_, row) in sorted(self._copies_sent.items())],
             **others,
         )
-        if report == self._sent:
-            return []
-        self._sent = report
-        return [("held", report)]
-
-    def _lives(self) -> dict[int, int]:
-        """The live shards, by slot."""
-        members = [each for each in self._context.members() if each.replica.role == self._role]
-        return {each.replica.slot: each.incarnation for each in members}
 
 
 def held_by(holder: str, /, **fields: Any) -> Held:

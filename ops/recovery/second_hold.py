@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, final
 
 from isthmus.ops.exchange.messages import Held, ToldVersion, Update, Whole, copied, withdrawn
-from isthmus.ops.recovery.hold import digest_of, held_by
+from isthmus.ops.recovery.hold import HeldShards, digest_of
 
 LOOKS: Final = 10
 """Looks, one each 200 ms, before a copy is given: looks are counted, not time, because a clock may leap."""
@@ -21,15 +21,14 @@ LOOKS: Final = 10
 
 @final
 class SecondHold:
-    """Versions that were taken, books of versions, and what the home has in; copies of the first out, on a timer.
-    Fragment p belongs to the replica p mod `shards` of `role`."""
+    """Versions that were taken, books of versions, and what the home has in; copies of the first out, on a timer."""
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
     collects: ClassVar[tuple[str, ...]] = ("taken", "told", "elsewhere")
     schemas: ClassVar[dict[str, Any]] = {"told": ToldVersion, "elsewhere": Held}
 
     def __init__(self, *, role: str, shards: int) -> None:
-        self._role, self._shards = role, shards
+        self._owners = HeldShards(role, shards)
         self._held: dict[int, Whole] = {}
         self._told: dict[int, ToldVersion] = {}
         self._saved: dict[int, list[int]] = {}
@@ -38,11 +37,10 @@ class SecondHold:
         """How often a life of a shard was seen that has not published a fragment yet, by fragment and life."""
         self._copies: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which a copy was given, and its row in `Held.given`."""
-        self._sent: Held | None = None
 
     def open(self, context: Any) -> None:
         """Keep the context, for the live members."""
-        self._context = context
+        self._owners.open(context)
 
     def __call__(
         self,
@@ -58,14 +56,13 @@ class SecondHold:
                 self._told[item["fragment"]] = item
         for report in (elsewhere or {}).values():
             self._saved = {fragment: version for fragment, *version in sorted(report["saved"])}
-        lives = self._lives()
-        return [*(("copy", copy) for copy in self._given(lives)), *self._news(lives)] or None
+        return [*(("copy", copy) for copy in self._given()), *self._news()] or None
 
-    def _given(self, lives: Mapping[int, int]) -> list[Update]:
+    def _given(self) -> list[Update]:
         """The copies to give now, and withdrawals of those that are not needed any more."""
         copies: list[Update] = []
         for p, held in sorted(self._held.items()):
-            life = lives.get(p % self._shards, 0)
+            life = self._owners.life(p)
             if p in self._copies and self._has_published(p, self._copies[p][0]):
                 del self._copies[p]
                 copies.append(withdrawn(p))
@@ -88,22 +85,11 @@ class SecondHold:
         told = self._told.get(p)
         return told is not None and told["incarnation"] >= life
 
-    def _news(self, lives: Mapping[int, int]) -> list[tuple[str, Held]]:
+    def _news(self) -> list[tuple[str, Held]]:
         """The report of what is held, if that has changed."""
         known = [*self._held.values(), *self._told.values()]
-        report = held_by(
-            self._context.member.replica.role,
+        return self._owners.news(
             fragments=sorted(self._held),
             merged=sorted({each["fragment"] for each in known if each["version"][1]}),
-            lives=[[shard, life] for shard, life in sorted(lives.items())],
             given=[row for _, (_, row) in sorted(self._copies.items())],
         )
-        if report == self._sent:
-            return []
-        self._sent = report
-        return [("held", report)]
-
-    def _lives(self) -> dict[int, int]:
-        """The live shards, by slot."""
-        members = [each for each in self._context.members() if each.replica.role == self._role]
-        return {each.replica.slot: each.incarnation for each in members}

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
+from isthmus.ops.exchange.formats import FORMATS, state_code_bits
 from isthmus.ops.exchange.wanted_settings import AUTO, OVERLAP, first_interval
-from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.ops.syncer.summed_merge import ASKED_MAX, SummedMerge
@@ -34,7 +33,7 @@ from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, p
 from isthmus.programs.engine.request.model_sizes import FLOAT32_BYTES, learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
-from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER, regions_in
+from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER, held_model_of, regions_in
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica, leader
 
@@ -97,11 +96,19 @@ def answers_bytes(request: Request) -> int:
     return int(rounds * request.job.learners * answer)
 
 
+def neighbour_code_bits(request: Request) -> float | None:
+    """Bits of a value that a shard has in codes of the one before it; None where it has nothing of it."""
+    held = held_model_of(request.graph)
+    if held is None or not has_neighbours(request.graph):
+        return None
+    outer = held.state.node.keywords
+    return state_code_bits(outer["update"], has_momentum=outer["momentum"] > 0)
+
+
 def neighbour_bytes(request: Request, values: int) -> int:
-    """What a shard holds of the one before it: published `values` of it, and the codes of its momentum and, where
-    updates are coded, of its own values."""
-    coded = 1 + any(node.body is OuterStep and node.keywords["update"] != "float32" for node in request.graph.nodes)
-    return int(values * (1 + coded * FORMATS[STATE_FORMAT].bits / 32)) if has_neighbours(request.graph) else 0
+    """What a shard holds of the one before it: published `values` of it, and its codes."""
+    bits = neighbour_code_bits(request)
+    return 0 if bits is None else int(values * (1 + bits / FORMATS["float32"].bits))
 
 
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:

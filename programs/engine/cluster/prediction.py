@@ -38,7 +38,7 @@ from textwrap import wrap
 from typing import Any, Final, final
 
 from isthmus.ops.data.positions import of_slot
-from isthmus.ops.exchange.formats import FORMATS, STATE_FORMAT
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.wanted_settings import AUTO, first_interval
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs import SHIPPED_TASK
@@ -49,10 +49,10 @@ from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
     Find,
     host_bytes,
+    neighbour_code_bits,
     not_asked,
     placed,
 )
-from isthmus.programs.engine.recorder.roles import has_neighbours
 from isthmus.programs.engine.request import graph_view
 from isthmus.programs.engine.request.model_sizes import learner_bytes, parameter_count
 from isthmus.programs.engine.request.request import Request
@@ -257,7 +257,7 @@ def _flows(request: Request, placement: Placement, rates: Sequence[float]) -> It
     Where there are `regions`, the learners are those of their shards, and the global shards' learners are these, every
     `exchange` merges.
     """
-    exchange, regions, is_held = _exchange(request), regions_in(request.graph), has_neighbours(request.graph)
+    exchange, regions, codes = _exchange(request), regions_in(request.graph), neighbour_code_bits(request)
     learners, shards, hosts = (placement.of_role(role) for role in (LEARNER, SYNCER, REGION))
     if regions:
         of_region = len(hosts) // regions
@@ -268,9 +268,9 @@ def _flows(request: Request, placement: Placement, rates: Sequence[float]) -> It
         fastest = [max(rates[of::regions]) / exchange / of_region for of in range(regions)]
         learners, rates = hosts, [fastest[number % regions] for number in range(len(hosts))]
     for number, shard in enumerate(shards):
-        if is_held:
-            beside = 1 + FORMATS[STATE_FORMAT].bits / FORMATS["float32"].bits
-            yield shard, shards[(number + 1) % len(shards)], beside * max(rates, default=0.0) / len(shards)
+        if codes is not None:
+            near = 1 + codes / FORMATS[_format(request)].bits
+            yield shard, shards[(number + 1) % len(shards)], near * max(rates, default=0.0) / len(shards)
         for learner, rate in zip(learners, rates, strict=True):
             yield learner, shard, rate / len(shards)
             yield shard, learner, rate / len(shards)

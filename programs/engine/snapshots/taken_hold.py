@@ -33,7 +33,7 @@ from isthmus.ops.exchange.messages import (
     withdrawn,
 )
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.recovery.hold import digest_of, held_by
+from isthmus.ops.recovery.hold import HeldShards, digest_of
 from isthmus.programs.engine.snapshots.keeping import Keeper
 from isthmus.programs.engine.snapshots.moments import MomentsFetch
 from isthmus.programs.engine.snapshots.snapshots import FragmentEntry
@@ -85,7 +85,8 @@ class TakenHold:
         fragments: Sequence[Fragment],
         moments_seconds: float = 0.0,
     ) -> None:
-        self._where, self._role, self._shards, self._fragments = (folder, seconds, place), role, shards, fragments
+        self._where, self._fragments = (folder, seconds, place), fragments
+        self._owners = HeldShards(role, shards)
         self._moments_every = round(moments_seconds * 1e9)
         self._moments: MomentsFetch | None = None
         self._newest: dict[int, NewVersion] = {}
@@ -113,15 +114,13 @@ class TakenHold:
         """Whether a host that leaves waits: a shard has what the disk has not."""
         self._is_last_due = False
         """Whether the snapshot is due, or was, for which a host that leaves waits."""
-        self._members: Any = None
-        self._shard_lives: dict[int, int] = {}
         self._recalled = Totals()
         """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
-        self._sent: Any = None
 
     def open(self, context: Any) -> None:
         """Look for the last snapshot."""
         self._context = context
+        self._owners.open(context)
         sizes = [fragment.size for fragment in self._fragments]
         life = context.member.incarnation
         self._keeper = Keeper(*self._where, sizes, context)
@@ -201,19 +200,6 @@ class TakenHold:
     def _fetched(self) -> Any:
         return [] if self._moments is None else self._moments.entries
 
-    def _lives(self) -> dict[int, int]:
-        """The live shards, by slot."""
-        members = self._context.members()
-        if members is not self._members:
-            self._members = members
-            shards = [each for each in members if each.replica.role == self._role]
-            self._shard_lives = {each.replica.slot: each.incarnation for each in shards}
-        return self._shard_lives
-
-    def _life(self, fragment: int) -> int:
-        """The live life of the shard of a fragment; 0 where none is."""
-        return self._lives().get(fragment % self._shards, 0)
-
     def _living(self) -> list[tuple[int, int]]:
         """The live learners."""
         learners = [each for each in self._context.members() if each.replica.role == LEARNER]
@@ -276,7 +262,7 @@ class TakenHold:
 
     def _is_there(self, told: NewVersion) -> bool:
         """Whether the life of a shard that has told of a version is live."""
-        return self._lives().get(told["shard"]) == told["incarnation"]
+        return self._owners.lives().get(told["shard"]) == told["incarnation"]
 
     def _has_to_take(self, now: int) -> bool:
         """Whether a live shard has a version that is not on the disk, which takes it; or a snapshot is under way."""
@@ -354,7 +340,7 @@ class TakenHold:
 
     def _is_awaited(self, fragment: int) -> bool:
         """Whether the shard of a fragment has begun anew, and is still to be given the state on the disk."""
-        entry, life = self._entries.get(fragment), self._life(fragment)
+        entry, life = self._entries.get(fragment), self._owners.life(fragment)
         return entry is not None and entry.version[0] < life and self._given.get(fragment, 0) < life
 
     def _has_published(self, fragment: int, life: int) -> bool:
@@ -375,7 +361,7 @@ class TakenHold:
     def _gifts(self) -> list[tuple[str, Any]]:
         """For each shard that has begun anew, once: copies for learners of what it has not published yet, and for the
         shard the rest of its state."""
-        on_their_way = [p for p, life in self._copies.items() if life == self._life(p)]
+        on_their_way = [p for p, life in self._copies.items() if life == self._owners.life(p)]
         size, emitted = sum(4 * self._fragments[p].size for p in on_their_way), list[tuple[str, Any]]()
         for p, entry in sorted(self._entries.items()):
             if not self._is_awaited(p):
@@ -390,7 +376,7 @@ class TakenHold:
             except ValueError:  # It is taken again, as if it had never been there.
                 del self._entries[p]
                 return emitted
-            life = self._given[p] = self._life(p)
+            life = self._given[p] = self._owners.life(p)
             self._recalled.raise_to(entry.totals)
             if not self._has_published(p, life):
                 self._copies[p] = life
@@ -404,20 +390,14 @@ class TakenHold:
         disk, under_way = self._keeper.of_disk(), self._taking.version
         saved = {tuple(row) for row in disk.pop("saved")} | {entry.key for entry in self._entries.values()}
         saved |= set() if under_way is None else {tuple(under_way)}
-        report = held_by(
-            self._context.member.replica.role,
+        return self._owners.news(
             fragments=sorted(self._entries),
             merged=[p for p in self._known if self._version(p)[1]],
-            lives=[[shard, life] for shard, life in sorted(self._lives().items())],
-            given=[row for p in self._known if self._version(p)[0] < self._life(p) for row in self._rows(p)],
+            given=[row for p in self._known if self._version(p)[0] < self._owners.life(p) for row in self._rows(p)],
             saved=[list(row) for row in sorted(saved)],
             totals=self._recalled.rows(),
             **disk,
         )
-        if report == self._sent:
-            return []
-        self._sent = report
-        return [("held", report)]
 
     def _rows(self, fragment: int) -> list[list[Any]]:
         """What a shard that has begun anew is told of the versions of a fragment: digests, and lengths."""

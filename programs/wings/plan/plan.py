@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from isthmus.ops.exchange.adaptive import Choice, LinkGoodput, LinkRate, Needs, best
-from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, STATE_FORMAT
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, state_code_bits
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.requested import Format
 from isthmus.ops.exchange.wanted_settings import AUTO, INTERVAL, LADDER, WantedSettings
@@ -294,12 +294,12 @@ def neighbour_bits(of: PlanRequest, program: str) -> float:
     """Bits of a value that a shard sends the next one with each version, beside others of decoupled-diloco."""
     if of.shards < 2 or program != DECOUPLED:
         return 0.0
-    return FORMATS[of.update].bits + _codes(of) * FORMATS[STATE_FORMAT].bits
+    return FORMATS[of.update].bits + _code_bits(of)
 
 
-def _codes(of: PlanRequest) -> int:
-    """How many vectors of a state a neighbour has in codes: the momentum, and where updates are coded exact values."""
-    return int(_has_momentum(of)) + (of.update != "float32")
+def _code_bits(of: PlanRequest) -> float:
+    """Bits of a value that a neighbour has in codes, beside published values."""
+    return state_code_bits(of.update, has_momentum=_has_momentum(of))
 
 
 def _has_momentum(of: PlanRequest) -> bool:
@@ -384,7 +384,7 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
     """
     kept = 2.0 + _has_momentum(of)
     if of.shards > 1:
-        kept += 1 + _codes(of) * FORMATS[STATE_FORMAT].bits / FORMATS["float32"].bits
+        kept += 1 + _code_bits(of) / FORMATS["float32"].bits
     largest = LARGEST * of.fragment_values
     answer = largest * FORMATS[of.push].bits / 8
     if kept_by_default(of.learners, of.fragments, of.shards, of.push) == "sums":

@@ -128,7 +128,7 @@ def runs(seeds: int, tokens: int) -> dict[str, float]:
     found: dict[str, list[dict[str, float]]] = {"float32": [], "int4": []}
     for seed in range(seeds):
         for form, each in found.items():
-            command = [sys.executable, "-m", "tests.bench.bench_codes", "--one", form, str(seed), str(tokens)]
+            command = [sys.executable, "-m", "tests.bench.long.bench_codes", "--one", form, str(seed), str(tokens)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             each.append(json.loads(done.stdout.splitlines()[-1]))
             print(form, seed, each[-1], file=sys.stderr, flush=True)

@@ -66,8 +66,7 @@ def measured(learners: int, folder: Path, task: Light) -> dict[str, Any]:
         return len(seen) == learners
 
     began = time.monotonic()
-    ordered.begin(learners, folder, task=task)
-    try:
+    with ordered.running({folder: learners}, task=task):
         asked = time.monotonic() - began
         wait_for("all learners to be merged once", is_merged)
         all_merged = time.monotonic() - began
@@ -96,9 +95,6 @@ def measured(learners: int, folder: Path, task: Light) -> dict[str, Any]:
             "own_gb": round(own / 1e9, 2),
             "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         }
-    finally:
-        ordered.stop(folder)
-        ordered.wait_for_summary(folder)
 
 
 def missed(row: dict[str, Any]) -> list[str]:

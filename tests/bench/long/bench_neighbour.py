@@ -48,12 +48,8 @@ def killed(kills: int, shards: int, update: str, interval: int) -> list[dict[str
     )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as within:
         folder = Path(within) / "run"
-        ordered.begin(LEARNERS, folder, program, BROAD_16)
-        try:
+        with ordered.running({folder: LEARNERS}, program, BROAD_16):
             return [cost for number in range(kills) for cost in _kill(folder, number % shards, shards)]
-        finally:
-            ordered.stop(folder)
-            ordered.wait_for_summary(folder)
 
 
 def _kill(folder: Path, shard: int, shards: int) -> list[dict[str, Any]]:

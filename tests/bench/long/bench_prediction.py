@@ -98,25 +98,20 @@ def tried(seed: int, seconds: float, within: Path) -> list[Trial]:
     trials = [Trial(count, mean, seed) for count in LEARNERS for mean in MEANS]
     folders = [within / f"{trial.learners}-{trial.mean:g}-{seed}" for trial in trials]
     over = threading.Event()
-    try:
-        for trial, folder in zip(trials, folders, strict=True):
-            ordered.begin(trial.learners, folder)
+    with ordered.running({folder: trial.learners for trial, folder in zip(trials, folders, strict=True)}):
         zeros = [_zero(folder) for folder in folders]
         until = max(zeros) + seconds
         strikers = [
             threading.Thread(target=_strike, args=(trial, folder, zero, until - zero, over))
             for trial, folder, zero in zip(trials, folders, zeros, strict=True)
         ]
-        for striker in strikers:
-            striker.start()
-        for striker in strikers:
-            striker.join()
-    finally:
-        over.set()
-        for folder in folders:
-            ordered.stop(folder)
-        for folder in folders:
-            ordered.wait_for_summary(folder)
+        try:
+            for striker in strikers:
+                striker.start()
+            for striker in strikers:
+                striker.join()
+        finally:
+            over.set()
     for trial, folder, zero in zip(trials, folders, zeros, strict=True):
         summary = json.loads((folder / "summary.json").read_text())
         trial.goodput, trial.outcome = summary["goodput"], summary["outcome"]

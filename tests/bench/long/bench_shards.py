@@ -41,9 +41,8 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
     program = Program("decoupled-diloco", fragments=FRAGMENTS, interval=ordered.INTERVAL, overlap=2, **settings)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as within:
         folder = Path(within) / "run"
-        ordered.begin(learners, folder, program, task)
         isthmus = str(Path(sys.executable).with_name("isthmus"))
-        try:
+        with ordered.running({folder: learners}, program, task):
             until = time.monotonic() + 240 + 6 * learners
             pids: dict[str, int] = {}
             proportional, own = dict[str, int](), dict[str, int]()
@@ -64,9 +63,6 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
                 "voters": median(len(line["voters"]) for line in last),
                 "merge_ms": median(line["merge_ms"] for line in last),
             }
-        finally:
-            ordered.stop(folder)
-            ordered.wait_for_summary(folder)
 
 
 def _merges(folder: Path) -> list[dict[str, Any]]:

@@ -123,9 +123,8 @@ def real(learners: int) -> dict[str, Any]:
     """So many learners, each a process of this machine."""
     with tempfile.TemporaryDirectory() as within:
         folder = Path(within) / "run"
-        ordered.begin(learners, folder)
         isthmus = str(Path(sys.executable).with_name("isthmus"))
-        try:
+        with ordered.running({folder: learners}):
             until = time.monotonic() + 60 + 3 * learners
             while merges_in(folder) < 24:
                 assert time.monotonic() < until, "the run does not come to merging"
@@ -143,9 +142,6 @@ def real(learners: int) -> dict[str, Any]:
             found["own_mb_learner"] = round(own_bytes(pids["learner/0"]) / 1e6, 1)
             found["own_mb_syncer"] = round(own_bytes(pids["syncer/0"]) / 1e6, 1)
             found["load"] = os.getloadavg()[0]
-        finally:
-            ordered.stop(folder)
-            ordered.wait_for_summary(folder)
     return found
 
 

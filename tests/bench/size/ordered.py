@@ -1,4 +1,4 @@
-"""Runs of the light task, as requests that go on until they are stopped, and their processes."""
+"""Runs of the light task, in processes, which go on until they are stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -26,17 +27,24 @@ SUMMARY_SECONDS_MAX: Final = 120.0
 _ISTHMUS: Final = str(Path(sys.executable).with_name("isthmus"))
 
 
-def begin(learners: int, folder: Path, program: Program = PROGRAM, task: Light = LIGHT) -> None:
-    """Start a run without an end, which no command watches."""
-    detach(submit(_request(learners, folder, program, task)))
+@contextmanager
+def running(learners: Mapping[Path, int], program: Program = PROGRAM, task: Light = LIGHT) -> Iterator[None]:
+    """Runs without an end, which no command watches, of so many learners each, by folder; afterwards each has written
+    its end."""
+    begun: list[Path] = []
+    try:
+        for folder, count in learners.items():
+            detach(submit(_request(count, folder, program, task)))
+            begun.append(folder)
+        yield
+    finally:
+        for folder in begun:
+            subprocess.run([_ISTHMUS, "stop", str(folder)], check=False, capture_output=True)
+        for folder in begun:
+            _wait_for_summary(folder)
 
 
-def stop(folder: Path) -> None:
-    """Ask a run to end, as `isthmus stop` does."""
-    subprocess.run([_ISTHMUS, "stop", str(folder)], check=False, capture_output=True)
-
-
-def wait_for_summary(folder: Path) -> None:
+def _wait_for_summary(folder: Path) -> None:
     """Return once a run that was stopped has written its end, and its daemon, which writes into the folder, is gone."""
     pid = json.loads((folder / "daemon.json").read_bytes())["pid"]
     until = time.monotonic() + SUMMARY_SECONDS_MAX

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import nesterov
-from isthmus.ops.kernels.nesterov import descent, outer_step
+from isthmus.ops.kernels.nesterov import descent, step_over
 from tests.effort import examples
 
 
@@ -25,6 +26,15 @@ def fragment_of(*sizes: int) -> Fragment:
 def random_vectors(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+def outer_step(
+    theta: np.ndarray, momentum: np.ndarray, direction: np.ndarray, *terms: Any, threads: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The fragment and its momentum after a step, which is made in copies of direction and momentum."""
+    stepped, moved = direction.copy(), momentum.copy()
+    step_over(theta, moved, stepped, *terms, threads=threads)
+    return stepped, moved
 
 
 def run(
@@ -131,19 +141,17 @@ def test_threads_change_no_bit_and_inputs_stay() -> None:
     theta, momentum, direction = random_vectors(3, fragment.size)
     scale = np.array([1.5, 1.0, 0.5], np.float32)
     before = [each.tobytes() for each in (theta, momentum, direction, scale)]
-    once = outer_step(theta, momentum, direction, scale, fragment, 0.4, 0.7, threads=1)
-    for threads in (2, 4):
-        again = outer_step(theta, momentum, direction, scale, fragment, 0.4, 0.7, threads=threads)
-        assert [each.tobytes() for each in again] == [each.tobytes() for each in once]
-    assert [each.tobytes() for each in (theta, momentum, direction, scale)] == before
-    inputs = (theta, momentum, direction)
-    assert not any(np.shares_memory(new, old) for new in once for old in inputs)
-    assert not np.shares_memory(*once)
+    once, *others = (
+        [each.tobytes() for each in outer_step(theta, momentum, direction, scale, fragment, 0.4, 0.7, threads=threads)]
+        for threads in (1, 2, 4)
+    )
+    assert others == [once, once]
     assert len(nesterov._step.signatures) == 1
     plain = [descent(theta, direction, scale, fragment, 0.4, threads=threads) for threads in (1, 2, 4)]
     assert len({each.tobytes() for each in plain}) == 1
+    # A step is made in copies of direction and momentum; theta and scale are only read.
     assert [each.tobytes() for each in (theta, momentum, direction, scale)] == before
-    assert not any(np.shares_memory(plain[0], old) for old in inputs)
+    assert not any(np.shares_memory(plain[0], old) for old in (theta, momentum, direction))
 
 
 @pytest.mark.parametrize("wrong", range(4))

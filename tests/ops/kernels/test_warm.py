@@ -15,6 +15,7 @@ import numpy as np
 from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, bounds, coding, nesterov, sweeps
+from isthmus.ops.kernels.buffers import copied, taken
 
 def compiled():
     rooms = averaging, bounds, coding, nesterov, sweeps
@@ -40,7 +41,8 @@ for answer in answers:
     coding.sampled(arrived, fragment, 7)
     norms = averaging.unit_norms(arrived, fragment).astype(np.float32)
     merged = averaging.merge([arrived] * 4, [1.0] * 4, [norms] * 4, fragment)
-    theta, _ = nesterov.outer_step(values, values, merged.direction, merged.scale, fragment, 0.7, 0.9)
+    theta = taken(merged.direction)
+    nesterov.step_over(values, copied(values), theta, merged.scale, fragment, 0.7, 0.9)
     for form in CODED:
         coding.advance(theta, values, fragment, form)
 print(*(compiled() - before), sep="\\n")

@@ -55,8 +55,9 @@ def versions() -> Iterator[tuple[np.ndarray, np.ndarray]]:
     while True:
         yield theta, momentum
         count += 1
-        scale = np.ones(1, np.float32)
-        theta, momentum = nesterov.outer_step(theta, momentum, gradient(count)["direction"], scale, PART, LR, MU)
+        stepped, momentum = gradient(count)["direction"], momentum.copy()
+        nesterov.step_over(theta, momentum, stepped, np.ones(1, np.float32), PART, LR, MU)
+        theta = stepped
 
 
 def shard(momentum: float = MU) -> OuterStep:

@@ -133,8 +133,22 @@ def test_islands_and_links_by_the_closed_form(request_: Request) -> None:
     assert prediction.price_per_hour == pytest.approx(8 * 1.2 + 0.05)
 
 
-def test_each_of_several_shards_sends_the_next_one_its_versions_and_its_momentum_in_codes() -> None:
-    program = Program("decoupled-diloco", interval=24, push="float32", shards=2)
+@pytest.mark.parametrize(
+    ("push", "update", "momentum", "codes"),
+    [
+        ("float32", "float32", 0.7, 8.125 / 32),
+        ("float32", "float32", 0.0, 0.0),
+        ("float32", "int4", 0.7, 2 * 8.125 / 32),
+        ("int4", "int4", 0.7, 2 * 8.125 / 4.125),
+    ],
+)
+def test_each_of_several_shards_sends_the_next_one_its_versions_and_its_state_in_codes(
+    push: str, update: str, momentum: float, codes: float
+) -> None:
+    """Codes of the momentum and, where updates are coded, of exact values, beside versions in the longer format."""
+    program = Program(
+        "decoupled-diloco", interval=24, push=push, update=update, outer_momentum=momentum, outer_lr=0.5, shards=2
+    )
     request = prepare(program, run={"learners": 3}, task_settings={"optimizer": "adamw"})
     other = Machine("other", HERE, roles=("syncer",))
     hub = replace(HUB, roles=("syncer",))
@@ -143,7 +157,7 @@ def test_each_of_several_shards_sends_the_next_one_its_versions_and_its_momentum
     assert placement.of_role("syncer") == ("hub", "other")
     rate = prediction.islands[0].link_bits
     assert rate is not None
-    near = 1 + 8.125 / 32
+    near = 1 + codes
     links = {link.machine: link.bits for link in prediction.links}
     each = (3 + 1 + near) * rate / 2  # Learners, the evaluator, the other shard.
     assert (links["hub"], links["other"], links["home"]) == pytest.approx((each, each, rate))
