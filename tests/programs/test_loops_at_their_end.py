@@ -41,8 +41,8 @@ with isthmus.island(state, merge={"w": "rda", "steps": "local"}) as island:
         if slot == 1 and not island.is_over:
             evaluate()
         w = state["w"] + 0.01 * (rng.normal(size=64).astype(np.float32) - state["w"])
-        time.sleep(0.002)
-        state = island.step({"w": w, "steps": state["steps"] + 1}, loss=float(jnp.mean(w**2)), tokens=8)
+        time.sleep(0.01)
+        state = island.step({"w": w, "steps": state["steps"] + 1}, loss=float(jnp.mean(w**2)), tokens=40)
 state = island.state
 print("BEHIND", slot, hashlib.sha256(np.asarray(state["w"]).tobytes()).hexdigest(), flush=True)
 def save():

@@ -209,7 +209,7 @@ def test_rows_of_any_form_are_the_same_documents(tmp_path: Path) -> None:
     (tmp_path / "rows.csv.gz").write_bytes(gzip.compress((tmp_path / "rows.csv").read_bytes()))
     splits = []
     for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.csv.gz"):
-        routed = route([str(tmp_path / name)], shards=2, out=tmp_path / f"{name}.router", seed=3)
+        routed = route([str(tmp_path / name)], shards=2, out=tmp_path / f"{name}.router", by="random", seed=3)
         assert (routed.documents, routed.tokens) == (300, sum(map(len, texts)))
         splits.append([shard.tokens for shard in routed.shards])
     assert all(split == splits[0] for split in splits)
