@@ -34,6 +34,7 @@ from typing import Any
 
 from isthmus.programs.wings.borders import borders
 from isthmus.runtime.system.memory import proportional_bytes
+from tests.bench import observed
 
 HERE = Path(__file__).parent
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
@@ -61,10 +62,7 @@ def peaks(command: list[str], folder: Path, *, has_daemon: bool = False) -> tupl
 
 
 def _pids(folder: Path) -> dict[str, int]:
-    command = [ISTHMUS, "status", str(folder), "--json"]
-    told = subprocess.run(command, capture_output=True, check=False).stdout
-    hosts = json.loads(told).get("hosts", []) if told else []
-    return {host["name"]: host["pid"] for host in hosts if host.get("pid")}
+    return {host["name"]: host["pid"] for host in observed.status(folder)["hosts"] if host.get("pid")}
 
 
 def _peak(pid: int) -> int:

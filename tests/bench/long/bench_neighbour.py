@@ -16,8 +16,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -26,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from isthmus.programs.engine.request.program import Program
+from tests.bench import observed
 from tests.bench.size import ordered
 from tests.bench.size.light import BROAD_16
 
@@ -57,9 +56,7 @@ def _kill(folder: Path, shard: int, shards: int) -> list[dict[str, Any]]:
     own = range(shard, FRAGMENTS, shards)
     _wait(folder, lambda merges: all(len(_of(merges, p)[-1][1]) >= MERGES for p in own if _of(merges, p)))
     life = max(merge["epoch"] for merge in _merges(folder) if merge["shard"] == shard)
-    isthmus = str(Path(sys.executable).with_name("isthmus"))
-    status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
-    [pid] = [host["pid"] for host in status["hosts"] if host["name"] == f"syncer/{shard}"]
+    [pid] = [host["pid"] for host in observed.status(folder)["hosts"] if host["name"] == f"syncer/{shard}"]
     os.kill(pid, signal.SIGKILL)
     _wait(folder, lambda merges: all(len(_of(merges, p)) > life and _of(merges, p)[-1][0] > life for p in own))
     return [_cost(_merges(folder), p) for p in own]

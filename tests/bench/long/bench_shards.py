@@ -18,8 +18,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any
 
 from isthmus.programs.engine.request.program import Program
 from isthmus.runtime.system.memory import proportional_bytes
+from tests.bench import observed
 from tests.bench.size import ordered
 from tests.bench.size.light import BROAD, LIGHT, Light
 
@@ -41,7 +40,6 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
     program = Program("decoupled-diloco", fragments=FRAGMENTS, interval=ordered.INTERVAL, overlap=2, **settings)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as within:
         folder = Path(within) / "run"
-        isthmus = str(Path(sys.executable).with_name("isthmus"))
         with ordered.running({folder: learners}, program, task):
             until = time.monotonic() + 240 + 6 * learners
             pids: dict[str, int] = {}
@@ -49,8 +47,8 @@ def measured(learners: int, task: Light, **settings: Any) -> dict[str, Any]:
             while len(lines := _merges(folder)) < ROUNDS * FRAGMENTS:
                 assert time.monotonic() < until, f"the run does not come to merging: {len(lines)} merges"
                 if lines and not pids:
-                    status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
-                    pids = {host["name"]: host["pid"] for host in status["hosts"] if host["name"].startswith("syncer/")}
+                    hosts = observed.status(folder)["hosts"]
+                    pids = {host["name"]: host["pid"] for host in hosts if host["name"].startswith("syncer/")}
                 for name, pid in pids.items():
                     proportional[name] = max(proportional.get(name, 0), proportional_bytes(pid) or 0)
                     own[name] = max(own.get(name, 0), _bytes(pid, "RssAnon"))

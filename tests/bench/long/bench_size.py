@@ -16,8 +16,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,7 +36,7 @@ from isthmus.runtime.sim.machine import HostClock
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.tape.writing import SEGMENT_BYTES
-from tests.bench.observed import cpu_seconds
+from tests.bench import observed
 from tests.bench.size import ordered
 from tests.bench.size.light import STEP_SECONDS
 
@@ -123,18 +121,17 @@ def real(learners: int) -> dict[str, Any]:
     """So many learners, each a process of this machine."""
     with tempfile.TemporaryDirectory() as within:
         folder = Path(within) / "run"
-        isthmus = str(Path(sys.executable).with_name("isthmus"))
         with ordered.running({folder: learners}):
             until = time.monotonic() + 60 + 3 * learners
             while merges_in(folder) < 24:
                 assert time.monotonic() < until, "the run does not come to merging"
                 time.sleep(0.5)
-            status = json.loads(subprocess.check_output([isthmus, "status", str(folder), "--json"]))
+            status = observed.status(folder)
             pids = {host["name"]: host["pid"] for host in status["hosts"]}
             alive = sum(host["role"] == "learner" and host["phase"] == "stepping" for host in status["hosts"])
-            before, used = merges_in(folder), cpu_seconds(pids["syncer/0"])
+            before, used = merges_in(folder), observed.cpu_seconds(pids["syncer/0"])
             time.sleep(LOOK_SECONDS)
-            merges, used = merges_in(folder) - before, cpu_seconds(pids["syncer/0"]) - used
+            merges, used = merges_in(folder) - before, observed.cpu_seconds(pids["syncer/0"]) - used
             lines = [json.loads(line) for line in (folder / "merges.jsonl").read_text().splitlines()[-merges:]]
             found = told("real", learners, merges, used)
             found["stepping"] = alive
