@@ -96,7 +96,10 @@ def resume_or_start(options: Options, where: str | None, starting: Starting) -> 
         raise ConfigError(doing, "--run-dir RUN, where the same command finds its run again", "none", "Name a folder.")
     if where is not None or options.cluster is not None:
         beside = "--resume" if where is not None else "--cluster"
-        do = "A daemon goes on with the runs of a cluster by itself." if where is None else "Leave one of them out."
+        do = "Leave one of them out."
+        if where is None:
+            do = "A daemon goes on with the runs of a cluster by itself; with changes: isthmus train --resume RUN "
+            do += "--cluster FILE --accept-changes, or isthmus daemon --run FILE --resume-or-start --accept-changes."
         raise ConfigError(doing, "a run of this machine alone", beside, do)
     with alone(folder, f"Starting {folder}"):
         if not is_there(folder, say):

@@ -29,9 +29,10 @@ from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.script_question import ScriptQuestion
 from isthmus.programs.engine.recorder.graph_parts import fragments_in
 from isthmus.programs.engine.request import new_spec
+from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.request.sources import of_now
-from isthmus.programs.engine.request.spec import CLUSTER, SPEC, Spec
+from isthmus.programs.engine.request.spec import CLUSTER, SPEC, Spec, load
 from isthmus.programs.engine.run.preparing import in_child
 from isthmus.programs.engine.run.resume import MachinesFound, is_store, resumed_on_machines
 from isthmus.programs.loop_task import asked_by
@@ -96,6 +97,10 @@ def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
         if (folder / SPEC).exists():
             do = "Leave --cluster out."
         raise ConfigError(doing, "the folder of a run of a cluster, on its home", found, do)
+    if is_open_loop(load(folder).job.task.text):
+        do = "Start them, and the daemon of its home: isthmus daemon --run FILE --resume-or-start."
+        expected = "a run whose hosts its machines start"
+        raise ConfigError(doing, expected, "one of loops that start themselves, with files of their own", do)
     handing_over.folder_there(daemon, str(root), folder)
     return folder
 

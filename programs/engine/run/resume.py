@@ -913,7 +913,8 @@ def _check_folder(folder: Path, doing: str) -> None:
     _check_files(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
-            "Start the daemon of its home again, which goes on with it; "
+            "Start the daemon of its home again, which goes on with it; with changes "
+            f"{sources.on_machines(folder)}; "
             f"or let another machine be its home: isthmus resume {folder} --cluster FILE."
         )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
