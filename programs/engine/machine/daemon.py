@@ -252,14 +252,12 @@ class MachineDaemon:
             return
         if not (folder / spec.SPEC).exists():
             return
-        # Few daemons adopt runs.
-        from isthmus.programs.engine.request.sources import check_unaltered
-        from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still
+        from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still  # Few daemons adopt runs.
 
         try:
             sites, are_here = Sites.load(folder), has_hosts(folder)
             if not are_here:
-                check_unaltered(folder, "Adopting a run")
+                self._check_unaltered(folder)
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
             run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
@@ -273,6 +271,18 @@ class MachineDaemon:
         self._say(held, f"adopts {folder}{how}")
         if not goes_on:
             held.daemon.end("the daemon of its machine was gone for too long")
+
+    def _check_unaltered(self, folder: Path) -> None:
+        """ConfigError if a run would go on with other files than before: what there is of it waits until a command, or
+        the next daemon, goes on with it."""
+        from isthmus.programs.engine.request.sources import check_unaltered  # As above.
+
+        try:
+            check_unaltered(folder, "Adopting a run")
+        except ConfigError:
+            self._later_runs = [*self._later_runs, DaemonRun(str(folder), is_watched=False)]
+            self.neighbours.set_aside.add(spec.load(folder).run)
+            raise
 
     def request_end(self) -> None:
         """Ask every run to stop, leave those of others, and take no more; after the first time, end them at once."""
@@ -613,6 +623,8 @@ class MachineDaemon:
             raise
         self._runs[str(folder)] = run
         self._former.pop(str(folder), None)  # Its end, if it had one, is undone.
+        self._later_runs = [each for each in self._later_runs if each.folder != str(folder)]
+        self.neighbours.set_aside.discard(run_spec.run)
         self.neighbours.note(self.name, {run.name: RUNNING})
         self._changed()
         return run

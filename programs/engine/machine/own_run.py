@@ -28,7 +28,7 @@ from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
 from isthmus.programs.engine.machine.run import UNABLE, unable
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
-from isthmus.programs.engine.request import new_folder, reference, sources
+from isthmus.programs.engine.request import new_folder, reference, sources, spec
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import check_files
 from isthmus.programs.engine.run.resume import again, outcome_of
@@ -86,6 +86,7 @@ class OwnRun(DaemonService):
                 machine.know(str(folder), outcome)
                 return
             if self._accepts_changes and sources.changed(folder):
+                machine.neighbours.set_aside.add(spec.load(folder).run)  # Its machines keep what they have for it.
                 threading.Thread(target=self._begin_with_changes, name=f"resume {folder.name}", daemon=True).start()
                 return
             again(folder, doing, alone_ns(folder))

@@ -22,7 +22,8 @@ from typing import Final
 import msgspec
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.programs.engine.request import reference
+from isthmus.programs import SHIPPED
+from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import SOURCES
 from isthmus.programs.engine.results.alterations import FileChange, Part, named
@@ -99,11 +100,19 @@ def changed(folder: Path) -> list[FileChange]:
 
 
 def check_unaltered(folder: Path, doing: str) -> None:
-    """ConfigError if files of the user's differ from those that a run of a cluster was begun with. Whether those of
-    isthmus make another graph is seen by its hosts."""
-    if files := [each for each in changed(folder) if each.part != _OWN]:
+    """ConfigError if files differ from those that a run of a cluster was begun with: the user's, or those of isthmus by
+    which hosts tell one graph from another, and would all refuse to begin."""
+    places = _of_graph(spec.load(folder).job.program)
+    if files := [each for each in changed(folder) if each.part != _OWN or each.file.startswith(places)]:
         do = f"Undo that; or go on with them from here: {on_machines(folder)}."
         raise ConfigError(doing, "the files that it was begun with", f"others now{named(files)}", do)
+
+
+def _of_graph(program: str) -> tuple[str, ...]:
+    """The beginnings of the files of isthmus that the fingerprint of a program's graph is made of (`fingerprint`)."""
+    module = SHIPPED.get(program, "").partition(":")[0].removeprefix(f"{_OWN}.").split(".")
+    wing = module[:3] if "wings" in module else []
+    return (*(("/".join((*wing, "")),) if wing else ()), f"{'/'.join(module)}.py", "ops/")
 
 
 def on_machines(folder: Path) -> str:

@@ -56,6 +56,26 @@ def test_what_differs_is_found_without_an_import_and_the_form_is_named(of_cluste
 
 
 @pytest.mark.parametrize(
+    ("file", "is_of_graph"),
+    [("ops/syncer/merge.py", True), ("programs/decoupled.py", True), ("programs/wings/why/replay.py", False)],
+)
+def test_files_of_isthmus_by_which_hosts_would_refuse_to_begin_are_found_before(
+    of_cluster: Path, file: str, *, is_of_graph: bool
+) -> None:
+    known = sources.load(of_cluster)
+    assert known is not None
+    own = {**known.files["isthmus"], file: "0" * 16}
+    sources.write(of_cluster, sources.Sources(known.isthmus, {"isthmus": own}, known.fragments))
+    assert [each.file for each in sources.changed(of_cluster)] == [file]
+    if is_of_graph:
+        with pytest.raises(ConfigError) as error:
+            sources.check_unaltered(of_cluster, "Going on")
+        assert file in error.value.faults[0].found
+    else:
+        sources.check_unaltered(of_cluster, "Going on")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("train", "--resume", "run", "--accept-changes"),
@@ -121,6 +141,8 @@ def test_a_loader_is_mended_between_two_parts_of_a_run_of_two_machines(place: Pl
     merges = len(machines.merges())
     place.wait_for(lambda: any(merge["voters"] == [0, 1] for merge in machines.merges()[merges:]))
     assert not before.keys() & place.hosts().keys()
+    began = {line["learner"]: line["began"][0] for line in machines.metrics() if line.get("began")}
+    assert began == {0: "copy", 1: "copy"}  # The moments that each machine had kept.
     assert place.call("stop", "run").returncode == 0
     machines.daemons["alpha"].wait_for_line("finished")
     summary = place.summary("run")
