@@ -38,7 +38,9 @@ from isthmus.programs.engine.run.resume import MachinesFound, is_store, resumed_
 from isthmus.programs.loop_task import asked_by
 from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing
 from isthmus.programs.training import watch_there
+from isthmus.runtime.daemon.home_daemon import journal_of
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
+from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.processes import cpu_seconds
 
 
@@ -97,6 +99,10 @@ def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
         if (folder / SPEC).exists():
             do = "Leave --cluster out."
         raise ConfigError(doing, "the folder of a run of a cluster, on its home", found, do)
+    journal = journal_of(folder)
+    if journal is not None and isinstance(journal.failure, SupersededHome):
+        found, do = f"one that goes on under {journal.failure.home!r}", "Type it there."
+        raise ConfigError(doing, f"a run whose home is {daemon.name!r}", found, do)
     if is_open_loop(load(folder).job.task.text):
         do = "Start them, and the daemon of its home: isthmus daemon --run FILE --resume-or-start."
         expected = "a run whose hosts its machines start"

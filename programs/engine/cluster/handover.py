@@ -418,7 +418,7 @@ class Handover:
         spec.read(data["spec"])
         graph, table = json.loads(data["graph"]), json.loads(data["data"])
         try:
-            files = sources.of_former(data["sources"])
+            files = sources.of_former(data.get("sources"))
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
         return cls(name, folder, config, graph, data["spec"], sites, dict(table), files)

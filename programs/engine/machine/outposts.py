@@ -76,7 +76,7 @@ FILES: Final = re.compile(
 """Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
 RESUMED: Final = "resumed"
-"""In orders: `Spec.resumed`."""
+"""In orders and reports: `Spec.resumed`."""
 _WRONG: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """Errors of messages that no home of ours sends."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
@@ -458,7 +458,7 @@ class Outposts:
             name=self._name,
             home=link.home.name,
             term=term,
-            send=lambda message: self._held[run].link.send(message),
+            send=lambda message: self._held[run].link.send({**message, RESUMED: run_spec.resumed}),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
             lonely_seconds=lonely_seconds(run_spec),

@@ -243,6 +243,11 @@ class MachineRun:
         loop.call_soon(self._start)
 
     @property
+    def resumed(self) -> int:
+        """How often it has gone on from a snapshot on all of its machines."""
+        return self._spec.resumed
+
+    @property
     def takes_loops(self) -> bool:
         """Whether its learners are loops that start themselves, and no others."""
         return is_open_loop(self._spec.job.task.text)

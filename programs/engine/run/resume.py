@@ -37,6 +37,7 @@ from isthmus.programs.engine.request import new_folder, new_spec, reference, run
 from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.request import Request, task_module
+from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.sources import Sources
@@ -624,9 +625,9 @@ def _read(
     acceptable = {key for key in changed if accepts and not _may_change(key, today.job, accepts=False)}
     if wrong := [key for key in changed if may_differ is not None and key not in {*may_differ, *acceptable}]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
-    if machines_of is not None and "run.learners" in changed:
+    if machines_of is not None and (pair := changed.get(f"run.{LEARNERS}")) is not None:
         do = "Leave it as it was: machines bring learners as they join, and take them away as they leave."
-        raise ConfigError(doing, "the learners that its machines have", f"{today.job.learners} learners", do)
+        raise ConfigError(doing, f"{pair[0]} learners, as its machines have", f"{pair[1]} learners", do)
     now = _sources_now(today.job, fragments_in(today.graph))
     if sizes is None:
         _check_alike(run_spec, noted, today, now, doing)
@@ -850,11 +851,13 @@ def _files_on_machines(folder: Path, run_spec: spec.Spec, today: Request, found:
     from isthmus.programs.engine.request.graph_view import as_json
 
     of_now = new_spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=run_spec.elastic)
-    kept = {"argv": list(run_spec.settings.argv), "processes": list(run_spec.settings.processes)}
+    keys = run_settings.SCHEMA.keys
+    changeable = {name for name in of_now["settings"] if name in keys and keys[name].declared.resumes}
+    asked = {name: value for name, value in of_now["settings"].items() if name in changeable}
     wanted = {
         **of_now,
         "run": run_spec.run,
-        "settings": {**of_now["settings"], **kept},
+        "settings": {**msgspec.to_builtins(run_spec.settings), **asked},
         "here": asdict(run_spec.here),
         "paused_ns": run_spec.paused_ns,
         "script_digest": found.script_digest,
