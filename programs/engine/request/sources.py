@@ -117,7 +117,8 @@ def _of_graph(program: str) -> tuple[str, ...]:
 
 def on_machines(folder: Path) -> str:
     """The command by which the run of a cluster in a folder goes on with changes."""
-    return f"type on its home isthmus train --resume {folder} --cluster FILE --accept-changes"
+    own = "where its daemon has --run, --accept-changes beside --resume-or-start"
+    return f"type on its home isthmus train --resume {folder} --cluster FILE --accept-changes; {own}"
 
 
 def _of_part(part: Part, before: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:

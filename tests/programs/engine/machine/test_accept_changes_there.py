@@ -135,6 +135,8 @@ def test_a_loader_is_mended_between_two_parts_of_a_run_of_two_machines(place: Pl
     refused = place.call("train", "--resume", "run", "--cluster", cluster)
     assert refused.returncode == 2
     assert "--accept-changes" in refused.stderr
+    more = place.call("train", "--resume", "run", "--cluster", cluster, "--accept-changes", "--learners", "3")
+    assert (more.returncode, "machines bring learners" in more.stderr) == (2, True)
     done = place.call("train", "--resume", "run", "--cluster", cluster, "--accept-changes", "--detach")
     assert done.returncode == 0, done.stderr
     assert f"changed: task: {task}" in done.stdout
