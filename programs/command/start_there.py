@@ -104,7 +104,7 @@ def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
         found, do = f"one that goes on under {journal.failure.home!r}", "Type it there."
         raise ConfigError(doing, f"a run whose home is {daemon.name!r}", found, do)
     if is_open_loop(load(folder).job.task.text):
-        do = "Undo what was changed, and start its home, isthmus daemon --run FILE --resume-or-start, and each loop anew; "
+        do = "Undo what was changed, and start its home, isthmus daemon --run FILE --resume-or-start, and each loop; "
         do += "with other files begin another run."
         expected = "a run whose hosts its machines start"
         raise ConfigError(doing, expected, "one of loops that start themselves, with files of their own", do)
