@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
@@ -25,6 +26,7 @@ from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.handover import Handover
     from isthmus.programs.engine.machine.client import DaemonClient
+    from isthmus.programs.engine.machine.handing_over import BeginRun
     from isthmus.programs.engine.recorder.summary import Summary
     from isthmus.programs.engine.run.in_processes import Submitted
     from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
@@ -258,11 +260,20 @@ def start_on_machine(
     daemon: DaemonClient, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
 ) -> RunOutcome:
     """Hand a run over to a machine's daemon, and view it; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.engine.machine.handing_over import hand_over, watch_on_machine
+    from isthmus.programs.engine.machine.handing_over import hand_over
+
+    return watch_there(daemon, partial(hand_over, daemon, handed), viewed)
+
+
+def watch_there(
+    daemon: DaemonClient, begin: BeginRun, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
+) -> RunOutcome:
+    """Begin a run under a machine's daemon, or go on with it, and view it; RunError as `start_on_machine`."""
+    from isthmus.programs.engine.machine.handing_over import watch_on_machine
     from isthmus.programs.engine.run.interrupts import interrupts
 
     with interrupts() as interrupted:
-        submitted = hand_over(daemon, handed, is_watched=True)
+        submitted = begin(is_watched=True)
         with _naming(submitted.run_dir), viewed(submitted) as watch:
             return watch_on_machine(daemon, submitted, watch, interrupted)
 

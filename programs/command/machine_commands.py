@@ -9,7 +9,15 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command.commands import Commands
-from isthmus.programs.command.options import Grace, MetricsHost, MetricsPort, ResumeOrStart, RunDir, metrics_at
+from isthmus.programs.command.options import (
+    AcceptChanges,
+    Grace,
+    MetricsHost,
+    MetricsPort,
+    ResumeOrStart,
+    RunDir,
+    metrics_at,
+)
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.addresses import LOOPBACK
@@ -67,6 +75,7 @@ def daemon(
     ] = None,
     run_dir: RunDir = None,
     resume_or_start: ResumeOrStart = False,
+    accept_changes: AcceptChanges = False,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
     via: Annotated[
@@ -91,7 +100,10 @@ def daemon(
     if run is None and (run_dir is not None or resume_or_start):
         doing, do = "Reading the command line of `isthmus daemon`", "Name the run with --run FILE.toml."
         raise ConfigError(doing, "--run beside --run-dir and --resume-or-start", "none", do)
-    own = None if run is None else OwnRunRequest(run, run_dir, resume_or_start)
+    if accept_changes and not resume_or_start:
+        do = "Add --run FILE.toml --resume-or-start; for a run that was handed over: isthmus train --resume RUN."
+        raise ConfigError("Reading --accept-changes", "--resume-or-start beside it", "none", do)
+    own = None if run is None else OwnRunRequest(run, run_dir, resume_or_start, accept_changes)
     metrics = metrics_at(metrics_port, metrics_address)
     status = serve(
         name,

@@ -88,6 +88,10 @@ def train(
             starting = apart.Starting(detach, quiet, grace, begins_from, meter, verbose, accept_changes)
             if resume_or_start:
                 apart.resume_or_start(requested, resume, starting)
+            elif resume is not None and (cluster := requested.machines) is not None:
+                from isthmus.programs.command.start_there import resume_there
+
+                resume_there(resume, requested, cluster, starting)
             elif resume is not None:
                 apart.resume(resume, requested, starting)
             elif (cluster := requested.machines) is not None and requested.transport != "inproc":

@@ -96,7 +96,10 @@ def resume_or_start(options: Options, where: str | None, starting: Starting) -> 
         raise ConfigError(doing, "--run-dir RUN, where the same command finds its run again", "none", "Name a folder.")
     if where is not None or options.cluster is not None:
         beside = "--resume" if where is not None else "--cluster"
-        do = "A daemon goes on with the runs of a cluster by itself." if where is None else "Leave one of them out."
+        do = "Leave one of them out."
+        if where is None:
+            do = "A daemon goes on with the runs of a cluster by itself; with changes: isthmus train --resume RUN "
+            do += "--cluster FILE --accept-changes, or isthmus daemon --run FILE --resume-or-start --accept-changes."
         raise ConfigError(doing, "a run of this machine alone", beside, do)
     with alone(folder, f"Starting {folder}"):
         if not is_there(folder, say):
@@ -123,8 +126,7 @@ def _again(options: Options, folder: Path, more: Mapping[str, Any], doing: str) 
 
 def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
-    from isthmus.programs.engine.request import spec
-    from isthmus.programs.engine.run.resume import check_program, is_store, resumed
+    from isthmus.programs.engine.run.resume import is_store, resumed
     from isthmus.programs.engine.run.scripts_again import is_for_scripts, start_again, unfinished
     from isthmus.programs.study.terminal.live import preparing
 
@@ -137,16 +139,22 @@ def resume(where: str, options: Options, starting: Starting) -> None:
         _run(submitted, starting)
         return
 
-    def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
-        asked = {each.split("=")[0].strip() for each in options.sets or ()}
-        sets = [f"run.{name}={value}" for name, value in more.items() if f"run.{name}" not in asked]
-        wanted = options.resumed(folder).with_sets(sets)
-        check_program(spec.load(folder), wanted.program_reference(), doing)
-        return wanted.request()
-
     with preparing(quiet=starting.quiet):
+        request_of = partial(resumed_request, options)
         submitted = resumed(where, options.run_dir, request_of, accepts=starting.accepts_changes)
     _go_on(submitted, starting)
+
+
+def resumed_request(options: Options, folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+    """Today's request of the run in a folder, with these keys of section `run.` where nothing else was asked for."""
+    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.run.resume import check_program
+
+    asked = {each.split("=")[0].strip() for each in options.sets or ()}
+    sets = [f"run.{name}={value}" for name, value in more.items() if f"run.{name}" not in asked]
+    wanted = options.resumed(folder).with_sets(sets)
+    check_program(spec.load(folder), wanted.program_reference(), doing)
+    return wanted.request()
 
 
 def _run_values(sets: Sequence[str]) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, get_args
 
 import msgspec
 
@@ -29,7 +29,7 @@ from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, opened_to_read
 from isthmus.runtime.daemon.outpost import DIRECTORY, of_orders, over, read_report
 from isthmus.runtime.daemon.site import Site
-from isthmus.runtime.ids import Member, Party, Replica, keeps_run
+from isthmus.runtime.ids import Member, Party, Replica, keeps_run, leader, takes_island
 from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.flows import renumbered
 from isthmus.runtime.supervision.home import Home
@@ -456,15 +456,28 @@ LEFT_OUT: Final = "left out"
 """The reason recorded for a retired replica that the run goes on without."""
 
 
-def reopen(folder: Path, is_left_out: Callable[[Replica], bool]) -> None:
-    """Record in the ledger of a run that it goes on, without some replicas.
+def reopen(folder: Path, is_left_out: Callable[[Replica], bool], leaving: Collection[str] = ()) -> None:
+    """Record in the ledger of a run that it goes on, without some replicas; machines that are `leaving` take no part
+    any more, and may return, as others that have left.
 
     No other process may have the ledger open. OSError or sqlite3.Error where that cannot be recorded.
     """
     run_memory.forget(folder)  # What lives trained since the snapshot is not in it, and their processes are gone.
     with closing(Ledger(folder, was_there=True)) as ledger:
-        retired = tuple((str(each.replica), LEFT_OUT) for each in ledger.numbers() if is_left_out(each.replica))
-        _go_on(ledger, folder, is_stopping=False, retired=retired)
+        noted = ledger.noted(JOURNAL)
+        journal = Journal() if noted is None else msgspec.msgpack.decode(noted, type=Journal)
+        retired = {name: how for name, how in journal.retired if how in get_args(Taken)}
+        gone = {str(leader(replica)) for replica in _learners_on(journal, leaving)}
+        retired |= dict.fromkeys(sorted(gone - retired.keys()), "left")
+        retired |= {str(each.replica): LEFT_OUT for each in ledger.numbers() if is_left_out(each.replica)}
+        away = tuple(dict.fromkeys((*journal.away, *leaving)))
+        _go_on(ledger, folder, is_stopping=False, retired=tuple(retired.items()), away=away)
+
+
+def _learners_on(journal: Journal, machines: Collection[str]) -> list[Replica]:
+    """The processes of learners on some machines."""
+    placed = [Replica.parse(text) for text, machine in journal.machines if machine in machines]
+    return [replica for replica in placed if takes_island(replica)]
 
 
 def renumber(folder: Path, edges: Mapping[int, int], nodes: Mapping[int, int]) -> None:

@@ -29,16 +29,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, final
 
+import msgspec
 import xxhash
 
 from isthmus.ops.data.corpus import DataError
 from isthmus.programs import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.cluster.placement import Machine, Topology
-from isthmus.programs.engine.request import new_folder, reference, spec
+from isthmus.programs.engine.request import new_folder, reference, sources, spec
 from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.own_data import OwnData
 from isthmus.programs.engine.request.slot_tasks import references_of
+from isthmus.programs.engine.request.sources import Sources
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.results.run_files import DATA
 from isthmus.programs.program_graph import EVALUATOR, REGION, SYNCER
@@ -390,7 +392,8 @@ class Sites:
 @dataclass(frozen=True, slots=True)
 class Handover:
     """A run that is ready to start, as data. `folder` is the name of its folder below the root of the home's daemon;
-    empty for one that the daemon finds a name for. `data`: the table of its data, empty where that is not known."""
+    empty for one that the daemon finds a name for. `data`: the table of its data, empty where that is not known.
+    `sources`: the files that it is made of, as the command has them."""
 
     name: str
     folder: str
@@ -399,11 +402,13 @@ class Handover:
     spec: Mapping[str, Any]
     sites: Sites
     data: Mapping[str, Any] = field(default_factory=dict)
+    sources: Sources | None = None
 
     def as_data(self) -> dict[str, Any]:
         """The data of a message."""
         return {"name": self.name, "folder": self.folder, "config": self.config, "graph": json.dumps(self.graph),
-                "spec": dict(self.spec), "cluster": self.sites.as_data(), "data": json.dumps(self.data)}  # fmt: skip
+                "spec": dict(self.spec), "cluster": self.sites.as_data(), "data": json.dumps(self.data),
+                "sources": None if self.sources is None else msgspec.to_builtins(self.sources)}  # fmt: skip
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Handover:
@@ -412,7 +417,11 @@ class Handover:
         name, folder, config = (str(data[key]) for key in ("name", "folder", "config"))
         spec.read(data["spec"])
         graph, table = json.loads(data["graph"]), json.loads(data["data"])
-        return cls(name, folder, config, graph, data["spec"], sites, dict(table))
+        try:
+            files = sources.of_former(data.get("sources"))
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        return cls(name, folder, config, graph, data["spec"], sites, dict(table), files)
 
     def check(self, run_spec: Spec, machine: str, names: Collection[str], doing: str) -> None:
         """ConfigError for a run whose home is not this `machine`, whose name is taken or invalid, that
@@ -450,6 +459,8 @@ class Handover:
             write_json(folder / "graph.json", self.graph)
             if self.data:
                 write_json(folder / DATA, self.data)
+            if self.sources is not None:
+                sources.write(folder, self.sources)
             keep(folder, spec.read(self.spec).job.task.text)
             write_json(folder / CLUSTER, self.sites.as_data())
             here = replace(self.sites.here(secret), own_data=own)

@@ -18,6 +18,8 @@ from isthmus.runtime.wire.security_keys import Keyring, is_loopback, read_pair
 ANSWER_SECONDS: Final = 5.0
 ASK_SCRIPT: Final = "ask-script"
 """The question for the model of a script, which a machine of its run starts."""
+GO_ON: Final = "go-on"
+"""The request to go on with a run whose folder is ready for it."""
 LONG_SECONDS: Final = {"check": 90.0, ASK_SCRIPT: 90.0, **answer_seconds()}
 """Time limits for answers that need other machines, which may have data to read, or a snapshot fetched."""
 

@@ -24,7 +24,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.cluster.permitted_scripts import checked_digest
 from isthmus.programs.engine.machine import kept_models, services
 from isthmus.programs.engine.machine.absent_homes import alone_ns
-from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.client import GO_ON, patience
 from isthmus.programs.engine.machine.doors import Door, OwnDoor, door_that_leads_in
 from isthmus.programs.engine.machine.followed_runs import RUNNING
 from isthmus.programs.engine.machine.links import (
@@ -61,7 +61,7 @@ from isthmus.programs.engine.run.run_end import error_of
 from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import FullNotes
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
@@ -75,6 +75,7 @@ OPERATORS: Final = {
     "call": "to take part in runs of another home",
     "check": "to check a run",
     "take": "to take a run",
+    GO_ON: "to go on with a run",
     "watch": "to show a run",
     "log": "to show the log of a run",
     "stop": "to stop a run",
@@ -223,6 +224,7 @@ class MachineDaemon:
             "machine": lambda message: self._machine(),
             "call": self._call,
             "take": self._accept_run,
+            GO_ON: self._go_on,
             "watch": self._watch,
             "stop": self._stop,
             "end": self._end,
@@ -254,6 +256,8 @@ class MachineDaemon:
 
         try:
             sites, are_here = Sites.load(folder), has_hosts(folder)
+            if not are_here:
+                self._check_unaltered(folder)
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
             run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
@@ -267,6 +271,18 @@ class MachineDaemon:
         self._say(held, f"adopts {folder}{how}")
         if not goes_on:
             held.daemon.end("the daemon of its machine was gone for too long")
+
+    def _check_unaltered(self, folder: Path) -> None:
+        """ConfigError if a run would go on with other files than before: what there is of it waits until a command, or
+        the next daemon, goes on with it."""
+        from isthmus.programs.engine.request.sources import check_unaltered  # As above.
+
+        try:
+            check_unaltered(folder, "Adopting a run")
+        except ConfigError:
+            self._later_runs = [*self._later_runs, DaemonRun(str(folder), is_watched=False)]
+            self.neighbours.set_aside.add(spec.load(folder).run)
+            raise
 
     def request_end(self) -> None:
         """Ask every run to stop, leave those of others, and take no more; after the first time, end them at once."""
@@ -505,6 +521,24 @@ class MachineDaemon:
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken", "run": str(folder)}
 
+    def _go_on(self, message: Message) -> Message:
+        """Go on with a run in a folder here that a command has made ready."""
+        doing = f"Going on with a run at the daemon {self.name!r}"
+        folder = self.root.existing(str(message["run"]), doing)
+        run_spec, sites = told_of(folder, doing), Sites.load(folder)
+        if sites.home != self.name:
+            do = f"Type it at the daemon of {sites.home!r}."
+            raise ConfigError(doing, f"a run whose home is {self.name!r}", shortened(repr(sites.home), 100), do)
+        job, computes = run_spec.job, sites.computes(sites.sites[sites.home], run_spec.computing)
+        self.permit(job.program, job.task.text, str(message["run"]), computes=computes)
+        check_compiler(doing)
+        try:
+            run = self._hold(folder, run_spec, sites, is_watched=bool(message["is_watched"]))
+        except UNABLE as error:
+            raise unable(doing, error) from error
+        self._say(run, f"goes on with {folder}")
+        return {"type": "taken", "run": str(folder)}
+
     def run_names(self) -> list[str]:
         """The names of the runs that have their home here."""
         return [run.name for run in self._runs.values()]
@@ -588,6 +622,9 @@ class MachineDaemon:
             lock.close()
             raise
         self._runs[str(folder)] = run
+        self._former.pop(str(folder), None)  # Its end, if it had one, is undone.
+        self._later_runs = [each for each in self._later_runs if each.folder != str(folder)]
+        self.neighbours.set_aside.discard(run_spec.run)
         self.neighbours.note(self.name, {run.name: RUNNING})
         self._changed()
         return run

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot
-from isthmus.programs.engine.machine.client import DaemonClient
+from isthmus.programs.engine.machine.client import GO_ON, DaemonClient
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.run.in_processes import Submitted
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
@@ -49,10 +49,24 @@ def hand_over(daemon: DaemonClient, handed: Handover, *, is_watched: bool) -> Su
     return Submitted(handed.name, spec.read(handed.spec).job, folder)
 
 
-def hand_over_detached(daemon: DaemonClient, handed: Handover) -> Submitted:
-    """Like `hand_over`, for a run without a watching command; a Ctrl-C meanwhile ends the run again."""
+class BeginRun(Protocol):
+    """Has a daemon begin a run, or go on with it."""
+
+    def __call__(self, *, is_watched: bool) -> Submitted: ...
+
+
+def go_on(daemon: DaemonClient, ready: Submitted, *, is_watched: bool) -> Submitted:
+    """Have a daemon go on with a run whose folder there is ready for it. ConfigError if it refuses."""
+    name = folder_there(daemon, daemon.find()["root"], ready.run_dir)
+    daemon.say({"type": GO_ON, "run": name, "is_watched": is_watched})
+    new_folder.point_latest_to(ready.run_dir)
+    return ready
+
+
+def detached(daemon: DaemonClient, begin: BeginRun) -> Submitted:
+    """A run that has begun without a watching command; a Ctrl-C meanwhile ends the run again."""
     with interrupts() as interrupted:
-        submitted = hand_over(daemon, handed, is_watched=False)
+        submitted = begin(is_watched=False)
         if interrupted.count:
             reason = "ended by Ctrl-C at its start"
             daemon.say({"type": "end", "run": str(submitted.run_dir), "reason": reason})

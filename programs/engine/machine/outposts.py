@@ -75,6 +75,8 @@ FILES: Final = re.compile(
 )
 """Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
+RESUMED: Final = "resumed"
+"""In orders and reports: `Spec.resumed`."""
 _WRONG: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """Errors of messages that no home of ours sends."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
@@ -225,7 +227,10 @@ class Outposts:
             if message["type"] == STATION:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
-                self._order(link, message)
+                if int(message.get(RESUMED, 0)) > self._held[message["run"]].run_spec.resumed:
+                    self._begin_anew(link, str(message["run"]))
+                else:
+                    self._order(link, message)
             elif message["type"] == NO_MODEL and self.guest is not None:
                 self.guest.refuse([Fault(*map(str, fault)) for fault in message["faults"]])
             elif message["type"] == LEAVE_RUN and message["run"] in self._held:
@@ -387,6 +392,15 @@ class Outposts:
                 return
         held.outpost.order(link.home.name, message)
 
+    def _begin_anew(self, link: HomeLink, run: str) -> None:
+        """End what is here of a run that has gone on from a snapshot on all machines; its home has this machine take
+        part anew once it has heard of the end."""
+        held = self._heard(link, run)
+        if not held.is_to_return:
+            held.is_to_return = True
+            self._tell(f"ends its hosts of {run}, which goes on from a snapshot: they begin anew")
+            held.outpost.end()
+
     def _take_part(self, link: HomeLink, message: Message, zero_ns: int, own: OwnData | None) -> None:
         run, term = str(message["run"]), int(message["term"])
         try:
@@ -444,7 +458,7 @@ class Outposts:
             name=self._name,
             home=link.home.name,
             term=term,
-            send=lambda message: self._held[run].link.send(message),
+            send=lambda message: self._held[run].link.send({**message, RESUMED: run_spec.resumed}),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
             lonely_seconds=lonely_seconds(run_spec),

@@ -28,7 +28,7 @@ from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.outposts import NO_MODEL
 from isthmus.programs.engine.machine.run import UNABLE, unable
 from isthmus.programs.engine.machine.services import DaemonService, ServedMachine
-from isthmus.programs.engine.request import new_folder, reference
+from isthmus.programs.engine.request import new_folder, reference, sources, spec
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.results.run_files import check_files
 from isthmus.programs.engine.run.resume import again, outcome_of
@@ -50,11 +50,14 @@ HAND_OVER_SECONDS_MAX: Final = 300.0
 class OwnRun(DaemonService):
     """The run that the cluster file `file` describes, in the folder `run_dir` below the daemon's root.
 
-    If it `goes_on`, one that is there is continued where it was cut off, set aside, stopped, or failed.
+    If it `goes_on`, one that is there is continued where it was cut off, set aside, stopped, or failed. Where its files
+    are others now, and it `accepts_changes`, all of its machines begin anew from the snapshot; otherwise hosts that
+    live go on.
     """
 
-    def __init__(self, file: Path, run_dir: Path | None, *, goes_on: bool) -> None:
+    def __init__(self, file: Path, run_dir: Path | None, *, goes_on: bool, accepts_changes: bool = False) -> None:
         self._file, self._run_dir, self._goes_on = file, run_dir, goes_on
+        self._accepts_changes = accepts_changes
         self._refused = set[str]()
         """Daemons of loops whose model was refused."""
         self._asking: asyncio.Task[None] | None = None
@@ -81,6 +84,10 @@ class OwnRun(DaemonService):
             if (outcome := outcome_of(folder)) == "done":
                 machine.tell(f"{folder} is done")
                 machine.know(str(folder), outcome)
+                return
+            if self._accepts_changes and sources.changed(folder):
+                machine.neighbours.set_aside.add(spec.load(folder).run)  # Its machines keep what they have for it.
+                threading.Thread(target=self._begin_with_changes, name=f"resume {folder.name}", daemon=True).start()
                 return
             again(folder, doing, alone_ns(folder))
         except ConfigError as error:
@@ -115,9 +122,15 @@ class OwnRun(DaemonService):
 
     def _begin(self) -> None:
         """In a thread: begin the run, or end the daemon."""
-        told = self._hand_over()
+        self._or_end(self._hand_over("--run-dir", str(self._folder)), f"Starting the run of {self._file}")
+
+    def _begin_with_changes(self) -> None:
+        """In a thread: go on with the run, whose files are others now, or end the daemon."""
+        self._or_end(self._hand_over("--resume", str(self._folder), "--accept-changes"), f"Resuming {self._folder}")
+
+    def _or_end(self, told: str, doing: str) -> None:
         if told:
-            doing, do = f"Starting the run of {self._file}", "Mend that, and start the daemon again."
+            do = "Mend that, and start the daemon again."
             fault = ConfigError.of([Fault(doing, "a run that this daemon takes", told, do)])
             self._machine.loop.call_soon_threadsafe(self._machine.fail, fault)
 
@@ -127,7 +140,7 @@ class OwnRun(DaemonService):
         One that takes too long is ended: the model of a loop may be made to be slow.
         """
         command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
-        command += ["--quiet", "--run-dir", str(self._folder), *options]
+        command += ["--quiet", *options]
         how: dict[str, Any] = {"env": dict(os.environ), "capture_output": True, "text": True, "check": False}
         try:
             done = subprocess.run(command, timeout=seconds_max, **how)
@@ -170,7 +183,8 @@ class OwnRun(DaemonService):
         task = reference.called(OPEN, {"model": str(path)})
         machine.neighbours.put_first(name)
         hand_over = partial(self._hand_over, seconds_max=HAND_OVER_SECONDS_MAX)
-        told = await machine.loop.run_in_executor(None, hand_over, "--task", task, "--learners", "0")
+        options = "--run-dir", str(self._folder), "--task", task, "--learners", "0"
+        told = await machine.loop.run_in_executor(None, hand_over, *options)
         if told:
             machine.neighbours.put_first("")
             self._refuse(name, instance, told)

@@ -71,7 +71,8 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
     """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
     digest = await asyncio.to_thread(handover.digest, job.program, job.task.text)
     if wanted not in ("", digest):
-        do = "Put the same isthmus, program, task and data here."
+        do = "Put the same isthmus, program, task and data here. To go on with others, stop the run once its home is "
+        do += "here, change them, and type isthmus train --resume RUN --cluster FILE --accept-changes."
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {digest[:8]}", do)
 
 

@@ -25,7 +25,7 @@ from isthmus.programs.engine.machine import ways_to_others
 from isthmus.programs.engine.machine.inherited import bring_home
 from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
-from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
+from isthmus.programs.engine.machine.outposts import PIECE_BYTES, RESUMED, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import InUseError, LockError, RunLock
 from isthmus.programs.engine.request.reference import is_open_loop
@@ -243,6 +243,11 @@ class MachineRun:
         loop.call_soon(self._start)
 
     @property
+    def resumed(self) -> int:
+        """How often it has gone on from a snapshot on all of its machines."""
+        return self._spec.resumed
+
+    @property
     def takes_loops(self) -> bool:
         """Whether its learners are loops that start themselves, and no others."""
         return is_open_loop(self._spec.job.task.text)
@@ -328,7 +333,7 @@ class MachineRun:
         self._callers[machine].send({"type": SUPERSEDED, "run": self.name, "by": self._machine})
 
     def _send(self, machine: str, message: Message) -> None:
-        self._links.send(machine, {**message, "run": self.name})
+        self._links.send(machine, {**message, "run": self.name, RESUMED: self._spec.resumed})
 
     def renew(self) -> None:
         """Renew the lease: the run's command has sent a request."""

@@ -50,11 +50,13 @@ LINE_LENGTH_MAX: Final = 2000
 
 
 class OwnRunRequest(NamedTuple):
-    """A daemon's own run that is asked for: its cluster file, its folder, and whether one that is there goes on."""
+    """A daemon's own run that is asked for: its cluster file, its folder, and whether one that is there goes on, with
+    changes, too."""
 
     file: Path
     run_dir: Path | None
     goes_on: bool
+    accepts_changes: bool = False
 
 
 def serve(
@@ -121,7 +123,7 @@ def serve(
     if own is not None:
         from isthmus.programs.engine.machine.own_run import OwnRun
 
-        services.append(OwnRun(own.file, own.run_dir, goes_on=own.goes_on))
+        services.append(OwnRun(own.file, own.run_dir, goes_on=own.goes_on, accepts_changes=own.accepts_changes))
     is_far = place is not None
     # On loopback, too: a tunnel may lead there. Machines that join dial out only, and need none.
     permitted = replace(permitted, is_far=is_far, has_porter=True, grace=grace, until_over=until_over)

@@ -22,11 +22,13 @@ from typing import Final
 import msgspec
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.programs.engine.request import reference
+from isthmus.programs import SHIPPED
+from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import SOURCES
-from isthmus.programs.engine.results.alterations import FileChange, Part
+from isthmus.programs.engine.results.alterations import FileChange, Part, named
 from isthmus.programs.loop_script import MODULE
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_bytes, write_json
 from isthmus.runtime.system.user_files import is_users
 
@@ -55,8 +57,8 @@ def of_now(program: str, task: str = "", fragments: Sequence[Fragment] = ()) -> 
     those on which the decisions of cores depend."""
     files: dict[Part, dict[str, str]] = {_OWN: own_files()}
     files["program"] = _digests(_named([program]))
-    named = _named(references_of(task) if task else ())
-    files["task"] = _digests([*named, *_imported(named)])
+    of_task = _named(references_of(task) if task else ())
+    files["task"] = _digests([*of_task, *_imported(of_task)])
     return Sources(metadata.version(_OWN), files, _partition(fragments))
 
 
@@ -86,6 +88,37 @@ def differences(before: Sources, now: Sources) -> list[FileChange]:
     """The files that differ. A user's file that only one of two processes has imported differs by its content alone:
     which of them are imported depends on who asks."""
     return [change for part, files in before.files.items() for change in _of_part(part, files, now.files.get(part, {}))]
+
+
+def changed(folder: Path) -> list[FileChange]:
+    """The files that differ by now from those that were noted in a run folder, by their contents on this disk; none
+    where none were noted. Nothing of the user's is imported, nor looked for among modules."""
+    noted = load(folder)
+    if noted is None:
+        return []
+    return differences(noted, Sources(noted.isthmus, {_OWN: own_files()}, noted.fragments))
+
+
+def check_unaltered(folder: Path, doing: str) -> None:
+    """ConfigError if files differ from those that a run of a cluster was begun with: the user's, or those of isthmus by
+    which hosts tell one graph from another, and would all refuse to begin."""
+    places = _of_graph(spec.load(folder).job.program)
+    if files := [each for each in changed(folder) if each.part != _OWN or each.file.startswith(places)]:
+        do = f"Undo that; or go on with them from here: {on_machines(folder)}."
+        raise ConfigError(doing, "the files that it was begun with", f"others now{named(files)}", do)
+
+
+def _of_graph(program: str) -> tuple[str, ...]:
+    """The beginnings of the files of isthmus that the fingerprint of a program's graph is made of (`fingerprint`)."""
+    module = SHIPPED.get(program, "").partition(":")[0].removeprefix(f"{_OWN}.").split(".")
+    wing = module[:3] if "wings" in module else []
+    return (*(("/".join((*wing, "")),) if wing else ()), f"{'/'.join(module)}.py", "ops/")
+
+
+def on_machines(folder: Path) -> str:
+    """The command by which the run of a cluster in a folder goes on with changes."""
+    own = "where its daemon has --run, --accept-changes beside --resume-or-start"
+    return f"type on its home isthmus train --resume {folder} --cluster FILE --accept-changes; {own}"
 
 
 def _of_part(part: Part, before: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
@@ -129,9 +162,9 @@ def _origin(module: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _imported(named: Sequence[Path]) -> Iterator[Path]:
+def _imported(paths: Sequence[Path]) -> Iterator[Path]:
     """The user's files below the folders of those that are named, which this process has imported."""
-    folders = {path.parent for path in named}
+    folders = {path.parent for path in paths}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and is_users(file):

@@ -162,6 +162,9 @@ class Spec:
     """SHA-256 of the script that was asked for the model, on the machine that was; '' where nothing is compared."""
     data: Mapping[str, int] = field(default_factory=dict)
     """How many `files`, `bytes` and `tokens` its data had; empty where that is not known."""
+    resumed: int = 0
+    """How often a run of a cluster has gone on from a snapshot on all of its machines; hosts of before are no part of
+    it."""
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""

@@ -84,6 +84,12 @@ def lines(alteration: Alteration, *, with_folders: bool = True) -> Iterator[str]
     yield from (f"{each.key}: {_value(each.after)}, {_value(each.before)} before" for each in alteration.settings)
 
 
+def named(files: Sequence[FileChange]) -> str:
+    """Files that have changed, behind what is found; '' for none."""
+    told = list(lines(Alteration(files=files)))
+    return f" ({'; '.join(told)})" if told else ""
+
+
 def _how(change: FileChange) -> str:
     return " is new" if not change.before else " is gone" if not change.after else ""
 

@@ -22,7 +22,7 @@ from itertools import count, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ from isthmus.programs.engine.request import new_folder, new_spec, reference, run
 from isthmus.programs.engine.request.new_folder import AT_END, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.request import Request, task_module
+from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.snapshot_room import with_room
 from isthmus.programs.engine.request.sources import Sources
@@ -56,7 +57,7 @@ from isthmus.programs.engine.snapshots.snapshots import Found, Manifest, Snapsho
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.job import Job
 from isthmus.programs.settings import Schema
-from isthmus.runtime.daemon.home_daemon import renumber, reopen
+from isthmus.runtime.daemon.home_daemon import journal_of, renumber, reopen
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault, RequestError
 from isthmus.runtime.graph.template import Template
@@ -192,6 +193,19 @@ RequestOf = Callable[[Path, Mapping[str, Any], str], Request]
 keys where nothing else was asked for."""
 
 
+class MachinesFound(NamedTuple):
+    """What the machines of a cluster answer of a run that is to go on there: the content of its `cluster.json`, the
+    digest of its script on the machine that was asked, and warnings."""
+
+    cluster: dict[str, Any]
+    script_digest: str
+    warnings: Sequence[Fault] = ()
+
+
+MachinesOf = Callable[[Path, Spec, Request], MachinesFound]
+"""(folder, spec of before, today's request) -> what its machines answer; ConfigError if one does not take it."""
+
+
 ALIKE: Final = frozenset({"run.tokens", "run.snapshots", "run.snapshot_every_seconds", "run.keep_to_go_on"})
 """What may differ where the command that began a run is typed again."""
 
@@ -240,8 +254,35 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     check_room_for(doing, sum(run_spec.roles.values()))
     read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ, accepts=accepts))
-    files, resumption = read["files"], Resumption(**read["resumption"])
-    counted = _counted(folder, read["undone"])
+    lock = _made_ready(folder, run_spec, outcome, read, doing)
+    return replace(_submitted(folder, read, accepts=accepts), lock=lock)
+
+
+def resumed_on_machines(folder: Path, request_of: RequestOf, machines_of: MachinesOf, *, accepts: bool) -> Submitted:
+    """A run of a cluster whose home is this machine, ready to go on under its daemon; ConfigError, with nothing
+    changed, if it cannot.
+
+    All of its hosts begin anew from the snapshot, so that they are of one make: those that live elsewhere end when
+    their machines hear of the home again, and machines that have joined join once more.
+    """
+    doing = f"Resuming {folder}"
+    _check_files(folder, doing)
+    _check_startable(folder, doing)
+    run_spec, outcome = spec.load(folder), outcome_of(folder)
+    read = in_child(lambda: _read(folder, run_spec, request_of, doing, accepts=accepts, machines_of=machines_of))
+    _made_ready(folder, run_spec, outcome, read, doing).close()  # It is its daemon's from here.
+    return _submitted(folder, read, accepts=accepts)
+
+
+def _submitted(folder: Path, read: Mapping[str, Any], *, accepts: bool) -> Submitted:
+    altered = () if read["alteration"] is None else tuple(alterations.lines(_alteration_in(read)))
+    run = submitted(folder, folder.name, resumption=Resumption(**read["resumption"]))
+    return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
+
+
+def _made_ready(folder: Path, run_spec: Spec, outcome: str | None, read: Mapping[str, Any], doing: str) -> RunLock:
+    """Make the folder of a run that one that goes on, of which this process has the lock from then on."""
+    files, counted = read["files"], _counted(folder, read["undone"])
     _check_total(run_spec.job.tokens, read["total"], counted, outcome, doing)
     check_not_below(run_spec.job.tokens, read["total"], _counted(folder), doing)
     lock = locked(folder, doing)
@@ -256,20 +297,38 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             books.undo(folder, DISK, read["undone"])
             # Before the spec has the new budget, with which a run that was done would look done if this is killed.
             _end_no_more(folder, read["total"], counted)
-            altered = _note_altered(folder, read)
+            _note_altered(folder, read)
             lay_out(folder, _moments_in(read), DISK)
             if files:
-                spec.archive(folder)
+                number = spec.archive(folder)
+                if "cluster" in read:
+                    _archive_machines(folder, number)
+                    write_json(folder / spec.CLUSTER, read["cluster"])
             _note_sources(folder, read)
             if files:
                 _renumber(folder, files["graph.json"])
                 _change(folder, {**files, spec.SPEC: spec.with_clock_of(folder, files[spec.SPEC])})
-            _reopen(folder)
+            if "cluster" in read:
+                _reopen_on_machines(folder, [site["name"] for site in read["cluster"]["sites"]])
+            else:
+                _reopen(folder)
     except BaseException:
         lock.close()
         raise
-    run = submitted(folder, folder.name, lock, resumption)
-    return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
+    return lock
+
+
+def _archive_machines(folder: Path, number: int) -> None:
+    """Keep the machines of a run beside its `number`-th spec (`handover.Sites.load_former`)."""
+    write_json(folder / f"cluster-{number}.json", json.loads(read_text(folder / spec.CLUSTER)))
+
+
+def _reopen_on_machines(folder: Path, named: Collection[str]) -> None:
+    """Have the ledger know that the run continues, and that machines have left that are not named: they are compared
+    with the others as they join once more."""
+    journal = journal_of(folder)
+    joined = [] if journal is None else [machine for _, machine in journal.machines if machine not in named]
+    reopen(folder, lambda replica: False, dict.fromkeys(joined))
 
 
 def _renumber(folder: Path, graph: Mapping[str, Any]) -> None:
@@ -299,13 +358,15 @@ def _note_sources(folder: Path, read: Mapping[str, Any]) -> None:
         write_json(folder / sources.FILE, read["sources"])
 
 
-def _note_altered(folder: Path, read: Mapping[str, Any]) -> tuple[str, ...]:
-    """Have the books say what is not as before, if anything is; the lines that say it."""
-    if read["alteration"] is None:
-        return ()
-    alteration = msgspec.convert(read["alteration"], Alteration)
-    books.note_alteration(folder, DISK, alteration, time.monotonic_ns() - spec.load(folder).zero_ns)
-    return tuple(alterations.lines(alteration))
+def _note_altered(folder: Path, read: Mapping[str, Any]) -> None:
+    """Have the books say what is not as before, if anything is."""
+    if read["alteration"] is not None:
+        alteration = _alteration_in(read)
+        books.note_alteration(folder, DISK, alteration, time.monotonic_ns() - spec.load(folder).zero_ns)
+
+
+def _alteration_in(read: Mapping[str, Any]) -> Alteration:
+    return msgspec.convert(read["alteration"], Alteration)
 
 
 @contextmanager
@@ -393,6 +454,7 @@ def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
     _check_files(folder, doing)
     _check_startable(folder, doing)
+    sources.check_unaltered(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
     total = spec.load(folder).job.tokens
     _check_total(total, total, counted, outcome, doing)
@@ -450,15 +512,14 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf, 
             _note_sources(folder, read)
             _change(folder, files)
             _settle(folder, snapshot)
-            altered = _note_altered(folder, read)
+            _note_altered(folder, read)
             lay_out(folder, _moments_in(read), DISK)
             _end_no_more(folder, read["total"], _counted(folder))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
-    resumption = replace(Resumption(**read["resumption"]), age_seconds=age if age is None or age >= 0 else None)
-    run = submitted(folder, folder.name, resumption=resumption)
-    return replace(run, warnings=_warnings(read), altered=altered if accepts else ())
+    run, aged = _submitted(folder, read, accepts=accepts), age if age is None or age >= 0 else None
+    return replace(run, resumption=replace(Resumption(**read["resumption"]), age_seconds=aged))
 
 
 def _warnings(read: Mapping[str, Any]) -> tuple[Fault, ...]:
@@ -541,9 +602,11 @@ def _read(
     store: str | None = None,
     may_differ: Collection[str] | None = None,
     accepts: bool = False,
+    machines_of: MachinesOf | None = None,
 ) -> dict[str, Any]:
     """The `files` to replace, the `total` of tokens, what is `undone` by life, the `resumption`, without age and what
-    is undone if the snapshot is from a `store`, `warnings`, and the `alteration`, None if all is as it was.
+    is undone if the snapshot is from a `store`, `warnings`, and the `alteration`, None if all is as it was;
+    of a run of a cluster its `cluster`, too, as `machines_of` has it.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
@@ -556,11 +619,15 @@ def _read(
     more = {} if store is None else {"snapshots": store}
     today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
     kept = sum(path.stat().st_size for name in KEPT for path in (folder / name).rglob("*") if path.is_file())
-    with_room(with_memory(replace(today, run_dir=folder)), has=kept)
+    today_there = replace(today, run_dir=folder)
+    with_room(with_memory(today_there) if machines_of is None else today_there, has=kept)
     changed = changes(run_spec, today.job, doing, accepts=accepts)
     acceptable = {key for key in changed if accepts and not _may_change(key, today.job, accepts=False)}
     if wrong := [key for key in changed if may_differ is not None and key not in {*may_differ, *acceptable}]:
         raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
+    if machines_of is not None and (pair := changed.get(f"run.{LEARNERS}")) is not None:
+        do = "Leave it as it was: machines bring learners as they join, and take them away as they leave."
+        raise ConfigError(doing, f"{pair[0]} learners, as its machines have", f"{pair[1]} learners", do)
     now = _sources_now(today.job, fragments_in(today.graph))
     if sizes is None:
         _check_alike(run_spec, noted, today, now, doing)
@@ -582,7 +649,11 @@ def _read(
             SettingChange(key.partition(",")[0], _plain(was), _plain(now)) for key, (was, now) in changed.items()
         ],
     )
-    files = _files(run_spec, today, store, is_altered=alteration.is_of_sources)
+    found = None if machines_of is None else machines_of(folder, run_spec, today)
+    if found is None:
+        files = _files(run_spec, today, store, is_altered=alteration.is_of_sources)
+    else:
+        files = _files_on_machines(folder, run_spec, today, found)
     undone = undone_by(manifest, _lives(recorded.totals.rows()))
     return {
         "files": files,
@@ -590,7 +661,8 @@ def _read(
         "undone": undone,
         "resumption": asdict(resumption),
         "moments": msgspec.to_builtins(manifest.moments),
-        "warnings": [*_other_data(run_spec, today, doing)],
+        "warnings": [*_other_data(run_spec, today, doing), *(() if found is None else found.warnings)],
+        **({} if found is None else {"cluster": found.cluster}),
         "sources": msgspec.to_builtins(now) if noted is None or alteration.is_of_sources else None,
         "alteration": msgspec.to_builtins(alteration) if alteration.is_of_sources or changed else None,
     }
@@ -614,19 +686,13 @@ def _graph_as_begun(
         reasons = error.faults if isinstance(error, RequestError) else []
         expected = f"the graph that it was begun with, {run_spec.fingerprint}"
         do = f"The program or isthmus itself was changed since. Undo that, or add {_ACCEPT}, or start a new run."
-        found = f"another one now, {reasons[0].found if reasons else error}{_named(changed)}"
+        found = f"another one now, {reasons[0].found if reasons else error}{alterations.named(changed)}"
         raise ConfigError(doing, expected, found, do) from None
     if users and not accepts:
         do = f"Undo that; or add {_ACCEPT}: the run goes on with them from here, and its books say so."
-        expected, found = "the files that it was begun with", f"others now{_named(users)}"
+        expected, found = "the files that it was begun with", f"others now{alterations.named(users)}"
         raise ConfigError(doing, expected, found, do)
     return graph
-
-
-def _named(changed: Sequence[FileChange]) -> str:
-    """Files that have changed, in words."""
-    lines = list(alterations.lines(Alteration(files=changed)))
-    return f" ({'; '.join(lines)})" if lines else ""
 
 
 def _check_alike(run_spec: spec.Spec, noted: Sources | None, today: Request, now: Sources, doing: str) -> None:
@@ -780,6 +846,31 @@ def _files(run_spec: spec.Spec, today: Request, store: str | None, *, is_altered
     return files if today.data is None else {**files, DATA: today.data.as_dict()}
 
 
+def _files_on_machines(folder: Path, run_spec: spec.Spec, today: Request, found: MachinesFound) -> dict[str, Any]:
+    """Replacements of the files of a run whose machines are what they were, and begin all of their hosts anew."""
+    from isthmus.programs.engine.request.graph_view import as_json
+
+    of_now = new_spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=run_spec.elastic)
+    keys = run_settings.SCHEMA.keys
+    changeable = {name for name in of_now["settings"] if name in keys and keys[name].declared.resumes}
+    asked = {name: value for name, value in of_now["settings"].items() if name in changeable}
+    wanted = {
+        **of_now,
+        "run": run_spec.run,
+        "settings": {**msgspec.to_builtins(run_spec.settings), **asked},
+        "here": asdict(run_spec.here),
+        "paused_ns": run_spec.paused_ns,
+        "script_digest": found.script_digest,
+        "resumed": run_spec.resumed + 1,
+    }
+    was, home = json.loads(read_text(folder / "graph.json"))["placement"], str(found.cluster["home"])
+    placement = {node.name: was.get(node.name, home) for node in today.graph.nodes}
+    shape = as_json(today.graph, today.proof, today.fingerprint, placement)
+    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: today.config_text} | (
+        {} if today.data is None else {DATA: today.data.as_dict()}
+    )
+
+
 def _change(folder: Path, files: Mapping[str, Any]) -> None:
     """Write the changed files of a run; the spec last, so that after an interruption the next resume starts over."""
     write_bytes(folder / new_folder.CONFIG, files[new_folder.CONFIG].encode())
@@ -825,7 +916,8 @@ def _check_folder(folder: Path, doing: str) -> None:
     _check_files(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
-            "Start the daemon of its home again, which goes on with it; "
+            "Start the daemon of its home again, which goes on with it; with changes "
+            f"{sources.on_machines(folder)}; "
             f"or let another machine be its home: isthmus resume {folder} --cluster FILE."
         )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)

@@ -9,6 +9,7 @@ import typer
 from isthmus.programs.command import options
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.run_commands import PANEL
+from isthmus.runtime.errors import ConfigError
 
 commands = typer.Typer(cls=Commands)
 
@@ -33,6 +34,7 @@ def resume(
         ),
     ] = None,
     run_dir: options.RunDir = None,
+    accept_changes: Annotated[bool, typer.Option("--accept-changes", hidden=True)] = False,
 ) -> None:
     """Move a run whose home machine was lost to another home.
 
@@ -43,6 +45,12 @@ def resume(
     """
     from isthmus.programs.wings.failover.resuming import resume_elsewhere
 
+    if accept_changes:
+        do = (
+            "Move it as it is; then stop it, and type there isthmus train --resume RUN --cluster FILE --accept-changes."
+        )
+        expected = "a run that goes on as it is, as its hosts on other machines do"
+        raise ConfigError("Reading --accept-changes", expected, "other files", do)
     resume_elsewhere(run, options.cluster_of(cluster), home, run_dir)
 
 

@@ -63,7 +63,7 @@ cp -f /launch/* .
 flock $daemons/home.lock true  # A former pod may still be leaving.
 {settle}trap 'kill $!' TERM
 isthmus daemon --name home --listen 'tcp://*:{port}' --config machine.toml \\
-  --run cluster.toml --run-dir {run} --resume-or-start --until-over --grace {grace:g} &
+  --run cluster.toml --run-dir {run} {going_on} --until-over --grace {grace:g} &
 wait $! || wait $! || grep -q '"outcome": "failed"' {run}/summary.json  # That is an end, too.
 """
 _ISLAND_ABOUT: Final = "A machine of an island. All of these are alike but for the name, which is the machine's."
@@ -270,7 +270,7 @@ def _manifests(request: LaunchRequest) -> list[PrintedFile]:
     home = _job(
         request,
         f"{name}-{HOME}",
-        _HOME_SCRIPT.format(port=port, run=RUN, grace=request.grace, settle=settle),
+        _HOME_SCRIPT.format(port=port, run=RUN, going_on=request.going_on, grace=request.grace, settle=settle),
         {"persistentVolumeClaim": {"claimName": name}},
         [{"configMap": {"name": name}}, {"secret": {"name": name}}],
         {},

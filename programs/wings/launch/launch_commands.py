@@ -9,7 +9,7 @@ import typer
 
 from isthmus.programs.command.commands import Commands
 from isthmus.programs.command.machine_commands import PANEL
-from isthmus.programs.command.options import WHERE, AsJson, Grace
+from isthmus.programs.command.options import WHERE, AcceptChanges, AsJson, Grace
 from isthmus.programs.command.request_command import takes_options
 from isthmus.programs.engine.request.grace import GRACE_SECONDS
 
@@ -69,10 +69,12 @@ def _add(engine: str, about: str) -> None:
         to: To = None,
         grace: Grace = GRACE_SECONDS,
         invite_by: InviteBy = None,
+        accept_changes: AcceptChanges = False,
     ) -> None:
         from isthmus.programs.wings.launch.launch_options import LaunchOptions, launch
 
-        launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to, invite_by))
+        asked = requested, file, islands, nodes_per_island, grace, is_printed, to, invite_by
+        launch(engine, LaunchOptions(*asked, accepts_changes=accept_changes))
 
 
 for _engine, _about in ENGINES.items():

@@ -142,8 +142,15 @@ class LaunchRequest:
     """Keys of `sections`, as section.key, that nobody asked for: they follow from the others."""
     names_folder: bool = False
     """Whether the file names the folder in which a script runs."""
+    accepts_changes: bool = False
+    """A run that goes on may do so with other files."""
     is_for_home: bool = False
     """The home prepares it, by `settling`, because this machine does not have what it names."""
+
+    @property
+    def going_on(self) -> str:
+        """The options by which the home goes on with the run of an earlier launch."""
+        return f"--resume-or-start{' --accept-changes' if self.accepts_changes else ''}"
 
     @property
     def settling(self) -> str:

@@ -49,11 +49,12 @@ class LaunchOptions:
     is_printed: bool
     to: Path | None
     invite_by: str | None = None
+    accepts_changes: bool = False
 
 
 def launch(engine: str, options: LaunchOptions) -> None:
     """Launch, or show what would be submitted; ConfigError with nothing submitted and nothing left."""
-    request = request_of(options)
+    request = replace(request_of(options), accepts_changes=options.accepts_changes)
     if options.is_printed:
         typer.echo(launching.show(engine, request, options.to))
     else:

@@ -77,7 +77,7 @@ class _Ray:
             "invite": f"isthmus invite --count {request.names} --for {ISLAND} --cluster cluster.toml"
             " --to island.invite",
             "daemon": f"isthmus daemon --name {HOME} --listen {{address}} --config machine.toml --run cluster.toml"
-            f" --run-dir {RUN} --resume-or-start {leaving}",
+            f" --run-dir {RUN} {request.going_on} {leaving}",
             "join": "isthmus join --invite island.invite --config machine.toml --name {name} "
             + (f"--island {{island}} --rank {{rank}} --size {nodes} " if nodes > 1 else "")
             + leaving,

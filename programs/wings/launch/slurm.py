@@ -104,7 +104,7 @@ cat - run.toml >cluster.toml <<END
 {table}END
 {settle}isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
 {submit}{step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
-    --run-dir {run} --resume-or-start {leaving}
+    --run-dir {run} {going_on} {leaving}
 status=$?
 {again}# The run is over, and islands end with it; those that have not begun would never learn of it.
 scancel --me --name={name}-island --state=PENDING
@@ -372,6 +372,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
             submit=_SUBMIT.format(name=request.name) if apart else "",
             step=step,
             run=RUN,
+            going_on=request.going_on,
             leaving=leaving,
             again=_AGAIN,
             name=request.name,

@@ -109,9 +109,16 @@ def test_a_home_whose_every_process_is_told_to_leave_goes_on_at_its_next_start(p
     assert (place.summary("run")["outcome"], place.summary("run")["tokens_lost"]) == ("interrupted", 0)
     assert HomeSetAside() in incidents_in(folder, "daemon/0#1")
     assert read_absences(folder) == ()
-    assert Home(place, address, "--resume-or-start").process.wait(PATIENCE) == 0
+    task = place.folder / "paced.py"
+    task.write_text(f"{task.read_text()}# Mended.\n")
+    _, error = Home(place, address, "--resume-or-start").process.communicate(timeout=PATIENCE)
+    assert "--accept-changes" in error
+    done = Home(place, address, "--resume-or-start", "--accept-changes").process
+    assert done.wait(PATIENCE) == 0
     summary = place.summary("run")
     assert summary["outcome"] == "done"
+    [altered] = summary["alterations"]
+    assert [(each["part"], each["file"]) for each in altered["files"]] == [("task", str(task))]
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
     again = Home(place, address, "--resume-or-start")
     assert again.process.wait(PATIENCE) == 0

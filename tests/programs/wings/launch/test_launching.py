@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.programs.wings.launch import launching
 from isthmus.programs.wings.launch.engine import LaunchedMachine, LaunchState
+from isthmus.programs.wings.launch.launch_file import LaunchTable
 from isthmus.programs.wings.launch.slurm import ENGINE
 from isthmus.runtime.errors import ConfigError
 from tests.programs.wings.launch.launch_request import launched, request
@@ -22,6 +23,15 @@ def there(monkeypatch: pytest.MonkeyPatch) -> There:
     """Sets what the engine has."""
     monkeypatch.setattr(type(ENGINE), "faults", lambda self, request, folder: iter(()))
     return lambda state: monkeypatch.setattr(type(ENGINE), "state", lambda self, launch: state)
+
+
+@pytest.mark.parametrize("engine", ["slurm", "ray", "kubernetes"])
+def test_a_home_goes_on_with_other_files_where_that_is_asked_for(engine: str) -> None:
+    for accepts in (False, True):
+        table = LaunchTable(image="there/isthmus" if engine == "kubernetes" else "")
+        shown = launching.show(engine, request(accepts_changes=accepts, table=table), None)
+        assert ("--resume-or-start --accept-changes --until-over" in shown) == accepts
+        assert "--resume-or-start" in shown
 
 
 def test_down_is_the_remedy_unless_it_was_submitted_by_hand(there: There, tmp_path: Path) -> None:
