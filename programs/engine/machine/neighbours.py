@@ -427,7 +427,7 @@ class Neighbours:
         if run is None or name in run.daemon.home.fleet.away:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})
-        elif int(message.get(RESUMED, 0)) == run.resumed:  # Hosts of before end with the next orders.
+        elif message.get(RESUMED, 0) == run.resumed:  # Hosts of before end with the next orders.
             run.daemon.on_message(name, message)
 
     def _called(self, link: HomeLink, run: str, term: int) -> bool:
