@@ -41,7 +41,7 @@ from tests.bench.size import ordered
 from tests.bench.size.light import STEP_SECONDS
 
 LOOK_SECONDS = 60.0
-STEPS_SIMULATED = 64
+STEPS_SIMULATED = 40
 FIRST_MERGES = 8
 """Each fragment once: what learners cost as they come is not what a merge costs."""
 
