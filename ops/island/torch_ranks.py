@@ -266,13 +266,13 @@ class Ranks:
                 if rank == self._rank:
                     own.append(_local(cut.leaf)[here])
         if self._crossing is None:
-            self._crossing = PartCrossing(self._rank)
+            self._crossing = PartCrossing(self._rank, WAIT_MAX)
         device = reach(_local(cuts[0].leaf).device)
         captured, at = device.room(sum(each.numel() for each in own)), 0
         for each in own:
             captured[at : at + each.numel()].view(each.shape).copy_(each)
             at += each.numel()
-        return self._crossing.gather(size, parts, device.leave(captured, "answer"), device.waits)
+        return self._crossing.gather(size, parts, device.leave(captured, "answer"))
 
     def _pieces(self, cut: LeafCut) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
         """The pieces that make up a cut: whose each is, where it lies there, and where in the cut."""

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
-
-from isthmus.ops.island.host_waits import HostWaits
 
 CLOSE_SECONDS_MAX = 5.0
 """For parts that are on their way when a rank closes."""
@@ -40,8 +39,7 @@ class Part(NamedTuple):
 class GatheredParts:
     """The vector that all parts make up; NumPy waits for it."""
 
-    def __init__(self, waits: HostWaits) -> None:
-        self._waits = waits
+    def __init__(self) -> None:
         self._future: Future[np.ndarray[Any, Any]] = Future()
 
     def settle(self, make: Callable[[], np.ndarray[Any, Any]]) -> None:
@@ -56,9 +54,6 @@ class GatheredParts:
         return self._future.done()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if not self._future.done():
-            with self._waits.during("answer"):
-                self._future.exception()
         array = self._future.result()
         return np.array(array, dtype) if copy else array.astype(array.dtype if dtype is None else dtype, copy=False)
 
@@ -90,20 +85,19 @@ class OwnThread:
 
 @final
 class PartCrossing:
-    """The way of parts to rank 0, in each rank; all have to make it together. `work` does jobs beside the loop."""
+    """The way of parts to rank 0, in each rank; all have to make it together. Nobody waits for a part for longer."""
 
-    def __init__(self, rank: int, work: Any = None) -> None:
-        self._group: Any = dist.new_group(backend="gloo")
-        self._rank = rank
-        self._work = OwnThread() if work is None else work
+    def __init__(self, rank: int, wait_max: timedelta) -> None:
+        self._group: Any = dist.new_group(backend="gloo", timeout=wait_max)
+        self._rank, self._work = rank, OwnThread()
 
-    def gather(self, size: int, parts: Sequence[Sequence[Part]], own: Any, waits: HostWaits) -> Any:
+    def gather(self, size: int, parts: Sequence[Sequence[Part]], own: Any) -> Any:
         """In rank 0 a vector, float32[size], of the `parts` of each rank; an empty one in the others. `own` is this
         rank's, in their order, on its way to the host."""
         if self._rank:
             self._work(lambda: self._send(own))
             return np.empty(0, np.float32)
-        gathered = GatheredParts(waits)
+        gathered = GatheredParts()
         self._work(lambda: gathered.settle(lambda: self._gathered(size, parts, own)))
         return gathered
 
