@@ -41,7 +41,7 @@ from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
 from isthmus.ops.island.torch_device import reach
 from isthmus.ops.island.torch_model import ArrayForm, LeafCut, Model, form_of, mix, tensor_of
-from isthmus.ops.island.torch_shards import Part, PartCrossing
+from isthmus.ops.island.torch_shards import PartCrossing, RankPiece
 
 WAIT_MAX: Final = timedelta(days=7)
 """For an order: rank 0 may wait for a first model, or for the next evaluation. Its home judges whether it is alive."""
@@ -258,11 +258,11 @@ class Ranks:
         there: nobody waits. None where none of them is a shard."""
         if not any(isinstance(cut.leaf, DTensor) for cut in cuts):
             return None
-        parts: list[list[Part]] = [[] for _ in range(self.size)]
+        parts: list[list[RankPiece]] = [[] for _ in range(self.size)]
         own: list[torch.Tensor] = []
         for cut in cuts:
             for rank, here, there in self._pieces(cut):
-                parts[rank].append(Part(cut.where, cut.shape, there))
+                parts[rank].append(RankPiece(cut.where, cut.shape, there))
                 if rank == self._rank:
                     own.append(_local(cut.leaf)[here])
         if self._crossing is None:

@@ -23,7 +23,7 @@ CLOSE_SECONDS_MAX = 5.0
 """For parts that are on their way when a rank closes."""
 
 
-class Part(NamedTuple):
+class RankPiece(NamedTuple):
     """A piece of a rank: its place in the vector, as a slice of it that has `shape`, and a box in that."""
 
     where: slice
@@ -91,7 +91,7 @@ class PartCrossing:
         self._group: Any = dist.new_group(backend="gloo", timeout=wait_max)
         self._rank, self._work = rank, OwnThread()
 
-    def gather(self, size: int, parts: Sequence[Sequence[Part]], own: Any) -> Any:
+    def gather(self, size: int, parts: Sequence[Sequence[RankPiece]], own: Any) -> Any:
         """In rank 0 a vector, float32[size], of the `parts` of each rank; an empty one in the others. `own` is this
         rank's, in their order, on its way to the host."""
         if self._rank:
@@ -114,7 +114,7 @@ class PartCrossing:
             with suppress(RuntimeError):  # Rank 0 is gone: the loop finds that, too.
                 dist.send(sent, 0, group=self._group)
 
-    def _gathered(self, size: int, parts: Sequence[Sequence[Part]], own: Any) -> np.ndarray[Any, Any]:
+    def _gathered(self, size: int, parts: Sequence[Sequence[RankPiece]], own: Any) -> np.ndarray[Any, Any]:
         values = np.empty(size, np.float32)
         vector = torch.from_numpy(values)
         for rank, pieces in enumerate(parts):
