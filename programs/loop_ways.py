@@ -11,6 +11,7 @@ loop's user sees, are in `island`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -151,6 +152,12 @@ class StartedLoop(LoopWay):
         from isthmus.programs.engine.run.loop_host import tell_goes_on
 
         tell_goes_on(self._life)
+
+    def close(self, status: int, *, is_over: bool) -> None:
+        if status:
+            # The next life waits for the end of this process. The interpreter would look through all objects at its
+            # end, for seconds where torch was imported and cores are few.
+            gc.freeze()
 
 
 @final

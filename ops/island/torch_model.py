@@ -77,6 +77,15 @@ class ModuleTask(Protocol):
         """The batches of the evaluation."""
 
 
+class LeafCut(NamedTuple):
+    """A leaf, or some rows of it; of a vector of several of them, `where` its values are there, in which shape."""
+
+    leaf: torch.Tensor
+    rows: slice | None
+    where: slice = slice(0)
+    shape: tuple[int, ...] = ()
+
+
 class LeafAccess(Protocol):
     """How values of leaves are read and written, which may lie in several processes that call this together.
 
@@ -88,6 +97,10 @@ class LeafAccess(Protocol):
 
     def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
         """Replace a leaf, or some rows, by alpha times itself and 1 - alpha times `values`, where it lies."""
+
+    def gather(self, cuts: Sequence[LeafCut], size: int) -> Any:
+        """Values of several leaves in one vector, float32[size] to NumPy, on their way from devices that are apart to
+        the leading process; None where `fetch` is the way."""
 
     def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor | None:
         """The values of a leaf, or those of some rows, where they lie; None where they are not all in this process, or
@@ -112,6 +125,9 @@ class SoleAccess:
 
     def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
         mix(self.whole(leaf, rows), reach(leaf.device).arrive(values), alpha)
+
+    def gather(self, cuts: Sequence[LeafCut], size: int) -> Any:
+        return None
 
     def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor:
         return leaf.detach() if rows is None else leaf.detach()[rows]

@@ -5,7 +5,8 @@ learner, and makes the same calls of them in one order, which rank 0 gives (`Lea
 a call; values cross inside of it, leaf by leaf: `Ranks` reads leaves to rank 0, and cuts what rank 0 writes. So
 learner, moments and model are the code of one process.
 
-All of it goes over a gloo group of our own, in the thread of the user's loop. A boundary has two messages, where
+All of it goes over a gloo group of our own, in the thread of the user's loop, but for the answers of shards on devices
+that are apart: these cross beside the loops (`torch_shards`). A boundary has two messages, where
 nothing is exchanged: the sum of what the ranks have trained on, and rank 0's order to go on, with what it has found.
 
 A rank that is gone closes its connections: then the others end by an error. Nobody waits for a rank that lives, but
@@ -39,7 +40,8 @@ from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
 from isthmus.ops.island.torch_device import reach
-from isthmus.ops.island.torch_model import ArrayForm, Model, form_of, mix, tensor_of
+from isthmus.ops.island.torch_model import ArrayForm, LeafCut, Model, form_of, mix, tensor_of
+from isthmus.ops.island.torch_shards import PartCrossing, RankPiece
 
 WAIT_MAX: Final = timedelta(days=7)
 """For an order: rank 0 may wait for a first model, or for the next evaluation. Its home judges whether it is alive."""
@@ -68,6 +70,7 @@ class Ranks:
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._boxes = dict[Any, list[Box]]()
         self._scalar: MeanScalar | None = None
+        self._crossing: PartCrossing | None = None
         self.led: RankLearner | None = None
         """The learner of this rank, once it is made."""
         self.budget_share: float | None = None
@@ -117,6 +120,9 @@ class Ranks:
 
     def close(self) -> None:
         """Let the others notice that this rank comes no more; by any of them alone."""
+        crossing, self._crossing = self._crossing, None
+        if crossing is not None:
+            crossing.close()
         group, self._group = self._group, None
         if group is not None:
             with suppress(Exception):  # The user may have ended all groups.
@@ -212,11 +218,7 @@ class Ranks:
             if self.is_leader:
                 reach(local.device).read(_rows(local, rows), out)
             return
-        boxes = self._boxes_of(leaf)
-        for rank, box in enumerate(boxes):
-            if box in boxes[:rank] or (cut := _cut(box, rows)) is None:
-                continue
-            here, there = cut
+        for rank, here, there in self._pieces(LeafCut(leaf, rows)):
             if rank == self._rank == 0:
                 reach(local.device).read(local[here], out[there])
             elif self.is_leader:
@@ -250,6 +252,37 @@ class Ranks:
                 if not self.is_leader:
                     self._receive(new, 0)
                 mix(local[here], reach(local.device).arrive(new), alpha)
+
+    def gather(self, cuts: Sequence[LeafCut], size: int) -> Any:
+        """Values of leaves, or of rows of them, one behind the other, float32[size] to NumPy in rank 0, on their way
+        there: nobody waits. None where none of them is a shard."""
+        if not any(isinstance(cut.leaf, DTensor) for cut in cuts):
+            return None
+        parts: list[list[RankPiece]] = [[] for _ in range(self.size)]
+        own: list[torch.Tensor] = []
+        for cut in cuts:
+            for rank, here, there in self._pieces(cut):
+                parts[rank].append(RankPiece(cut.where, cut.shape, there))
+                if rank == self._rank:
+                    own.append(_local(cut.leaf)[here])
+        if self._crossing is None:
+            self._crossing = PartCrossing(self._rank, WAIT_MAX)
+        device = reach(_local(cuts[0].leaf).device)
+        captured, at = device.room(sum(each.numel() for each in own)), 0
+        for each in own:
+            captured[at : at + each.numel()].view(each.shape).copy_(each)
+            at += each.numel()
+        return self._crossing.gather(size, parts, device.leave(captured, "answer"))
+
+    def _pieces(self, cut: LeafCut) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+        """The pieces that make up a cut: whose each is, where it lies there, and where in the cut."""
+        if not isinstance(cut.leaf, DTensor):
+            yield 0, () if cut.rows is None else (cut.rows,), ()
+            return
+        boxes = self._boxes_of(cut.leaf)
+        for rank, box in enumerate(boxes):
+            if box not in boxes[:rank] and (found := _cut(box, cut.rows)) is not None:
+                yield rank, *found
 
     def whole(self, leaf: torch.Tensor, rows: slice | None = None) -> torch.Tensor | None:
         """The values of a leaf, or those of some rows, where they lie, in rank 0; None of a shard."""

@@ -25,7 +25,7 @@ from isthmus.ops.island.host_waits import HostWaits
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.torch_codes import LeavingCodes
 from isthmus.ops.island.torch_device import reach
-from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, form_of, tensor_of
+from isthmus.ops.island.torch_model import ArrayForm, LeafCut, Model, OptimizerState, form_of, tensor_of
 
 _KEYS: Final = 5
 """Numbers that name a life, and one of its steps."""
@@ -71,11 +71,24 @@ class TorchState(ABC):
             for (_, part), values in zip(self._parts(fragment, captured), whole, strict=True):
                 part.copy_(values)
             return self._device.leave(captured, "answer")
+        if (gathered := self._gathered(fragment)) is not None:
+            return gathered
         values = np.empty(self._fragments[fragment].size, np.float32)
         payload = torch.from_numpy(values)
         for unit, part in self._parts(fragment, payload):
             self._model.access.fetch(self._model.merged[unit.tensor], part, _rows(unit))
         return values
+
+    def _gathered(self, fragment: int) -> Any:
+        """The same from several processes whose devices are apart; None where that is not the way."""
+        if not self._device.is_apart:
+            return None
+        cut, merged = self._fragments[fragment], self._model.merged
+        cuts = [
+            LeafCut(merged[unit.tensor], _rows(unit), slice(begin, end), unit.values_shape)
+            for unit, (begin, end) in zip(cut.units, pairwise(cut.offsets), strict=True)
+        ]
+        return self._model.access.gather(cuts, cut.size)
 
     @property
     def codes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -76,3 +77,16 @@ def test_a_process_is_the_island_of_a_home_if_it_is_told_of_one(tmp_path: Path) 
     for wrong in ({}, {"address": "tcp://h:1", "invite": "x"}):
         with pytest.raises(ConfigError, match=r"neither|both"):
             way_of({}, **wrong)
+
+
+def test_a_life_that_fails_leaves_the_interpreter_nothing_to_look_through_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append("all"))
+    life = started(LoopLife("/run", "learner/2", 3, "ipc://x"))
+    life.close(0, is_over=False)
+    way_of({}, address="tcp://h:1").close(1, is_over=False)  # Of a user's own process, which may go on.
+    assert frozen == []
+    life.close(1, is_over=False)
+    assert frozen == ["all"]

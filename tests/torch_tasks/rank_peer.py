@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.island import torch_device
 from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_device import Queued
 from isthmus.ops.island.torch_loop import LoopLearner
 from isthmus.ops.island.torch_model import Model, OptimizerState
 from isthmus.ops.island.torch_ranks import FollowHost, Ranks, let_go_on
@@ -25,6 +28,46 @@ from tests.torch_tasks.torch_models import Net, squares
 
 RULES = (("**", "rda"),)
 TOKENS = 8
+
+
+class PromptDriver:
+    """A device that is apart, and has done all that it is asked when a call returns (`QueueDriver`)."""
+
+    def queue(self) -> Any:
+        return None
+
+    computing = queue
+
+    def on(self, queue: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def mark(self, queue: Any) -> Any:
+        return None
+
+    def order(self, queue: Any, mark: Any) -> None:
+        pass
+
+    def is_reached(self, mark: Any) -> bool:
+        return True
+
+    def wait(self, mark: Any) -> None:
+        pass
+
+    def keep(self, tensor: torch.Tensor, queue: Any) -> None:
+        pass
+
+    def room(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    pinned = room
+
+    def now(self) -> int:
+        return 0
+
+
+def be_apart() -> None:
+    """Have this process reach its CPU as a device that is apart."""
+    torch_device._REACHED[torch.device("cpu")] = Queued(PromptDriver())
 
 
 class RankLoop:
@@ -66,6 +109,8 @@ def follow(connection: Any, store: str) -> None:
     loops: dict[int, tuple[RankLoop, FollowHost]] = {}
     while True:
         match connection.recv():
+            case ("apart",):
+                be_apart()
             case "make", number, way, life:
                 loop = RankLoop(way, life)
                 loops[number] = loop, FollowHost(loop.ranks, loop.model, make=loop.learner)
@@ -79,7 +124,8 @@ def follow(connection: Any, store: str) -> None:
 class Peer:
     """Rank 1, as rank 0 has it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_apart: bool = False) -> None:
+        """`is_apart`: both reach their CPUs as devices that are."""
         store = str(folder / "store")
         here, there = multiprocessing.Pipe()
         self._say = here.send
@@ -92,8 +138,14 @@ class Peer:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=0, world_size=2)
         self._count = 0
+        self._reached = dict(torch_device._REACHED)
+        if is_apart:
+            self._say(("apart",))
+            be_apart()
 
     def close(self) -> None:
+        torch_device._REACHED.clear()
+        torch_device._REACHED.update(self._reached)
         self._patience.cancel()
         self._process.kill()
         self._process.join()

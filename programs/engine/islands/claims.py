@@ -24,7 +24,7 @@ from isthmus.programs.engine.islands.environment import (
     platform_of,
     process_environment,
 )
-from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.environment import has_backend, with_devices
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.errors import ConfigError
@@ -53,8 +53,8 @@ class _Held(NamedTuple):
 class IslandClaim:
     """An island that this process has, until it ends."""
 
-    def __init__(self, island: int, locks: list[_Held]) -> None:
-        self.island, self._locks = island, locks
+    def __init__(self, island: int, names: Sequence[str], locks: list[_Held]) -> None:
+        self.island, self.names, self._locks = island, tuple(names), locks
 
     def close(self) -> None:
         """Release the claim."""
@@ -78,7 +78,7 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Islan
     for number, names in enumerate(islands):
         locks = _locked(folder / f"{name}.lock" for name in names)
         if locks is not None:
-            return IslandClaim(number, locks)
+            return IslandClaim(number, names, locks)
     do = "End what has them, or start fewer learners here: run.learners, or `islands` of this machine."
     raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
 
@@ -102,22 +102,28 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"isthmus-islands-{os.getuid()}"
 
 
+LOCKS: Final = "islands"
+"""The folder of a run's own locks."""
 _CLAIMS: Final[list[IslandClaim]] = []
 """Held until this process ends."""
 
 
-def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
+def claim_island(member: Member, run_spec: Spec, folder: Path) -> IslandDevices | None:
     """The island of a host that computes, None for all that jax finds; sets the environment of this process for it.
 
-    The island carries a fault, if any, and the body that uses the island raises it.
+    The island carries a fault, if any, and the body that uses the island raises it. Accelerators are claimed for all
+    runs of a user; devices that are made of a CPU, which each run makes anew, for that of this folder.
     """
     is_on_cpu = run_spec.settings.evaluate_on == "cpu"
     replica = leader(member.replica)
     if replica.role not in (LEARNER, EVALUATOR) or replica.role not in run_spec.computing:
         return None
-    accelerators = environment.find()
+    accelerators = environment.divided_here()
+    is_made = accelerators is not None and accelerators.platform == "cpu"
     if replica.role == EVALUATOR and is_on_cpu:
-        is_alone = accelerators is None or platform_of(run_spec.here.kinds) == "cpu"
+        is_alone = accelerators is None or is_made or platform_of(run_spec.here.kinds) == "cpu"
+        if is_made:
+            set_environment(with_devices(1, os.environ))
         set_environment(_beside(run_spec) if is_alone else environment.beside_accelerators(os.environ))
         return None
     if accelerators is None:
@@ -128,13 +134,13 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
         if replica.role == EVALUATOR:
             set_environment(evaluator_environment(islands, total, os.environ))
             return None
-        number = _claimed(islands)
+        number = _claimed(islands, folder if is_made else None)
         is_shared = not is_on_cpu
         size = run_spec.processes_of(replica.slot)
         if islands.platform == "tpu":
             set_environment(environment.of_this_life(os.environ, size))
         set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
-        if accelerators is not None and islands.platform == accelerators.platform:
+        if accelerators is not None and islands.platform == accelerators.platform != "cpu":
             set_environment(environment.compiling(len(islands.ids), os.environ))
         processes = _processes(member, run_spec)
     except (ConfigError, OSError) as error:
@@ -143,6 +149,11 @@ def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
         return IslandDevices(processes=processes) if size > 1 else None
     kinds = run_spec.here.kinds if platform_of(run_spec.here.kinds) == islands.platform else ()
     return IslandDevices(kinds, islands.devices, processes=processes)
+
+
+def claimed() -> list[str]:
+    """The names of the resources that this process has claimed."""
+    return [name for held in _CLAIMS for name in held.names]
 
 
 def _processes(member: Member, run_spec: Spec) -> IslandProcesses:
@@ -199,11 +210,12 @@ def set_environment(variables: Mapping[str, str | None]) -> None:
         jax.config.update("jax_num_cpu_devices", int(count))
 
 
-def _claimed(islands: Islands) -> int:
-    """The number of an island that no other process has; 0 if islands do not differ in their devices."""
+def _claimed(islands: Islands, folder: Path | None) -> int:
+    """The number of an island that no other process has; 0 if islands do not differ in their devices. `folder` is that
+    of the locks, by default of those of this user."""
     if not any(islands.ids):
         return 0
-    _CLAIMS.append(claim(_needs(islands)))
+    _CLAIMS.append(claim(_needs(islands), folder and folder / LOCKS))
     return _CLAIMS[-1].island
 
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, final
 
+from isthmus.programs.engine.request.environment import made_devices, with_devices
 from isthmus.programs.evaluations import SMALL
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.processes import XLA_FLAGS
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.request.spec import Here
     from isthmus.programs.job import TensorSpec
 
-Platform: TypeAlias = Literal["cuda", "tpu"]
+Platform: TypeAlias = Literal["cuda", "tpu", "cpu"]
+"""`cpu`: devices that XLA is told to make, which are divided as accelerators are."""
 
 VISIBLE: Final[Mapping[Platform, str]] = {"cuda": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 """The variable with the devices of a platform that a process sees."""
@@ -77,6 +79,13 @@ class Accelerators(NamedTuple):
 def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
     """The accelerators of this machine; None if jax has to compute on the CPU."""
     return usable(environment, _files(root), _installed())
+
+
+def divided_here(variables: Mapping[str, str] = os.environ) -> Accelerators | None:
+    """What the islands of this machine divide among them: its accelerators, or else the devices that XLA is told to
+    make of its CPU; None where there are neither."""
+    made = made_devices(variables)
+    return find(variables) or (Accelerators("cpu", tuple(map(str, range(made)))) if made else None)
 
 
 def device_files(root: Path = Path("/dev")) -> dict[Platform, int]:
@@ -184,6 +193,8 @@ def islands_of(here: Here, accelerators: Accelerators | None) -> Islands:
     declared = platform_of(here.kinds)
     if declared == "cpu" or (accelerators is None and declared is None):
         return Islands(declared, ((),) * count, devices=here.devices or None)
+    if accelerators is not None and accelerators.platform == "cpu" and declared is not None:
+        accelerators = None  # What is made of a CPU is no such device.
     if accelerators is None or declared not in (None, accelerators.platform):
         expected = f"devices of kind {here.kinds[0]!r}, as the machine was declared"
         there = (
@@ -221,6 +232,8 @@ def learner_environment(
     if islands.platform is None:
         return {}
     if islands.platform == "cpu":
+        if islands.ids[island]:
+            return with_devices(len(islands.ids[island]), environment)
         counted = {} if islands.devices is None else {"JAX_NUM_CPU_DEVICES": str(islands.devices)}
         return {"JAX_PLATFORMS": "cpu", **counted}
     ids = islands.ids[island]

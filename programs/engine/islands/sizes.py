@@ -30,7 +30,7 @@ def sizes_here(request: Request) -> list[list[int]]:
     islands here."""
     processes = request.run.processes
     learners = request.job.learners + sum(processes) - len(processes)
-    each = islands_of(Here("127.0.0.1", learners), environment.find()).devices
+    each = islands_of(Here("127.0.0.1", learners), environment.divided_here()).devices
     each = each or cpu_devices(os.environ)
     if not request.run.devices_min and each is not None:
         check_islands(request, [each * count for count in _counts(request)])

@@ -28,6 +28,7 @@ from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.control_groups import memory_most
 
 ISLANDS_BY_DEFAULT_MAX: Final = 8
 """More islands gain less each: a merge of more votes, each of them of fewer tokens."""
@@ -62,7 +63,7 @@ def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find,
     holds it."""
     total = len(accelerators.ids)
     there = _devices(total)
-    device = _device(card)
+    device = _device(card, total)
     if device is None or device.memory_bytes is None:
         learners = min(total, ISLANDS_BY_DEFAULT_MAX)
         return DefaultIslands(learners, 1, f"of {there}, 1 each", (_unknown(card, state_bytes),))
@@ -90,7 +91,8 @@ def divided(accelerators: Accelerators, card: str, state_bytes: int, find: Find,
 
 def check_learners(accelerators: Accelerators, card: str, learners: int, state_bytes: int, find: Find) -> None:
     """ConfigError for more learners than the devices hold, so that several share the memory of one."""
-    device, total = _device(card), len(accelerators.ids)
+    total = len(accelerators.ids)
+    device = _device(card, total)
     if device is None or device.memory_bytes is None or learners <= total:
         return
     sharing = -(-learners // total)
@@ -118,11 +120,17 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 """Of the devices of an island: those by which a batch is likely to divide."""
 
 
-def _device(card: str) -> Device | None:
+CPU: Final = "CPU"
+"""The card of devices that XLA is told to make."""
+
+
+def _device(card: str, total: int) -> Device | None:
+    """A card, of which the machine has so many; those that are made of its CPU have equal parts of its memory."""
     try:
-        return devices.find(card, _DOING) if card else None
+        device = devices.find(card, _DOING) if card else None
     except ConfigError:
         return None
+    return device if device is None or card != CPU else replace(device, memory_bytes=memory_most() // total)
 
 
 def _needed(device: Device, count: int, state_bytes: int, find: Find) -> tuple[int, str]:
@@ -145,12 +153,12 @@ def with_islands(
 
     Scripts are started before it is known what they need, and say so themselves.
     """
-    accelerators = environment.find()
+    accelerators = environment.divided_here()
     is_script = getattr(request.task, "script", None) is not None
     if accelerators is None or is_script or given.get("processes"):
         return request
     names = set(card_names()) if accelerators.platform == "cuda" else set()
-    card = names.pop() if len(names) == 1 else ""
+    card = CPU if accelerators.platform == "cpu" else names.pop() if len(names) == 1 else ""
     needs, state_bytes = needs_found(request), learner_bytes(request)
     if LEARNERS in given:
         check_learners(accelerators, card, request.run.learners, state_bytes, needs)
@@ -168,7 +176,7 @@ def with_islands(
 
 def _filled(request: Request, card: str, devices: int, prepare_again: Callable[[dict[str, Any]], Request]) -> Request:
     """The request with a batch that fills islands of so many devices each, of this `card`."""
-    device = _device(card)
+    device = _device(card, devices)
     here = [] if device is None else [Machine("here", device=device, devices=devices)]
     unknown = "" if device is not None else repr(card) if card else "a card whose name its driver does not say"
     return with_batch(request, here, prepare_again, unknown)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from typing import Any, final
+from typing import Any, Final, final
 
 from isthmus.runtime.system.files import cache_folder
 from isthmus.runtime.system.processes import ONE_THREAD
@@ -33,6 +34,28 @@ def prepare_environment(learners: int) -> None:
             jax_persistent_cache_min_compile_time_secs=0.0,
             jax_persistent_cache_min_entry_size_bytes=-1,
         )
+
+
+_MADE: Final = re.compile(r"--xla_force_host_platform_device_count=(\d+)\s*")
+_FLAGS: Final = "XLA_FLAGS"
+_PROCESS_DEVICES: Final = "JAX_NUM_CPU_DEVICES"
+
+
+def made_devices(variables: Mapping[str, str]) -> int:
+    """How many devices XLA is told to make of the CPU of this machine (`--xla_force_host_platform_device_count`), for
+    islands to have, as they have accelerators; 0 where it is told nothing, or jax is to compute elsewhere. What
+    JAX_NUM_CPU_DEVICES says is of each process."""
+    if _PROCESS_DEVICES in variables or variables.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu"):
+        return 0
+    counts = _MADE.findall(variables.get(_FLAGS, ""))
+    return int(counts[-1]) if counts else 0
+
+
+def with_devices(count: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a process has so many devices of the CPU, whatever the machine has: one thread each, as
+    any process that shares cores, unless the user's flags say something else."""
+    flags = _MADE.sub("", variables.get(_FLAGS, "")).strip() or ONE_THREAD[_FLAGS]
+    return {"JAX_PLATFORMS": "cpu", _PROCESS_DEVICES: str(count), _FLAGS: flags}
 
 
 def compute_on_cpu() -> None:

@@ -17,8 +17,9 @@ from typing import Any, Final
 from isthmus.ops.island.heap import keep_no_large_blocks
 from isthmus.programs.engine.recorder.run_references import resolving
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.engine.request.environment import made_devices, prepare_environment
 from isthmus.programs.engine.run.plans_apart import plans_of
+from isthmus.programs.engine.run.seats import note_seat
 from isthmus.programs.job import TensorSpec
 from isthmus.programs.program_graph import EVALUATOR
 from isthmus.runtime.graph.body import has
@@ -40,18 +41,23 @@ PROXY: Final = "ISTHMUS_SOCKS_PROXY"
 """The variable of the environment that names a SOCKS5 proxy, ADDRESS:PORT, through which hosts dial each other."""
 
 
-def settle_on_core(replica: Replica, here: spec.Here, of: Collection[int] | None = None) -> None:
-    """Keep a learner on one core, where learners share the cores of this machine; where they compute on accelerators,
-    keep syncer and recorder on cores that no learner uses; `of`: the cores that there are, those of this process by
-    default, which may have settled before.
+def settle_on_core(
+    replica: Replica,
+    here: spec.Here,
+    of: Collection[int] | None = None,
+    variables: Mapping[str, str] = os.environ,
+) -> None:
+    """Keep a learner on one core, where learners share the cores of this machine; where they have devices each, keep
+    syncer and recorder on cores that no learner uses; `of`: the cores that there are, those of this process by
+    default, which may have settled before; `variables`: those of its machine.
 
     Each gets an equal share. The kernel may leave three on one core for a second while the fourth has another to
     itself, and the answers of the three arrive too late (docs/decisions/0012).
     """
     cores = sorted(os.sched_getaffinity(0) if of is None else of)
     learners, role = here.learners, leader(replica).role
-    if has_accelerators(here):
-        of_islands, of_others = cores_apart(cores, here.islands_here)
+    of_islands, of_others = cores_apart(cores, here.islands_here)
+    if has_accelerators(here, variables) or (of_islands != of_others and are_made(here, variables)):
         if role != EVALUATOR:  # It computes for long where it is on the CPU, and may have all of them.
             _settle(of_islands if role == LEARNER else of_others)
         return
@@ -92,6 +98,11 @@ def has_accelerators(here: spec.Here, environment: Mapping[str, str] = os.enviro
     files = {"nvidia[0-9]*": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "accel[0-9]*": ("libtpu",)}
     files["vfio/[0-9]*"] = files["accel[0-9]*"]
     return any(any(root.glob(form)) and any(map(find_spec, plugins)) for form, plugins in files.items())
+
+
+def are_made(here: spec.Here, variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether the learners of a machine divide devices that XLA is told to make of its CPU."""
+    return bool(made_devices(variables)) and not here.kinds
 
 
 def host_of(
@@ -203,15 +214,17 @@ def serve(
     phases.note(folder, str(replica), "begun", life=member.incarnation, at_ns=begun_ns)
     run_spec = spec.load(folder)
     sys.argv = list(run_spec.settings.argv)
-    island = None
+    island, devices, variables = None, list[str](), dict(os.environ)
     if leader(replica).role in run_spec.computing:
         # Others have none.
-        from isthmus.programs.engine.islands.claims import claim_island
+        from isthmus.programs.engine.islands.claims import claim_island, claimed
         from isthmus.programs.engine.islands.kept_programs import compile_once
 
-        island = claim_island(member, run_spec)
+        island = claim_island(member, run_spec, folder)
+        devices = claimed()
         compile_once(folder, str(replica), member.incarnation)
-    settle_on_core(replica, run_spec.here, cores)
+    settle_on_core(replica, run_spec.here, cores, variables)
+    note_seat(folder, str(replica), member.incarnation, devices)
     plan = (plans_of(run_spec, folder) if plans is None else plans)[replica.role]
     return host_of(folder, run_spec, member, arguments[3], plan, island=island).run()
 

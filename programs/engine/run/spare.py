@@ -14,7 +14,7 @@ from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.islands.kept_programs import compile_once
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.environment import prepare_environment
-from isthmus.programs.engine.run.host_process import has_accelerators, settle_on_core
+from isthmus.programs.engine.run.host_process import are_made, has_accelerators, settle_on_core
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.ids import LEARNER, Member, Replica
@@ -44,7 +44,8 @@ def is_wanted(run_spec: spec.Spec) -> bool:
     """Whether hosts of this run may have a spare: each learner has one process, and computes on the CPU."""
     settings = run_spec.settings
     of_one = all(count == 1 for count in settings.processes) and not any(run_spec.elastic)
-    return settings.spare and of_one and LEARNER in run_spec.computing and not has_accelerators(run_spec.here)
+    have_devices = has_accelerators(run_spec.here) or are_made(run_spec.here)
+    return settings.spare and of_one and LEARNER in run_spec.computing and not have_devices
 
 
 def has_room(run_spec: spec.Spec) -> bool:
@@ -60,7 +61,7 @@ def warm(folder: Path, run_spec: spec.Spec, body: Any) -> None:
     follow_daemon()
     prepare_environment(1)
     first = Replica(LEARNER, 0)
-    claim_island(Member(first, 1), run_spec)  # Of a machine without accelerators: this sets the environment.
+    claim_island(Member(first, 1), run_spec, folder)  # Of a machine without accelerators: this sets the environment.
     compile_once(folder, "spare", 0)
     settle_on_core(first, run_spec.here)  # XLA has as many threads as this process has cores.
     body.warm(run_spec.job.seed)

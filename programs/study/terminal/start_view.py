@@ -1,5 +1,5 @@
 """`isthmus train --verbose`: when each process of a run reached the phases of its start, in seconds from that of the
-command, and what was compiled for it, once all learners step.
+command, which devices and cores it has, and what was compiled for it, once all learners step.
 
 The instants are those that the processes have written (`phases`); what none has written is not known.
 """
@@ -19,6 +19,7 @@ from isthmus.programs.engine.islands.kept_programs import (
 )
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.engine.run.in_processes import COMMAND
+from isthmus.programs.engine.run.seats import Seat, ranges, read_seats
 from isthmus.programs.engine.run.watch_loop import Watch
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.phases import Phase, PhaseReached, read
@@ -79,7 +80,20 @@ class StartView:
     def _print(self, reached: list[PhaseReached]) -> None:
         self._is_told = True
         programs = list(read_compiled(self._folder))
-        self._tell("\n".join([*lines(reached, self._learners), *compiled_lines(programs, kept_programs(programs))]))
+        seats = seat_lines(list(read_seats(self._folder)), programs)
+        compiled = compiled_lines(programs, kept_programs(programs))
+        self._tell("\n".join([*lines(reached, self._learners), *seats, *compiled]))
+
+
+def seat_lines(seats: Sequence[Seat], programs: Sequence[CompiledProgram]) -> list[str]:
+    """Which devices and cores each process of the first lives has, and what jax finds there."""
+    found = {(each.process, each.life): each.device for each in programs}
+    table = []
+    for each in sorted(seats):
+        if each.life <= 1:
+            devices, finds = ", ".join(each.devices) or "-", found.get((each.process, each.life), "-")
+            table.append(f"{each.process:17} {devices:17} {finds:17} {ranges(each.cores)}")
+    return [f"{'process':17} {'claimed devices':17} {'jax finds':17} cores", *table] if table else []
 
 
 def compiled_lines(programs: Sequence[CompiledProgram], kept: KeptPrograms | None) -> list[str]:

@@ -34,7 +34,7 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> dict[s
     sys.argv = list(run_spec.settings.argv)
     prepare_environment(1)
     member = Member(Replica(LEARNER, 0), 1)
-    island = claim_island(member, run_spec)
+    island = claim_island(member, run_spec, Path(request["folder"]))
     if island is not None and island.refusal:
         raise ConfigError("Compiling here", "an island for a learner", island.refusal, "Mend that first.")
     compile_once(Path(request["folder"]), "compile", 1)

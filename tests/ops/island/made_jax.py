@@ -30,12 +30,18 @@ KEPT: Final = 1 << 12
 
 @final
 class MadeJax:
-    """A `JaxDevice`. `step` is the function that takes the table's seconds of a step; any other takes what it moves."""
+    """A `JaxDevice`. `step` is the function that takes the table's seconds of a step; any other takes what it moves.
+
+    What arrives does so behind all that is dispatched, in memory that is allocated as it arrives; with
+    `allocates_ahead`, for which jax has no call, in memory that was there before the newest step (decision 0100).
+    """
 
     is_apart = True
 
-    def __init__(self, table: Table = H200_LIKE) -> None:
+    def __init__(self, table: Table = H200_LIKE, *, allocates_ahead: bool = False) -> None:
         self.made = MadeDevice(table)
+        self._allocates_ahead = allocates_ahead
+        self._allocated = self.made.mark(self.made.computing)
         self.scale = 1.0
         self.step: Any = None
         self.waits = HostWaits(lambda: round(self.made.host.now * 1e9))
@@ -48,10 +54,9 @@ class MadeJax:
         given = sum(self._size(each) for each in jax.tree.leaves(arguments) if isinstance(each, np.ndarray))
         made.works(DISPATCH_SECONDS)
         if given:
-            made.order(self._in, made.mark(made.computing))
-            with made.on(self._in):
-                made.copy(given, to_host=False)
-            made.order(made.computing, made.mark(self._in))
+            self._arrive(given)
+        if function is self.step:
+            self._allocated = made.mark(made.computing)
         result = function(*arguments)
         moved = sum(map(self._size, jax.tree.leaves(result)))
         made.launch(made.table.step if function is self.step else 2 * moved / made.table.memory_bytes_second)
@@ -60,12 +65,15 @@ class MadeJax:
         return result
 
     def arrive(self, values: Any) -> Any:
-        made, arrived = self.made, jax.device_put(values)
-        made.order(self._in, made.mark(made.computing))
+        self._arrive(self._size(values))
+        return jax.device_put(values)
+
+    def _arrive(self, size: float) -> None:
+        made = self.made
+        made.order(self._in, self._allocated if self._allocates_ahead else made.mark(made.computing))
         with made.on(self._in):
-            made.copy(self._size(values), to_host=False)
+            made.copy(size, to_host=False)
         made.order(made.computing, made.mark(self._in))
-        return arrived
 
     def has_room(self, size_bytes: int) -> bool:
         return True

@@ -58,6 +58,18 @@ def test_no_step_waits_for_the_newest_one_and_each_for_the_one_before(monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("allocates_ahead", [False, True])
+def test_the_device_waits_for_the_copy_of_what_is_adopted_and_for_nothing_else(
+    allocates_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = MadeJax(allocates_ahead=allocates_ahead)
+    _, found = steps_of(device, "float32", monkeypatch, device.made)
+    copy = 4 * 124e6 / 8 / device.made.table.bytes_second
+    assert found.idle == pytest.approx(0.0 if allocates_ahead else copy / 3, rel=0.02, abs=1e-9)
+    assert not [each for step in found.waits for each in step if each.is_for_newest or each.is_copy]
+
+
+@pytest.mark.slow
 def test_answers_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = MadeJax()
     there, _ = steps_of(device, "float32", monkeypatch, device.made)

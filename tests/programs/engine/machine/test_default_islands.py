@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.programs.engine.cluster.placing import CompiledNeeds, not_asked
 from isthmus.programs.engine.islands import claims, environment
-from isthmus.programs.engine.islands.environment import Accelerators, islands_of, learner_environment
+from isthmus.programs.engine.islands.environment import Accelerators, divided_here, islands_of, learner_environment
 from isthmus.programs.engine.machine import default_islands
 from isthmus.programs.engine.machine.default_islands import card_names, check_learners, divided, with_islands
 from isthmus.programs.engine.request.request import prepare
@@ -40,6 +40,17 @@ def test_islands_are_of_as_many_devices_as_the_model_needs(
     count: int, state_bytes: int, learners: int, devices: int
 ) -> None:
     found = divided(gpus(count), H200, state_bytes, not_asked)
+    assert (found.learners, found.devices, found.warnings) == (learners, devices, ())
+
+
+@pytest.mark.parametrize(("state_bytes", "learners", "devices"), [(2 * GB, 8, 1), (200 * GB, 4, 2), (500 * GB, 2, 4)])
+def test_devices_that_xla_makes_have_equal_parts_of_the_memory_of_their_machine(
+    monkeypatch: pytest.MonkeyPatch, state_bytes: int, learners: int, devices: int
+) -> None:
+    monkeypatch.setattr(default_islands, "memory_most", lambda: 8 * 141 * GB)
+    made = divided_here({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
+    assert made is not None
+    found = divided(made, default_islands.CPU, state_bytes, not_asked)
     assert (found.learners, found.devices, found.warnings) == (learners, devices, ())
 
 

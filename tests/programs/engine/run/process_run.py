@@ -62,7 +62,7 @@ class Run:
         self,
         folder: Path,
         *more: str,
-        learners: int = 2,
+        learners: int | None = 2,
         tokens: int = FOREVER,
         task: str = TASK,
         after: tuple[str, ...] = (),
@@ -70,7 +70,7 @@ class Run:
         self.here, self.folder = folder, folder / "run"
         (folder / "paced.py").write_text(task)
         options = ["--task", "paced.py:task"] if not {"--task", "--model", "--loop"}.intersection(more) else []
-        options += ["--learners", str(learners), "--tokens", str(tokens), *more]
+        options += ["--tokens", str(tokens), *([] if learners is None else ["--learners", str(learners)]), *more]
         command = [str(ISTHMUS), "train", "--transport", "zmq", *options, "--run-dir", "run", *after]
         pipe = subprocess.PIPE
         self.command = subprocess.Popen(

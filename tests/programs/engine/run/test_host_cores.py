@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.run import host_process
-from isthmus.programs.engine.run.host_process import cores_apart, has_accelerators
+from isthmus.programs.engine.run.host_process import cores_apart, has_accelerators, settle_on_core
+from isthmus.runtime.ids import Replica
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,26 @@ def test_accelerators_are_those_that_learners_would_use(
     here = Here("127.0.0.1", 2, kinds=kinds)
     assert has_accelerators(here, {"JAX_PLATFORMS": platforms}, tmp_path) == found
     assert not has_accelerators(here, {"JAX_PLATFORMS": platforms}, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (18, {"learner/3": set(range(16)), "syncer/0": {16, 17}, "recorder/0": {16, 17}, "evaluator/0": None}),
+        (2, {"learner/3": {1}, "syncer/0": None, "recorder/0": None, "evaluator/0": None}),  # Too few to have apart.
+    ],
+)
+def test_cores_of_islands_are_apart_where_xla_makes_their_devices(
+    monkeypatch: pytest.MonkeyPatch, count: int, expected: dict[str, set[int] | None]
+) -> None:
+    made = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    for name, cores in expected.items():
+        settled: list[set[int]] = []
+
+        def settle(thread: int, kept: Collection[int], settled: Any = settled) -> None:
+            settled.append(set(kept))
+
+        monkeypatch.setattr(os, "sched_setaffinity", settle)
+        settle_on_core(Replica.parse(name), Here("127.0.0.1", 8), range(count), made)
+        assert all(each == cores for each in settled), name
+        assert bool(settled) == (cores is not None), name

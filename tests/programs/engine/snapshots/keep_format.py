@@ -36,7 +36,7 @@ KEPT_TASK: Final = "paced.txt"
 HERE: Final = "/kept"
 """What the folder is called in which the run was made; `copied` writes that of now in its place."""
 NOT_READ: Final = (
-    *("logs", "tape", "spans", "borders", "report.html", "trace.json", "compiled.jsonl", "phases.jsonl"),
+    *("logs", "tape", "spans", "borders", "report.html", "trace.json", "compiled.jsonl", "phases.jsonl", "seats.jsonl"),
     *("daemon.json", "run.lock", "*-shm", "*-wal"),
 )
 SIZE_MAX: Final = 100_000

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.programs.engine.islands.kept_programs import CompiledProgram, KeptPrograms
-from isthmus.programs.study.terminal.start_view import StartView, compiled_lines, lines
+from isthmus.programs.engine.run.seats import Seat
+from isthmus.programs.study.terminal.start_view import StartView, compiled_lines, lines, seat_lines
 from isthmus.runtime.system.phases import PhaseReached, note
 
 S = 1_000_000_000
@@ -85,3 +86,14 @@ def test_what_was_compiled_is_listed_with_seconds_and_what_is_kept_of_others() -
     assert [each[0] for each in words[:8]] == ["13.20", "0.10", "0.10", "0.10", "0.10", "0.40", "0.40", "12.50"]
     assert {"0.9", "7"} <= set(rows[-1].split())
     assert compiled_lines([again], kept) == []
+
+
+def test_devices_and_cores_are_those_of_first_lives_with_what_jax_finds_there() -> None:
+    program = CompiledProgram("learner/0", 1, "step", "read", 0.1, "", 0.0, "0.12", "2 x cpu")
+    seats = [Seat("syncer/0", 1, [], [6, 7]), Seat("learner/0", 1, ["cpu-2", "cpu-3"], [0, 1])]
+    _, *rows = seat_lines([*seats, Seat("learner/0", 2, ["cpu-0"], [5])], [program])
+    assert [row.split() for row in rows] == [
+        ["learner/0", "cpu-2,", "cpu-3", "2", "x", "cpu", "0-1"],
+        ["syncer/0", "-", "-", "6-7"],
+    ]
+    assert seat_lines([], [program]) == []
