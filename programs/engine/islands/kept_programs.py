@@ -44,8 +44,9 @@ AWAIT_SECONDS_MAX: Final = 900.0
 """A learner awaits another's program for so long, then compiles it itself: no model that was tried took longer."""
 LOOK_SECONDS: Final = 0.05
 
-Way: TypeAlias = Literal["compiled", "read"]
-"""How a program came to a process: the compiler made it, or it was among those that are kept."""
+Way: TypeAlias = Literal["compiled", "read", "had"]
+"""How a program came to a process: the compiler made it, it was among those that are kept, or the process had called
+the function before, as a learner that makes its first local leaves."""
 
 
 class CompiledProgram(NamedTuple):
@@ -79,11 +80,12 @@ class ProgramNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Compiler(Protocol):
-    """The jax of a process: its version, the kind and number of its devices, how many programs it has compiled and
-    kept, and how many it has found."""
+    """The jax of a process: its version, the kind and number of its devices, how many programs it has made, how many of
+    them it had to compile and has kept, and how many it has found."""
 
     jax: str
     device: str
+    made: int
     misses: int
     hits: int
 
@@ -97,19 +99,26 @@ class _OfJax:
 
         devices = jax.local_devices()
         self.jax, self.device = jax.__version__, f"{len(devices)} x {devices[0].device_kind}"
-        self.misses = self.hits = 0
+        self.made = self.misses = self.hits = 0
         jax.monitoring.register_event_listener(self._count)
+        jax.monitoring.register_event_duration_secs_listener(self._count_made)
 
     def _count(self, event: str, **more: Any) -> None:
         del more
         self.misses += event == _MISS
         self.hits += event == _HIT
 
+    def _count_made(self, event: str, duration_secs: float, **more: Any) -> None:
+        del duration_secs, more
+        self.made += event == _MADE
+
 
 _MISS: Final = "/jax/compilation_cache/cache_misses"
 """As jax calls it; it writes the program into its folder then."""
 _HIT: Final = "/jax/compilation_cache/cache_hits"
 """It has read one there. Where it reports neither, it has compiled what it does not keep."""
+_MADE: Final = "/jax/core/compile/backend_compile_duration"
+"""It has compiled or read one. Where it does not report that either, the process had the program."""
 
 
 @final
@@ -200,21 +209,23 @@ class CompiledOnce:
             self._remove_torn(note)
         fresh = ProgramNote(program.name, _module(program), self._here.jax, self._here.device, self._name, time.time())
         _write(file, fresh)
-        misses, hits = self._here.misses, self._here.hits
+        misses, hits, made = self._here.misses, self._here.hits, self._here.made
         seconds = self._compile(program, "", begun)
         if self._here.misses > misses:
             done = msgspec.structs.replace(fresh, seconds=seconds, file=self._newest(fresh))
         else:
-            done = msgspec.structs.replace(fresh, seconds=0.0, cannot_keep=self._here.hits == hits)
+            done = msgspec.structs.replace(
+                fresh, seconds=0.0, cannot_keep=self._here.made > made and self._here.hits == hits
+            )
         _write(file, done)
 
     def _compile(self, program: LoweredProgram, by: str, begun: float | None) -> float:
         """Have the program; the seconds that it took."""
-        since, hits = time.monotonic(), self._here.hits
+        since, hits, made = time.monotonic(), self._here.hits, self._here.made
         program.lowered.compile()
         took = time.monotonic() - since
         awaited = since - begun if by and begun is not None else 0.0
-        way: Way = "read" if self._here.hits > hits else "compiled"
+        way: Way = "read" if self._here.hits > hits else "compiled" if self._here.made > made else "had"
         self._got.append(
             CompiledProgram(
                 self._name,

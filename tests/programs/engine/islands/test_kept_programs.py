@@ -22,22 +22,26 @@ class Jax:
     """A compiler that keeps files as jax does."""
 
     def __init__(self, folder: Path, version: str = "1.0", device: str = "1 x made") -> None:
-        self.folder, self.jax, self.device, self.misses, self.hits = folder, version, device, 0, 0
+        self.folder, self.jax, self.device = folder, version, device
+        self.made = self.misses = self.hits = 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
-    def program(self, name: str, *, waits: bool = False, is_kept: bool = True) -> LoweredProgram:
-        return LoweredProgram(name, _Lowered(self, name, waits=waits, is_kept=is_kept))
+    def program(self, name: str, *, waits: bool = False, is_kept: bool = True, is_had: bool = False) -> LoweredProgram:
+        return LoweredProgram(name, _Lowered(self, name, waits=waits, is_kept=is_kept, is_had=is_had))
 
 
 class _Lowered:
-    def __init__(self, jax: Jax, name: str, *, waits: bool, is_kept: bool) -> None:
-        self._jax, self._name, self._waits, self._is_kept = jax, name, waits, is_kept
+    def __init__(self, jax: Jax, name: str, *, waits: bool, is_kept: bool, is_had: bool) -> None:
+        self._jax, self._name, self._waits, self._is_kept, self._is_had = jax, name, waits, is_kept, is_had
 
     def as_text(self) -> str:
         return f"module @jit_{self._name} attributes {{}}"
 
     def compile(self) -> None:
+        if self._is_had:
+            return
+        self._jax.made += 1
         kept = self._jax.folder / f"jit_{self._name}-{self._jax.jax}-cache"
         if kept.exists():
             assert kept.read_text() == "whole"
@@ -116,6 +120,17 @@ def test_kept_programs_are_read_without_a_lock(machine: Machine, *, was_there: b
         lock.release()
     assert machine.by("learner/1") == {"step": ("read", "")}
     assert machine.note().read_text() == before
+
+
+def test_what_a_process_has_called_before_is_no_program_that_jax_does_not_keep(machine: Machine) -> None:
+    first, second = Jax(machine.programs), Jax(machine.programs)
+    machine.way(first, "learner/0").compile([first.program("fresh", is_had=True)], nobody)
+    assert machine.by("learner/0") == {"fresh": ("had", "")}
+    machine.way(second, "learner/1").compile([second.program("fresh")], nobody)
+    assert machine.by("learner/1") == {"fresh": ("compiled", "")}
+    assert second.misses == 1
+    machine.way(first, "learner/2").compile([first.program("fresh")], nobody)
+    assert machine.by("learner/2") == {"fresh": ("read", "")}
 
 
 def test_of_a_program_that_was_there_before_its_note_it_is_not_known_for_ever(machine: Machine) -> None:

@@ -196,7 +196,8 @@ def test_what_is_compiled_here_is_read_by_a_run(tmp_path: Path, monkeypatch: pyt
     used = list(read_compiled(tmp_path / "run"))
     assert {each.process for each in used} == {"learner/0", "learner/1"}
     assert {each.function for each in used} == {each["function"] for each in made}
-    assert [each for each in used if each.way != "read"] == []
+    # A learner has called `fresh` as it was made: of that program the process has read what jax keeps by itself.
+    assert [each for each in used if each.way != ("had" if each.function == "fresh" else "read")] == []
 
 
 APART = """
