@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from isthmus.ops.exchange.fragments import Fragment
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.slot_tasks import references_of
@@ -31,6 +30,9 @@ from isthmus.programs.loop_script import MODULE
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import read_bytes, write_json
 from isthmus.runtime.system.user_files import is_users
+
+if TYPE_CHECKING:  # A machine's daemon loads nothing that trains.
+    from isthmus.ops.exchange.fragments import Fragment
 
 FILE: Final = SOURCES
 _DIGITS: Final = 16
