@@ -49,6 +49,9 @@ TABLES: Final[Mapping[str, Table]] = {
     "equal_1020k": Table("bench_equal_time", "--cells", "", "loss", "docs/explanation/ablations.md"),
     "equal_4100k": Table("bench_equal_time", "--cells", "--tokens 4100000", "loss", "docs/explanation/ablations.md"),
     "factors": Table("bench_factors", "--kept", "--minutes 0", "loss", "docs/explanation/ablations.md"),
+    "factors_4100k": Table(
+        "bench_factors", "--kept", "--tokens 4100000 --seeds 1 --minutes 0", "loss", "docs/explanation/ablations.md"
+    ),
     "generations": Table("bench_generations", "--kept", "", "loss", "docs/explanation/outer-loop-options.md"),
     "outer": Table("bench_outer", "--kept", "--minutes 0", "loss", "docs/explanation/outer-loop-options.md"),
     "sites": Table("bench_sites", "--kept", "--minutes 0", "merged", "docs/explanation/sites.md"),
