@@ -316,6 +316,37 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
 
 
 @pytest.mark.parametrize(
+    ("home", "term", "resumed", "is_obeyed"),
+    [
+        ("alpha", 1, 0, False),  # It is what this machine has.
+        ("alpha", 1, 1, True),
+        ("alpha", 0, 9, False),
+        ("heir", 1, 1 << 62, False),  # It may be the home once, and is not.
+        ("heir", 2, 1, True),
+        ("heir", 2, 0, False),
+        ("gamma", 2, 1, False),
+    ],
+)
+def test_hosts_begin_anew_for_the_home_alone(
+    place: Place, home: str, term: int, resumed: int, *, is_obeyed: bool
+) -> None:
+    orders = of_orders(Orders(stamp=Stamp(term, 1, 1), home=home), None)
+    place.hear(home, {**orders, "run": "run", "resumed": resumed})
+    assert any("begin anew" in line for line in place.lines) == is_obeyed
+
+
+def test_a_later_home_that_has_a_copy_of_before_has_hosts_begin_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path / "other")
+    place.outposts.release("run")
+    place.outposts = place.outposts_of(tmp_path, MachineConfig())
+    place.hear("alpha", {**place.called, "spec": {**place.called["spec"], "resumed": 2}})
+    orders = of_orders(Orders(stamp=Stamp(2, 1, 1), home="heir"), None)
+    place.hear("heir", {**orders, "run": "run", "resumed": 1})
+    assert "they begin anew" in place.lines[-1]
+    place.close()
+
+
+@pytest.mark.parametrize(
     "name", ["../outpost.json", "logs/../spec.json", "/etc/passwd", "spec.json", "logs/", "logs/..", 7]
 )
 def test_a_home_reads_only_logs_and_spans(place: Place, name: Any) -> None:
