@@ -54,7 +54,7 @@ from isthmus.programs.engine.machine.services import DaemonService, Handler, Ser
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.request.own_data import OwnData
-from isthmus.programs.engine.results.run_files import OVER, summary_of
+from isthmus.programs.engine.results.run_files import OVER, check_files, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.room_for_hosts import check_compiler
 from isthmus.programs.engine.run.run_end import error_of
@@ -255,16 +255,16 @@ class MachineDaemon:
         from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still  # Few daemons adopt runs.
 
         try:
+            check_files(folder, "Adopting a run")
             sites, are_here = Sites.load(folder), has_hosts(folder)
-            if not are_here:
-                self._check_unaltered(folder)
+            self._check_unaltered(folder)  # Where hosts live, too: their next lives would be of other files.
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
             run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
             is_alive = are_here or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, run_spec, sites, is_watched=run.is_watched)
-        except (ConfigError, *UNABLE) as error:
+        except (ConfigError, *UNABLE, *MALFORMED) as error:  # Of one run: this daemon may have others.
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         how = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")

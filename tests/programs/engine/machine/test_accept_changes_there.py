@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 from typer.testing import Result
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import daemon
+from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.request import sources, spec
 from isthmus.programs.engine.run.resume import again
 from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
@@ -23,6 +28,7 @@ from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.home_events import Journal
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
+from tests.programs.engine.machine.owner import Owner
 from tests.programs.engine.snapshots.keep_format import TASK, copied
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
@@ -73,6 +79,37 @@ def test_files_of_isthmus_by_which_hosts_would_refuse_to_begin_are_found_before(
         assert file in error.value.faults[0].found
     else:
         sources.check_unaltered(of_cluster, "Going on")
+
+
+@pytest.fixture
+def alpha(tmp_path: Path) -> Iterator[MachineDaemon]:
+    """The next daemon of the home, which is not served."""
+    loop = uvloop.new_event_loop()
+    config = MachineConfig(runs=tmp_path)
+    made = MachineDaemon(loop, "alpha", "tcp://127.0.0.1:*", config, None, tmp_path / "state", Owner())
+    yield made
+    made.close()
+    loop.close()
+
+
+@pytest.mark.parametrize("are_here", [False, True])
+def test_the_next_daemon_leaves_a_run_whose_files_are_others_whether_hosts_live_or_not(
+    of_cluster: Path, alpha: MachineDaemon, monkeypatch: pytest.MonkeyPatch, *, are_here: bool
+) -> None:
+    monkeypatch.setattr(daemon, "has_hosts", lambda folder: are_here)
+    alpha.adopt(DaemonRun(str(of_cluster), is_watched=False))
+    assert alpha.folders == []
+    assert alpha.neighbours.set_aside == {spec.load(of_cluster).run}
+
+
+@pytest.mark.parametrize("file", [spec.SPEC, spec.CLUSTER, spec.SOURCES])
+def test_a_run_with_a_damaged_file_is_left_and_the_daemon_goes_on(
+    of_cluster: Path, alpha: MachineDaemon, file: str
+) -> None:
+    whole = (of_cluster / file).read_bytes()
+    (of_cluster / file).write_bytes(whole[: len(whole) // 2])
+    alpha.adopt(DaemonRun(str(of_cluster), is_watched=False))
+    assert alpha.folders == []
 
 
 @pytest.mark.parametrize(
