@@ -424,6 +424,8 @@ class Neighbours:
         run = next((run for run in self._runs() if run.name == message["run"]), None)
         if name is None or message["run"] in self.set_aside:
             return  # Its next announcement identifies it. Of what is set aside the next daemon speaks: hosts work on.
+        if run is not None and (run.name, self.links.instance(name)) in self._joining:
+            return  # What it has of the run stays until it is known whether it joins.
         if run is None or name in run.daemon.home.fleet.away:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})
