@@ -529,6 +529,9 @@ class MachineDaemon:
         if sites.home != self.name:
             do = f"Type it at the daemon of {sites.home!r}."
             raise ConfigError(doing, f"a run whose home is {self.name!r}", shortened(repr(sites.home), 100), do)
+        if run_spec.run in self.run_names():  # Its folder was copied.
+            found, do = f"{run_spec.run!r}, which goes on in another folder", "Stop that one before."
+            raise ConfigError(doing, "a run that goes on nowhere else", found, do)
         job, computes = run_spec.job, sites.computes(sites.sites[sites.home], run_spec.computing)
         self.permit(job.program, job.task.text, str(message["run"]), computes=computes)
         check_compiler(doing)
