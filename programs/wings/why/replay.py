@@ -43,7 +43,7 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Quorum
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import HomeBegan, Places
+from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, HomeBegan, NotBegun, Places, ReportCame
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBegan
 from isthmus.runtime.system.disk import DISK
@@ -436,8 +436,11 @@ def _wrong(file: TapeFile, tape: Reading, setting: _TapeSetting) -> str:
         if setting.plans is None or role not in setting.plans:
             return f"one of a role {role!r}, which the graph does not have"
         return strange(tape, setting.plans[role], file.member, is_alone=setting.run_spec.transport != spec.INPROC)
-    if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
-        return f"one that begins with {type(tape.records[0].event).__name__}"
+    # Machines that are linked report to the next daemon of a home before it knows what there is.
+    events = (record.event for record in tape.records)
+    first = next((event for event in events if not isinstance(event, ReportCame | BadReportCame | HomeBeat)), None)
+    if first is not None and not tape.begins and not isinstance(first, HomeBegan | NotBegun | StationBegan):
+        return f"one that begins with {type(first).__name__}"
     return ""
 
 
