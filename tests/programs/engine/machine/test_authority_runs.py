@@ -510,23 +510,20 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
     loop.close()
 
 
-def test_a_machine_that_joins_once_more_keeps_what_it_has_while_it_is_compared(tmp_path: Path) -> None:
-    """Its learners' moments, which their next lives begin with: a home that goes on with changes takes it for one that
-    has left."""
-    loop, sent = uvloop.new_event_loop(), list[dict[str, Any]]()
-    fleet = SimpleNamespace(others=[], away={"beta"}, left_by=lambda name: [LEARNERS[1]])
+@pytest.mark.parametrize("resumed", [0, 2, 1])
+def test_a_machine_that_may_join_once_more_is_not_released_with_what_its_learners_have(
+    tmp_path: Path, place: Place, resumed: int
+) -> None:
+    """A home that goes on with changes takes it for one that has left; its hosts of before end, and leave their
+    moments."""
+    sent = list[dict[str, Any]]()
+    home = SimpleNamespace(fleet=SimpleNamespace(others=[], away={"beta"}, left_by=lambda name: []), term=1)
     run = SimpleNamespace(
-        name="run",
-        folder="run",
-        resumed=1,
-        is_running=True,
-        takes_loops=False,
-        leaves_out=lambda name: False,
-        check=lambda: {"type": "check"},
-        daemon=SimpleNamespace(home=SimpleNamespace(fleet=fleet, term=1)),
-    )
+        name="run", resumed=resumed, is_running=True, takes_loops=False, leaves_out=lambda name: False,
+        daemon=SimpleNamespace(home=home),
+    )  # fmt: skip
     neighbours = Neighbours(
-        loop,
+        place.loop,
         "alpha",
         tmp_path,
         MachineConfig(),
@@ -540,19 +537,17 @@ def test_a_machine_that_joins_once_more_keeps_what_it_has_while_it_is_compared(t
         on_loop=lambda name: None,
         home_handler=lambda kind: None,
     )
-    link = {"name": "beta", "instance": "1", "runs": ["run"], "follows": [], "islands": 1}
-    report = {**of_report(Report(), {}), "run": "run"}
-    neighbours.handlers["link"](b"beta", link)
-    loop.run_until_complete(asyncio.sleep(0))  # It is asked now, and may read its data before it answers.
-    neighbours.handlers["report"](b"beta", report)
-    assert [message["type"] for message in sent] == ["linked", "request"]
+    neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
+    neighbours.handlers["report"](b"beta", {**of_report(Report(), {}), "run": "run", "resumed": 1})
+    [orders] = sent
+    place.hear(
+        "alpha", {**place.called, "run": "run-2", "spec": {**place.called["spec"], "run": "run-2", "resumed": 1}}
+    )
+    place.hear("alpha", {**orders, "run": "run-2"})
+    place.loop.run_until_complete(asyncio.sleep(0))
+    kept = (tmp_path / "run-2" / "spec.json").exists()
+    assert (place.outposts.runs(place.links["alpha"].home), kept) == (["run"], resumed != 1)
     neighbours.close()
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.run_until_complete(asyncio.sleep(0))
-    neighbours.handlers["report"](b"beta", report)
-    assert sent[-1]["type"] == "orders"
-    loop.close()
 
 
 def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp_path: Path) -> None:
