@@ -41,7 +41,7 @@ from isthmus.programs.training import watch_there
 from isthmus.runtime.daemon.home_daemon import journal_of
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.supervision.incidents import SupersededHome
-from isthmus.runtime.system.processes import cpu_seconds
+from isthmus.runtime.system.processes import boot_id, cpu_seconds
 
 
 def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
@@ -92,6 +92,9 @@ def resume_there(where: str, options: Options, cluster: Cluster, starting: Start
 def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
     """The folder of a run of a cluster on this machine, which is that of its home."""
     there = daemon.find()
+    if there["boot"] != boot_id().decode():  # A disk that both have shows the folder, but neither clock nor processes.
+        do = f"Type it on the machine of the daemon {daemon.name!r}."
+        raise ConfigError(doing, f"the machine of {daemon.name!r}, the first of the cluster file", "another one", do)
     root, path = Path(there["root"]), Path(os.path.expanduser(where))
     folder = path.resolve() if path.exists() else root / path
     if not (folder / CLUSTER).exists():

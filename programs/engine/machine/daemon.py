@@ -64,6 +64,7 @@ from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import FullNotes
+from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
@@ -420,8 +421,8 @@ class MachineDaemon:
     def _machine(self) -> Message:
         runs = [{"run": folder, "name": run.name, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
         former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
-        return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self.root.folder),
-                "runs": runs, "former": former}  # fmt: skip
+        return {"type": "machine", "name": self.name, "pid": os.getpid(), "boot": boot_id().decode(),
+                "root": str(self.root.folder), "runs": runs, "former": former}  # fmt: skip
 
     def _call(self, message: Message) -> Message:
         """The home of a run asks this machine to link itself."""

@@ -26,6 +26,7 @@ from isthmus.runtime.daemon.home_daemon import GIVEN_UP, JOURNAL, journal_of, re
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.home_events import Journal
+from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.wire.control_messages import decode, encode
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place, fake_daemon
@@ -134,24 +135,28 @@ def test_a_door_that_cannot_have_it_names_the_one_that_can(
     assert sorted(of_cluster.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize("wrong", ["goes on in another folder", spec.SPEC, spec.CLUSTER, spec.SOURCES])
-def test_a_copy_of_a_run_that_goes_on_and_a_damaged_one_are_refused_as_they_are(
+@pytest.mark.parametrize("wrong", ["other folder", "other machine", spec.SPEC, spec.CLUSTER, spec.SOURCES])
+def test_a_run_that_goes_on_elsewhere_is_of_another_machine_or_damaged_is_refused_as_it_is(
     of_cluster: Path, typed: Callable[..., Result], wrong: str
 ) -> None:
+    """Its folder was copied, or is on a disk that other machines see, too."""
     other, runs = str(of_cluster.parent / "other"), list[dict[str, str]]()
+    boot = "another" if wrong == "other machine" else boot_id().decode()
     if (of_cluster / wrong).exists():
         whole = (of_cluster / wrong).read_bytes()
         (of_cluster / wrong).write_bytes(whole[: len(whole) // 2])
-    else:
+    elif wrong == "other folder":
         runs.append({"run": other, "name": spec.load(of_cluster).run, "outcome": "running"})
     before = {path: path.read_bytes() for path in of_cluster.glob("*.[jt]*") if path.is_file()}
-    machine = {"type": "machine", "name": "alpha", "root": str(of_cluster.parent), "runs": runs}
+    machine = {"type": "machine", "name": "alpha", "root": str(of_cluster.parent), "runs": runs, "boot": boot}
     with fake_daemon(**decode(encode(machine))) as address:
         file = of_cluster.parent / "cluster.toml"
         file.write_text(f'[[machine]]\nname = "alpha"\naddress = "{address}"\n')
         told = typed(of_cluster.parent, "train", "--resume", "run", "--cluster", str(file), "--accept-changes")
     assert told.exit_code == 2
-    assert (other if runs else wrong) in told.stderr
+    assert {"other folder": other, "other machine": "the machine of the daemon 'alpha'"}.get(
+        wrong, wrong
+    ) in told.stderr
     assert {path: path.read_bytes() for path in of_cluster.glob("*.[jt]*") if path.is_file()} == before
 
 
