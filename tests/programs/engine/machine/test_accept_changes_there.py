@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from typer.testing import Result
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import daemon
+from isthmus.programs.engine.machine import daemon, own_run
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.request import sources, spec
@@ -26,8 +28,9 @@ from isthmus.runtime.daemon.home_daemon import GIVEN_UP, JOURNAL, journal_of, re
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.home_events import Journal
-from isthmus.runtime.system.processes import boot_id
+from isthmus.runtime.system.processes import boot_id, status_name
 from isthmus.runtime.wire.control_messages import decode, encode
+from tests.patience import PATIENCE
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place, fake_daemon
 from tests.programs.engine.machine.owner import Owner
@@ -172,6 +175,23 @@ def test_machines_that_had_joined_have_left_and_what_was_given_up_is_tried_again
     assert (journal.outcome, journal.is_stopping, journal.machines) == ("running", False, places)
     assert set(journal.away) == {"gamma", "delta"}
     assert dict(journal.retired) == {"learner/2": "left", "learner/3": "expelled"}
+
+
+@pytest.mark.process
+def test_the_command_that_prepares_a_run_ends_with_its_daemon(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next daemon has one of its own; of two that hand a run over one would be refused, and end that daemon."""
+    slow, told = place.folder / "slow", list[str]()
+    slow.write_text("#!/bin/sh\ntouch begun\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr(own_run, "sys", SimpleNamespace(executable=str(slow)))
+    own = own_run.OwnRun(Path("cluster.toml"), None, goes_on=True)
+    preparing = threading.Thread(target=lambda: told.append(own._hand_over("--resume", "run")))
+    preparing.start()
+    place.wait_for((place.folder / "begun").exists)
+    own.close()
+    preparing.join(PATIENCE)
+    assert told == [status_name(-signal.SIGTERM)]
 
 
 @pytest.mark.process
