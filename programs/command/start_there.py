@@ -34,14 +34,14 @@ from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.request.sources import of_now
 from isthmus.programs.engine.request.spec import CLUSTER, SPEC, Spec, load
 from isthmus.programs.engine.run.preparing import in_child
-from isthmus.programs.engine.run.resume import MachinesFound, is_store, resumed_on_machines
+from isthmus.programs.engine.run.resume import MachinesFound, check_run_files, is_store, resumed_on_machines
 from isthmus.programs.loop_task import asked_by
 from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing
 from isthmus.programs.training import watch_there
 from isthmus.runtime.daemon.home_daemon import journal_of
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.supervision.incidents import SupersededHome
-from isthmus.runtime.system.processes import cpu_seconds
+from isthmus.runtime.system.processes import boot_id, cpu_seconds
 
 
 def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
@@ -91,7 +91,11 @@ def resume_there(where: str, options: Options, cluster: Cluster, starting: Start
 
 def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
     """The folder of a run of a cluster on this machine, which is that of its home."""
-    root, path = Path(daemon.find()["root"]), Path(os.path.expanduser(where))
+    there = daemon.find()
+    if there["boot"] != boot_id().decode():  # A disk that both have shows the folder, but neither clock nor processes.
+        do = f"Type it on the machine of the daemon {daemon.name!r}."
+        raise ConfigError(doing, f"the machine of {daemon.name!r}, the first of the cluster file", "another one", do)
+    root, path = Path(there["root"]), Path(os.path.expanduser(where))
     folder = path.resolve() if path.exists() else root / path
     if not (folder / CLUSTER).exists():
         found = "one of a single machine" if (folder / SPEC).exists() else f"none in {folder}"
@@ -99,11 +103,16 @@ def _folder_here(daemon: DaemonClient, where: str, doing: str) -> Path:
         if (folder / SPEC).exists():
             do = "Leave --cluster out."
         raise ConfigError(doing, "the folder of a run of a cluster, on its home", found, do)
+    check_run_files(folder, doing)
     journal = journal_of(folder)
     if journal is not None and isinstance(journal.failure, SupersededHome):
         found, do = f"one that goes on under {journal.failure.home!r}", "Type it there."
         raise ConfigError(doing, f"a run whose home is {daemon.name!r}", found, do)
-    if is_open_loop(load(folder).job.task.text):
+    known = load(folder)
+    if other := next((each["run"] for each in there["runs"] if each["name"] == known.run), None):
+        do = f"Look at it: isthmus status {other}"
+        raise ConfigError(doing, "a run that was cut off", f"one that goes on in {other}", do)
+    if is_open_loop(known.job.task.text):
         do = "Undo what was changed, and start its home, isthmus daemon --run FILE --resume-or-start, and each loop; "
         do += "with other files begin another run."
         expected = "a run whose hosts its machines start"

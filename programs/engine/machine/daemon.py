@@ -54,7 +54,7 @@ from isthmus.programs.engine.machine.services import DaemonService, Handler, Ser
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.request.own_data import OwnData
-from isthmus.programs.engine.results.run_files import OVER, summary_of
+from isthmus.programs.engine.results.run_files import OVER, check_files, summary_of
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.room_for_hosts import check_compiler
 from isthmus.programs.engine.run.run_end import error_of
@@ -64,6 +64,7 @@ from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import FullNotes
+from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
@@ -255,16 +256,16 @@ class MachineDaemon:
         from isthmus.programs.engine.run.standstill import FOR_EVER, stand_still  # Few daemons adopt runs.
 
         try:
+            check_files(folder, "Adopting a run")
             sites, are_here = Sites.load(folder), has_hosts(folder)
-            if not are_here:
-                self._check_unaltered(folder)
+            self._check_unaltered(folder)  # Where hosts live, too: their next lives would be of other files.
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
             run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
             is_alive = are_here or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
             held = self._hold(folder, run_spec, sites, is_watched=run.is_watched)
-        except (ConfigError, *UNABLE) as error:
+        except (ConfigError, *UNABLE, *MALFORMED) as error:  # Of one run: this daemon may have others.
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         how = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
@@ -420,8 +421,8 @@ class MachineDaemon:
     def _machine(self) -> Message:
         runs = [{"run": folder, "name": run.name, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
         former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
-        return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self.root.folder),
-                "runs": runs, "former": former}  # fmt: skip
+        return {"type": "machine", "name": self.name, "pid": os.getpid(), "boot": boot_id().decode(),
+                "root": str(self.root.folder), "runs": runs, "former": former}  # fmt: skip
 
     def _call(self, message: Message) -> Message:
         """The home of a run asks this machine to link itself."""
@@ -529,6 +530,9 @@ class MachineDaemon:
         if sites.home != self.name:
             do = f"Type it at the daemon of {sites.home!r}."
             raise ConfigError(doing, f"a run whose home is {self.name!r}", shortened(repr(sites.home), 100), do)
+        if run_spec.run in self.run_names():  # Its folder was copied.
+            found, do = f"{run_spec.run!r}, which goes on in another folder", "Stop that one before."
+            raise ConfigError(doing, "a run that goes on nowhere else", found, do)
         job, computes = run_spec.job, sites.computes(sites.sites[sites.home], run_spec.computing)
         self.permit(job.program, job.task.text, str(message["run"]), computes=computes)
         check_compiler(doing)

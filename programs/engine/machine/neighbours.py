@@ -26,11 +26,12 @@ from isthmus.programs.engine.machine.links import (
 )
 from isthmus.programs.engine.machine.outposts import RESUMED, SUPERSEDED, UNSTATIONED, Guest, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
-from isthmus.runtime.daemon.outpost import REPORT, over, read_report
+from isthmus.runtime.daemon.outpost import REPORT, of_orders, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault, shortened
 from isthmus.runtime.ids import LIVES_MAX
 from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import Taken
+from isthmus.runtime.supervision.messages import Orders, Stamp
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
@@ -424,6 +425,11 @@ class Neighbours:
         run = next((run for run in self._runs() if run.name == message["run"]), None)
         if name is None or message["run"] in self.set_aside:
             return  # Its next announcement identifies it. Of what is set aside the next daemon speaks: hosts work on.
+        if run is not None and name in run.daemon.home.fleet.away and message.get(RESUMED, 0) != run.resumed:
+            # It may join once more: its hosts end with these orders, too, and what these have left stays there.
+            orders = of_orders(Orders(stamp=Stamp(run.daemon.home.term), home=self._name), None)
+            self._send(peer, {**orders, "run": run.name, RESUMED: run.resumed})
+            return
         if run is None or name in run.daemon.home.fleet.away:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})

@@ -227,7 +227,7 @@ class Outposts:
             if message["type"] == STATION:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
-                if int(message.get(RESUMED, 0)) > self._held[message["run"]].run_spec.resumed:
+                if self._is_of_another_make(link, message):
                     self._begin_anew(link, str(message["run"]))
                 else:
                     self._order(link, message)
@@ -391,6 +391,19 @@ class Outposts:
                 self._tell_refusal(link.home, faults)
                 return
         held.outpost.order(link.home.name, message)
+
+    def _is_of_another_make(self, link: HomeLink, message: Message) -> bool:
+        """Whether a home that counts here has gone on from a snapshot on all machines since this one takes part; or, of
+        a later term, has a copy of the run of before that: it hears no host of another make. Whoever is the home no
+        more is turned away by the station."""
+        held = self._heard(link, str(message["run"]))
+        if int(message.get(RESUMED, 0)) == held.run_spec.resumed:
+            return False
+        orders = read_orders(message)[0]
+        is_home = orders.stamp.term > held.term or (
+            orders.stamp.term == held.term and link.home.identity == held.link.home.identity
+        )
+        return is_home and not orders.is_over and orders.home == link.home.name
 
     def _begin_anew(self, link: HomeLink, run: str) -> None:
         """End what is here of a run that has gone on from a snapshot on all machines; its home has this machine take

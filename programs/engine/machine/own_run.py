@@ -63,6 +63,7 @@ class OwnRun(DaemonService):
         self._asking: asyncio.Task[None] | None = None
         self._wanted: RunSettings | None = None
         """The settings of a run that waits for the first loop."""
+        self._preparing: subprocess.Popen[str] | None = None
 
     def start(self, machine: ServedMachine) -> None:
         """Begin the run as soon as the daemon serves."""
@@ -141,15 +142,22 @@ class OwnRun(DaemonService):
         """
         command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
         command += ["--quiet", *options]
-        how: dict[str, Any] = {"env": dict(os.environ), "capture_output": True, "text": True, "check": False}
-        try:
-            done = subprocess.run(command, timeout=seconds_max, **how)
-        except subprocess.TimeoutExpired:
-            return f"its preparation took more than {seconds_max} s"
-        if not done.returncode:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=dict(os.environ), **pipes) as self._preparing:
+            try:
+                _, told = self._preparing.communicate(timeout=seconds_max)
+            except subprocess.TimeoutExpired:
+                self._preparing.kill()
+                return f"its preparation took more than {seconds_max} s"
+        if not self._preparing.returncode:
             return ""
-        told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
-        return shortened(told, ERROR_LENGTH_MAX) or status_name(done.returncode)
+        told = told.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
+        return shortened(told, ERROR_LENGTH_MAX) or status_name(self._preparing.returncode)
+
+    def close(self) -> None:
+        """End the command that prepares the run: the next daemon has one of its own, and one of the two would lose."""
+        if self._preparing is not None:
+            self._preparing.terminate()
 
     # -- loops that start themselves -----------------------------------------------------------------------------------
 

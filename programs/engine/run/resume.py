@@ -266,7 +266,7 @@ def resumed_on_machines(folder: Path, request_of: RequestOf, machines_of: Machin
     their machines hear of the home again, and machines that have joined join once more.
     """
     doing = f"Resuming {folder}"
-    _check_files(folder, doing)
+    check_run_files(folder, doing)
     _check_startable(folder, doing)
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     read = in_child(lambda: _read(folder, run_spec, request_of, doing, accepts=accepts, machines_of=machines_of))
@@ -452,7 +452,7 @@ def _set_final_aside(folder: Path) -> None:
 def again(folder: Path, doing: str, elsewhere_ns: int) -> None:
     """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
     was; ConfigError, with nothing changed, if it cannot. `elsewhere_ns` as in `stand_still`."""
-    _check_files(folder, doing)
+    check_run_files(folder, doing)
     _check_startable(folder, doing)
     sources.check_unaltered(folder, doing)
     outcome, counted = outcome_of(folder), _counted(folder)
@@ -905,7 +905,7 @@ def locked(folder: Path, doing: str) -> RunLock:
         raise ConfigError(doing, "a run that was cut off", f"{error}", do) from None
 
 
-def _check_files(folder: Path, doing: str) -> None:
+def check_run_files(folder: Path, doing: str) -> None:
     """ConfigError unless a folder has a run in processes, whose files are such as this version of isthmus writes."""
     check_files(folder, doing)
     _check_spec(folder, doing)
@@ -913,7 +913,7 @@ def _check_files(folder: Path, doing: str) -> None:
 
 
 def _check_folder(folder: Path, doing: str) -> None:
-    _check_files(folder, doing)
+    check_run_files(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; with changes "
@@ -927,7 +927,7 @@ def _check_folder(folder: Path, doing: str) -> None:
 def check_cut_off(folder: Path, doing: str) -> None:
     """ConfigError unless a folder has a run in processes that was cut off, and can continue from its snapshot. Nothing
     in it is written."""
-    _check_files(folder, doing)
+    check_run_files(folder, doing)
     outcome, memory = outcome_of(folder), books.load(folder, DISK)
     if outcome not in (None, INTERRUPTED) and (outcome != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcome}", "Start a new run.")

@@ -19,6 +19,8 @@ import msgspec
 from isthmus.programs.engine.cluster.handover import Sites
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.request import sources, spec
+from isthmus.programs.engine.request.faults import PROCESSES_MAX
+from isthmus.programs.engine.request.followers import followed, follower_plan
 from isthmus.programs.engine.request.new_folder import user_of
 from isthmus.programs.engine.results import alterations, tapes, words
 from isthmus.programs.engine.results.alterations import Alteration
@@ -41,9 +43,9 @@ from isthmus.runtime.cores.scheduler_events import (
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, shortened
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Quorum
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, takes_island
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import HomeBegan, Places
+from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, HomeBegan, NotBegun, Places, ReportCame
 from isthmus.runtime.supervision.station import Station
 from isthmus.runtime.supervision.station_events import StationBegan
 from isthmus.runtime.system.disk import DISK
@@ -374,12 +376,13 @@ def _setting(folder: Path, doing: str) -> _TapeSetting:
         raise ConfigError(doing, f"a {spec.SPEC}", "none", do) from None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
+    most = _processes(folder)
     try:
         if not formers:
-            return _TapeSetting(run_spec, run_spec.plans(), places)
+            return _TapeSetting(run_spec, _plans(run_spec, most), places)
         own = [*(each.sources for each in formers), _sources_of(folder)]
         *before, last = [
-            _stretch(number, each, there, noted)
+            _stretch(number, each, most, there, noted)
             for number, (each, there, noted) in enumerate(
                 zip([*(each.spec for each in formers), run_spec], [*of_formers, places], own, strict=True)
             )
@@ -401,15 +404,36 @@ def _sources_of(folder: Path) -> Mapping[str, Any] | None:
     return noted
 
 
-def _stretch(number: int, run_spec: spec.Spec, places: Places, noted: Mapping[str, Any] | None) -> _TapeSetting:
-    """What one stretch of a run, from one resume to the next, was made with; `noted` are its sources."""
+def _processes(folder: Path) -> int:
+    """The most processes of an island, by the tapes: of those that have joined the spec says nothing."""
+    members = [file.member for file in tapes.of_folder(folder)[0] if file.member is not None]
+    numbers = [gang_number(member.replica) for member in members if takes_island(member.replica)]
+    return min(1 + max(numbers, default=0), PROCESSES_MAX)
+
+
+def _plans(run_spec: spec.Spec, most: int, *, is_checked: bool = True) -> dict[str, Plan]:
+    """The plans of a run, whose islands may have that many processes."""
+    plans = run_spec.plans(is_checked=is_checked)
+    lead = plans.get(LEARNER)
+    if lead is not None and followed(lead) is not None:
+        for role in (follower(Replica(LEARNER, 0), number).role for number in range(1, most)):
+            plans.setdefault(role, follower_plan(lead, role, run_spec.job.learners, run_spec.job.slots_max))
+    return plans
+
+
+def _stretch(
+    number: int, run_spec: spec.Spec, most: int, places: Places, noted: Mapping[str, Any] | None
+) -> _TapeSetting:
+    """What one stretch of a run, from one resume to the next, was made with; `noted` are its sources, `most` as in
+    `_plans`."""
     then = sources.of_former(noted)
     now = sources.of_now(run_spec.job.program)
     if then is None or then.without_task() == now.without_task():
         with suppress(RequestError):
-            return _TapeSetting(run_spec, run_spec.plans(), places, number)
+            return _TapeSetting(run_spec, _plans(run_spec, most), places, number)
     with suppress(Exception):  # Whatever present sources say of a job that others have made.
-        return _TapeSetting(run_spec, run_spec.plans(is_checked=False), places, number, is_of_others=True)
+        plans = _plans(run_spec, most, is_checked=False)
+        return _TapeSetting(run_spec, plans, places, number, is_of_others=True)
     return _TapeSetting(run_spec, None, places, number, is_of_others=True)
 
 
@@ -436,8 +460,11 @@ def _wrong(file: TapeFile, tape: Reading, setting: _TapeSetting) -> str:
         if setting.plans is None or role not in setting.plans:
             return f"one of a role {role!r}, which the graph does not have"
         return strange(tape, setting.plans[role], file.member, is_alone=setting.run_spec.transport != spec.INPROC)
-    if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
-        return f"one that begins with {type(tape.records[0].event).__name__}"
+    # Machines that are linked report to the next daemon of a home before it knows what there is.
+    events = (record.event for record in tape.records)
+    first = next((event for event in events if not isinstance(event, ReportCame | BadReportCame | HomeBeat)), None)
+    if first is not None and not tape.begins and not isinstance(first, HomeBegan | NotBegun | StationBegan):
+        return f"one that begins with {type(first).__name__}"
     return ""
 
 

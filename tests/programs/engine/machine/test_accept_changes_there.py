@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import uvloop
 from typer.testing import Result
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import daemon, own_run
+from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.request import sources, spec
 from isthmus.programs.engine.run.resume import again
 from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
@@ -21,8 +28,12 @@ from isthmus.runtime.daemon.home_daemon import GIVEN_UP, JOURNAL, journal_of, re
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.home_events import Journal
+from isthmus.runtime.system.processes import boot_id, status_name
+from isthmus.runtime.wire.control_messages import decode, encode
+from tests.patience import PATIENCE
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
-from tests.programs.engine.machine.daemon_place import Place
+from tests.programs.engine.machine.daemon_place import Place, fake_daemon
+from tests.programs.engine.machine.owner import Owner
 from tests.programs.engine.snapshots.keep_format import TASK, copied
 
 LEARNER = 'roles = ["learner"]\nislands = 1'
@@ -75,6 +86,37 @@ def test_files_of_isthmus_by_which_hosts_would_refuse_to_begin_are_found_before(
         sources.check_unaltered(of_cluster, "Going on")
 
 
+@pytest.fixture
+def alpha(tmp_path: Path) -> Iterator[MachineDaemon]:
+    """The next daemon of the home, which is not served."""
+    loop = uvloop.new_event_loop()
+    config = MachineConfig(runs=tmp_path)
+    made = MachineDaemon(loop, "alpha", "tcp://127.0.0.1:*", config, None, tmp_path / "state", Owner())
+    yield made
+    made.close()
+    loop.close()
+
+
+@pytest.mark.parametrize("are_here", [False, True])
+def test_the_next_daemon_leaves_a_run_whose_files_are_others_whether_hosts_live_or_not(
+    of_cluster: Path, alpha: MachineDaemon, monkeypatch: pytest.MonkeyPatch, *, are_here: bool
+) -> None:
+    monkeypatch.setattr(daemon, "has_hosts", lambda folder: are_here)
+    alpha.adopt(DaemonRun(str(of_cluster), is_watched=False))
+    assert alpha.folders == []
+    assert alpha.neighbours.set_aside == {spec.load(of_cluster).run}
+
+
+@pytest.mark.parametrize("file", [spec.SPEC, spec.CLUSTER, spec.SOURCES])
+def test_a_run_with_a_damaged_file_is_left_and_the_daemon_goes_on(
+    of_cluster: Path, alpha: MachineDaemon, file: str
+) -> None:
+    whole = (of_cluster / file).read_bytes()
+    (of_cluster / file).write_bytes(whole[: len(whole) // 2])
+    alpha.adopt(DaemonRun(str(of_cluster), is_watched=False))
+    assert alpha.folders == []
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -96,6 +138,31 @@ def test_a_door_that_cannot_have_it_names_the_one_that_can(
     assert sorted(of_cluster.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize("wrong", ["other folder", "other machine", spec.SPEC, spec.CLUSTER, spec.SOURCES])
+def test_a_run_that_goes_on_elsewhere_is_of_another_machine_or_damaged_is_refused_as_it_is(
+    of_cluster: Path, typed: Callable[..., Result], wrong: str
+) -> None:
+    """Its folder was copied, or is on a disk that other machines see, too."""
+    other, runs = str(of_cluster.parent / "other"), list[dict[str, str]]()
+    boot = "another" if wrong == "other machine" else boot_id().decode()
+    if (of_cluster / wrong).exists():
+        whole = (of_cluster / wrong).read_bytes()
+        (of_cluster / wrong).write_bytes(whole[: len(whole) // 2])
+    elif wrong == "other folder":
+        runs.append({"run": other, "name": spec.load(of_cluster).run, "outcome": "running"})
+    before = {path: path.read_bytes() for path in of_cluster.glob("*.[jt]*") if path.is_file()}
+    machine = {"type": "machine", "name": "alpha", "root": str(of_cluster.parent), "runs": runs, "boot": boot}
+    with fake_daemon(**decode(encode(machine))) as address:
+        file = of_cluster.parent / "cluster.toml"
+        file.write_text(f'[[machine]]\nname = "alpha"\naddress = "{address}"\n')
+        told = typed(of_cluster.parent, "train", "--resume", "run", "--cluster", str(file), "--accept-changes")
+    assert told.exit_code == 2
+    assert {"other folder": other, "other machine": "the machine of the daemon 'alpha'"}.get(
+        wrong, wrong
+    ) in told.stderr
+    assert {path: path.read_bytes() for path in of_cluster.glob("*.[jt]*") if path.is_file()} == before
+
+
 def test_machines_that_had_joined_have_left_and_what_was_given_up_is_tried_again(tmp_path: Path) -> None:
     places = ("learner/1", "beta"), ("learner/2", "gamma"), ("learner/3", "delta")
     retired = ("learner/1", GIVEN_UP), ("learner/3", "expelled")
@@ -108,6 +175,23 @@ def test_machines_that_had_joined_have_left_and_what_was_given_up_is_tried_again
     assert (journal.outcome, journal.is_stopping, journal.machines) == ("running", False, places)
     assert set(journal.away) == {"gamma", "delta"}
     assert dict(journal.retired) == {"learner/2": "left", "learner/3": "expelled"}
+
+
+@pytest.mark.process
+def test_the_command_that_prepares_a_run_ends_with_its_daemon(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next daemon has one of its own; of two that hand a run over one would be refused, and end that daemon."""
+    slow, told = place.folder / "slow", list[str]()
+    slow.write_text("#!/bin/sh\ntouch begun\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr(own_run, "sys", SimpleNamespace(executable=str(slow)))
+    own = own_run.OwnRun(Path("cluster.toml"), None, goes_on=True)
+    preparing = threading.Thread(target=lambda: told.append(own._hand_over("--resume", "run")))
+    preparing.start()
+    place.wait_for((place.folder / "begun").exists)
+    own.close()
+    preparing.join(PATIENCE)
+    assert told == [status_name(-signal.SIGTERM)]
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ The daemon is a real one, in a thread of this process; the requests come over a 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -23,7 +24,8 @@ from isthmus.programs.engine.cluster.handover import RunRoot
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
-from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.engine.request.spec import CLUSTER as CLUSTER_FILE
+from isthmus.programs.engine.request.spec import Here, load
 from isthmus.programs.wings.doctor.trial_ports import OPEN_MAX
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import HOSTS_MAX, LEARNERS_MAX
@@ -31,10 +33,11 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.programs.engine.machine.owner import Owner
 from tests.programs.engine.results import whole_files
+from tests.programs.engine.snapshots.keep_format import copied
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
-ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore", "dial-port",
-         "measure-link")  # fmt: skip
+ASKED = ("machine", "call", "check", "take", "go-on", "watch", "log", "stop", "end", "expel", "resume", "restore",
+         "dial-port", "measure-link")  # fmt: skip
 NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
 
 RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
@@ -239,6 +242,28 @@ def test_only_runs_that_the_daemon_knows_can_be_named(alpha: Alpha, kind: str) -
     for run in (alpha.folder / "stranger", f"{known}/.", f"{known}/../run", "run", "/etc", "", 7, None, [], {}):
         said = run if not isinstance(run, Path) else str(run)
         alpha.refusal(OWNER, {"type": kind, "run": said, "name": "daemon", "reason": ""})
+
+
+@pytest.mark.parametrize("run", ["old", "link", "../outside", "/etc", "full", "", ".", "a\0b", 7, None, [], {}])
+def test_only_a_folder_that_was_made_ready_goes_on(alpha: Alpha, run: object) -> None:
+    outside = alpha.folder / "outside"
+    outside.mkdir()
+    (alpha.root / "link").symlink_to(outside)
+    (alpha.root / "full").mkdir()
+    alpha.former("old")
+    before = files_in(alpha.folder)
+    alpha.refusal(OWNER, {"type": "go-on", "run": run, "is_watched": False})
+    assert files_in(alpha.folder) == before
+    assert alpha.asks(OWNER, {"type": "machine"})["runs"] == []
+
+
+def test_a_run_goes_on_in_one_folder_alone(alpha: Alpha, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(copied(3, "decoupled-diloco", alpha.folder), alpha.root / "copy"))
+    cluster = {**CLUSTER, "term": 1, "former": "", "sites": [{**CLUSTER["sites"][0], "kinds": []}]}
+    (folder / CLUSTER_FILE).write_text(json.dumps(cluster))
+    run = load(folder).run
+    monkeypatch.setattr(alpha.daemon, "run_names", lambda: [run])
+    assert run in alpha.refusal(OWNER, {"type": "go-on", "run": "copy", "is_watched": False})[2]
 
 
 @pytest.mark.parametrize("name", ["../over", "../../secret", "/etc/passwd", "logs/daemon", "daemon.log", "", "\0"])

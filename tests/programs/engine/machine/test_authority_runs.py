@@ -316,6 +316,37 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
 
 
 @pytest.mark.parametrize(
+    ("home", "term", "resumed", "is_obeyed"),
+    [
+        ("alpha", 1, 0, False),  # It is what this machine has.
+        ("alpha", 1, 1, True),
+        ("alpha", 0, 9, False),
+        ("heir", 1, 1 << 62, False),  # It may be the home once, and is not.
+        ("heir", 2, 1, True),
+        ("heir", 2, 0, False),
+        ("gamma", 2, 1, False),
+    ],
+)
+def test_hosts_begin_anew_for_the_home_alone(
+    place: Place, home: str, term: int, resumed: int, *, is_obeyed: bool
+) -> None:
+    orders = of_orders(Orders(stamp=Stamp(term, 1, 1), home=home), None)
+    place.hear(home, {**orders, "run": "run", "resumed": resumed})
+    assert any("begin anew" in line for line in place.lines) == is_obeyed
+
+
+def test_a_later_home_that_has_a_copy_of_before_has_hosts_begin_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path / "other")
+    place.outposts.release("run")
+    place.outposts = place.outposts_of(tmp_path, MachineConfig())
+    place.hear("alpha", {**place.called, "spec": {**place.called["spec"], "resumed": 2}})
+    orders = of_orders(Orders(stamp=Stamp(2, 1, 1), home="heir"), None)
+    place.hear("heir", {**orders, "run": "run", "resumed": 1})
+    assert "they begin anew" in place.lines[-1]
+    place.close()
+
+
+@pytest.mark.parametrize(
     "name", ["../outpost.json", "logs/../spec.json", "/etc/passwd", "spec.json", "logs/", "logs/..", 7]
 )
 def test_a_home_reads_only_logs_and_spans(place: Place, name: Any) -> None:
@@ -477,6 +508,46 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
     assert [run.taken for run in runs] == [[("beta", "left")], []]
     assert len(lines[-1]) < 1000
     loop.close()
+
+
+@pytest.mark.parametrize("resumed", [0, 2, 1])
+def test_a_machine_that_may_join_once_more_is_not_released_with_what_its_learners_have(
+    tmp_path: Path, place: Place, resumed: int
+) -> None:
+    """A home that goes on with changes takes it for one that has left; its hosts of before end, and leave their
+    moments."""
+    sent = list[dict[str, Any]]()
+    home = SimpleNamespace(fleet=SimpleNamespace(others=[], away={"beta"}, left_by=lambda name: []), term=1)
+    run = SimpleNamespace(
+        name="run", resumed=resumed, is_running=True, takes_loops=False, leaves_out=lambda name: False,
+        daemon=SimpleNamespace(home=home),
+    )  # fmt: skip
+    neighbours = Neighbours(
+        place.loop,
+        "alpha",
+        tmp_path,
+        MachineConfig(),
+        None,
+        runs=lambda: cast(Any, [run]),
+        send=lambda peer, message: sent.append(message),
+        caller=lambda: None,
+        tell=lambda line: None,
+        on_change=lambda: None,
+        on_expelled=lambda home, runs: None,
+        on_loop=lambda name: None,
+        home_handler=lambda kind: None,
+    )
+    neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
+    neighbours.handlers["report"](b"beta", {**of_report(Report(), {}), "run": "run", "resumed": 1})
+    [orders] = sent
+    place.hear(
+        "alpha", {**place.called, "run": "run-2", "spec": {**place.called["spec"], "run": "run-2", "resumed": 1}}
+    )
+    place.hear("alpha", {**orders, "run": "run-2"})
+    place.loop.run_until_complete(asyncio.sleep(0))
+    kept = (tmp_path / "run-2" / "spec.json").exists()
+    assert (place.outposts.runs(place.links["alpha"].home), kept) == (["run"], resumed != 1)
+    neighbours.close()
 
 
 def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp_path: Path) -> None:

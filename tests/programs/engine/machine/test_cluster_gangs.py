@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.patience import PATIENCE
@@ -59,6 +61,9 @@ def test_an_island_of_two_machines_joins_a_run_that_began_with_no_learner(place:
     assert summary["outcome"] == "stopped"
     assert [learner["restarts"] for learner in summary["per_learner"]] == [0]
     accounts_add_up(summary)
+    told = json.loads(place.call("replay", "run", "--json").stdout)
+    assert told["identical"]
+    assert "learner.1/0" in {each["host"] for each in told["hosts"]}
     for each in parts:
         each.terminate()
         each.communicate(timeout=PATIENCE)
