@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs import DEFAULT
 from tests import soak
 from tests.patience import PATIENCE
 from tests.soak import Found, Part, Search
@@ -148,6 +149,19 @@ def test_what_is_rare_is_asked_of_all_seeds_of_a_search_together(monkeypatch: py
     assert rare[0].startswith(DEATH_KINDS[0])
 
 
+def test_a_guard_may_fire_in_any_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SEARCHES", {"world": Search((), 2, 2, 2, 500), "dipaco": Search((), 2, 2, 2)})
+    from isthmus.programs.wings.simulation.invariants_model import guards_of
+
+    first, *others = guards_of(DEFAULT)
+    found = {"world-0": Found(0, 1.0, seeds=2, guards=dict.fromkeys(others, 1))}
+    assert soak.too_rare(found, is_long=False) is None
+    found["dipaco-0"] = Found(0, 1.0, seeds=2)
+    assert soak.too_rare(found, is_long=False) == [f"guard {first!r} never fired"]
+    found["dipaco-0"] = Found(0, 1.0, seeds=2, guards={first: 1})
+    assert soak.too_rare(found, is_long=False) == []
+
+
 @pytest.mark.process
 def test_a_soak_that_is_ended_loses_the_part_under_way_and_ends_it(there: Path) -> None:
     waits = (
@@ -156,6 +170,7 @@ def test_a_soak_that_is_ended_loses_the_part_under_way_and_ends_it(there: Path) 
     script = f"""
 import sys
 from pathlib import Path
+from isthmus.programs import DEFAULT
 from tests import soak
 soak.ROOT = Path({str(there)!r})
 soak.parts = lambda is_long: [

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request.fingerprint import fingerprint
 from isthmus.programs.engine.request.program import Program
 from isthmus.programs.engine.request.request import Request, prepare
-from isthmus.programs.engine.run.in_processes import detach, submit
+from isthmus.programs.engine.run.in_processes import detach, submit_ahead
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.verify import verify
 from tests.bench.size.light import LIGHT, Light
@@ -34,7 +35,7 @@ def running(learners: Mapping[Path, int], program: Program = PROGRAM, task: Ligh
     begun: list[Path] = []
     try:
         for folder, count in learners.items():
-            detach(submit(_request(count, folder, program, task)))
+            detach(submit_ahead(partial(_request, count, folder, program, task)))  # As `isthmus train` does.
             begun.append(folder)
         yield
     finally:
