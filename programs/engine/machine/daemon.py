@@ -258,7 +258,7 @@ class MachineDaemon:
         try:
             check_files(folder, "Adopting a run")
             sites, are_here = Sites.load(folder), has_hosts(folder)
-            self._check_unaltered(folder)  # Where hosts live, too: their next lives would be of other files.
+            altered = self._checked_unaltered(folder)  # Where hosts live, too: next lives would be of other files.
             stand_still(folder, elsewhere_ns=FOR_EVER if are_here else alone_ns(folder))
             run_spec = told_of(folder, "Adopting a run")
             # Other machines may hold the lost state.
@@ -269,17 +269,18 @@ class MachineDaemon:
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
         how = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
-        self._say(held, f"adopts {folder}{how}")
+        self._say(held, f"adopts {folder}{how}{altered and f'; {altered}'}")
         if not goes_on:
             held.daemon.end("the daemon of its machine was gone for too long")
 
-    def _check_unaltered(self, folder: Path) -> None:
-        """ConfigError if a run would go on with other files than before: what there is of it waits until a command, or
-        the next daemon, goes on with it."""
-        from isthmus.programs.engine.request.sources import check_unaltered  # As above.
+    def _checked_unaltered(self, folder: Path) -> str:
+        """What a run goes on with that hosts do not agree on, in words; ConfigError if it would go on with other files
+        than before: what there is of it waits until a command, or the next daemon, goes on with it."""
+        from isthmus.programs.engine.request.sources import check_unaltered, told_if_changed  # As above.
 
         try:
             check_unaltered(folder, "Adopting a run")
+            return told_if_changed(folder)
         except ConfigError:
             self._later_runs = [*self._later_runs, DaemonRun(str(folder), is_watched=False)]
             self.neighbours.set_aside.add(spec.load(folder).run)

@@ -51,8 +51,8 @@ class OwnRun(DaemonService):
     """The run that the cluster file `file` describes, in the folder `run_dir` below the daemon's root.
 
     If it `goes_on`, one that is there is continued where it was cut off, set aside, stopped, or failed. Where its files
-    are others now, and it `accepts_changes`, all of its machines begin anew from the snapshot; otherwise hosts that
-    live go on.
+    are others now, and it `accepts_changes`, all of its machines begin anew from the snapshot; otherwise the daemon
+    ends, with that in its message.
     """
 
     def __init__(self, file: Path, run_dir: Path | None, *, goes_on: bool, accepts_changes: bool = False) -> None:

@@ -110,6 +110,12 @@ def check_unaltered(folder: Path, doing: str) -> None:
         raise ConfigError(doing, "the files that it was begun with", f"others now{named(files)}", do)
 
 
+def told_if_changed(folder: Path) -> str:
+    """A line for whoever supervises a run from now on: which files differ, of which next lives are; '' if none."""
+    files = changed(folder)
+    return f"next lives are of other files than those that it was begun with{named(files)}" if files else ""
+
+
 def _of_graph(program: str) -> tuple[str, ...]:
     """The beginnings of the files of isthmus that the fingerprint of a program's graph is made of (`fingerprint`)."""
     module = SHIPPED.get(program, "").partition(":")[0].removeprefix(f"{_OWN}.").split(".")

@@ -118,6 +118,15 @@ def finish(folder: Path, end: RunEnd) -> None:
     last_files.finish(folder, end)
 
 
+def _tell_if_changed(folder: Path) -> None:
+    """Write into the log which files are others than those that the run of a folder was begun with."""
+    from isthmus.programs.engine.request.sources import told_if_changed  # Few daemons adopt runs.
+
+    with suppress(OSError, ValueError):
+        if altered := told_if_changed(folder):
+            sys.stderr.write(f"isthmus daemon: {altered}\n")
+
+
 def _serve(folder: Path, lock: RunLock, line: ProcessLine | None, *, grace: float, ahead: Ahead = NONE_AHEAD) -> int:
     """The same, with the run folder to itself. `line`: to the command, if that has it end with it."""
     loop = uvloop.new_event_loop()
@@ -166,6 +175,8 @@ def _serve(folder: Path, lock: RunLock, line: ProcessLine | None, *, grace: floa
                 )
                 sys.stderr.flush()
 
+    if ahead is NONE_AHEAD:  # What is ahead was made with these files.
+        _tell_if_changed(folder)
     run_spec = spec.load(folder)
     run = HeldRun(
         loop,

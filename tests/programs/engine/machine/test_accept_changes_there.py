@@ -22,6 +22,7 @@ from isthmus.programs.engine.machine import daemon, own_run
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.request import sources, spec
+from isthmus.programs.engine.run.daemon_process import _tell_if_changed
 from isthmus.programs.engine.run.resume import again
 from isthmus.programs.engine.snapshots.snapshot_files import has_snapshot
 from isthmus.runtime.daemon.home_daemon import GIVEN_UP, JOURNAL, journal_of, reopen
@@ -70,14 +71,16 @@ def test_what_differs_is_found_without_an_import_and_the_form_is_named(of_cluste
     ("file", "is_of_graph"),
     [("ops/syncer/merge.py", True), ("programs/decoupled.py", True), ("programs/wings/why/replay.py", False)],
 )
-def test_files_of_isthmus_by_which_hosts_would_refuse_to_begin_are_found_before(
-    of_cluster: Path, file: str, *, is_of_graph: bool
+def test_files_of_isthmus_by_which_hosts_would_refuse_to_begin_are_found_before_and_others_are_told(
+    of_cluster: Path, file: str, capfd: pytest.CaptureFixture[str], *, is_of_graph: bool
 ) -> None:
     known = sources.load(of_cluster)
     assert known is not None
     own = {**known.files["isthmus"], file: "0" * 16}
     sources.write(of_cluster, sources.Sources(known.isthmus, {"isthmus": own}, known.fragments))
     assert [each.file for each in sources.changed(of_cluster)] == [file]
+    _tell_if_changed(of_cluster)
+    assert file in capfd.readouterr().err
     if is_of_graph:
         with pytest.raises(ConfigError) as error:
             sources.check_unaltered(of_cluster, "Going on")
