@@ -7,8 +7,12 @@ neither answers nor machines.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+LEAST: Final = sys.float_info.min
+"""Of all weight: who has less counts as having none, because a factor that makes it the whole is no number."""
 
 
 class Capped(NamedTuple):
@@ -30,7 +34,7 @@ def capped(weights: Sequence[float], participants: Sequence[str], most: Mapping[
     before: dict[str, float] = {}
     for weight, participant in zip(weights, participants, strict=True):
         before[participant] = before.get(participant, 0.0) + weight / total
-    at_most, free, factor = set[str](), {participant for participant, share in before.items() if share > 0}, 1.0
+    at_most, free, factor = set[str](), {participant for participant, share in before.items() if share >= LEAST}, 1.0
     while over := {participant for participant in free if before[participant] * factor > most[participant]}:
         at_most, free = at_most | over, free - over
         if free:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.influence import capped
+from isthmus.ops.exchange.influence import LEAST, capped
 
 WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda weights: sum(weights) > 1e-3)
 
 
+@example([8.0, sys.float_info.min], [0.5, 1.0])
 @given(WEIGHTS, st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5))
 def test_nobody_has_more_than_its_most_and_nothing_is_left_that_another_could_have(
     weights: list[float], caps: list[float]
@@ -21,7 +24,11 @@ def test_nobody_has_more_than_its_most_and_nothing_is_left_that_another_could_ha
     of_member = {name: sum(s for s, each in zip(shares, names, strict=True) if each == name) for name in set(names)}
     assert all(share <= most[name] + 1e-9 for name, share in of_member.items())
     assert sum(shares) == pytest.approx(whole)
-    voting = {name for name, weight in zip(names, weights, strict=True) if weight > 0}
+    voting = {
+        name
+        for name in names
+        if sum(weight / sum(weights) for each, weight in zip(names, weights, strict=True) if each == name) >= LEAST
+    }
     if whole < 1:
         assert all(of_member[name] == pytest.approx(most[name]) for name in voting)
     assert all(before > most[name] == now for name, before, now in reduced)
