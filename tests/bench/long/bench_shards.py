@@ -9,7 +9,7 @@ merge on until each fragment was merged three times, the most of its proportiona
 hosts is half in each, and of its own (RssAnon), which has nothing that it shares or lends; less those of the same
 syncer in a run of a model of 320 kB; over the bytes of its part of the model in float32. Of several shards the largest.
 Beside it the answers in a merge, and the milliseconds that it took (`merge_ms` in merges.jsonl), medians of the last
-rounds. A learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB.
+rounds. A learner of 64 MiB takes some 400 MB, one of 16 MiB 150 MB, one of 4 MiB 60 MB, and steps every two seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.programs.engine.request.program import Program
 from isthmus.runtime.system.memory import proportional_bytes
 from tests.bench import observed
 from tests.bench.size import ordered
-from tests.bench.size.light import BROAD, LIGHT, Light
+from tests.bench.size.light import BROAD, LIGHT, SLOWEST, Light
 
 FRAGMENTS = 8
 ROUNDS = 3
@@ -85,13 +85,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     task, rows = BROAD[asked.mb], list[dict[str, Any]]()
+    small = LIGHT if task.step_seconds == LIGHT.step_seconds else SLOWEST
     whole = sum(4 * math.prod(each.shape) for each in task.layout)
     for learners in asked.learners:
         for shards in asked.shards:
             for push in asked.push:
                 for keeps in asked.keeps:
                     settings = {"shards": shards, "push": push, "keeps": keeps}
-                    idle, found = (measured(learners, each, **settings) for each in (LIGHT, task))
+                    idle, found = (measured(learners, each, **settings) for each in (small, task))
                     row: dict[str, Any] = {"learners": learners, **settings}
                     for kind in ("peaks", "proportional", "own"):
                         beyond = max(size - idle[kind][name] for name, size in found[kind].items())

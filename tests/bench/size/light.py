@@ -56,9 +56,15 @@ class Light(Toy):
 LIGHT: Final = Light("LIGHT", LAYOUT_EVEN)
 SLOW: Final = Light("SLOW", LAYOUT_EVEN, step_seconds=1.0)
 """Whose learners leave the cores to others also where there are more than a hundred."""
+SLOWEST: Final = Light("SLOWEST", LAYOUT_EVEN, step_seconds=2.0)
+"""Likewise, where there are hundreds."""
 BROAD: Final = {
-    mb: Light(f"BROAD_{mb}", tuple(TensorSpec(f"layer{i}", (mb * 2**20 // 32, 1), "float32") for i in range(8)))
-    for mb in (16, 64)
+    mb: Light(
+        f"BROAD_{mb}",
+        tuple(TensorSpec(f"layer{i}", (mb * 2**20 // 32, 1), "float32") for i in range(8)),
+        step_seconds=seconds,
+    )
+    for mb, seconds in ((4, SLOWEST.step_seconds), (16, STEP_SECONDS), (64, STEP_SECONDS))
 }
-"""Of so many MiB, in eight fragments."""
-BROAD_16, BROAD_64 = BROAD.values()
+"""Of so many MiB, in eight fragments; the smallest for hundreds."""
+BROAD_4, BROAD_16, BROAD_64 = BROAD.values()
