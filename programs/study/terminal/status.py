@@ -207,12 +207,14 @@ def _silent(folder: Path) -> ConfigError:
         gone = ", which is gone, or of another machine" if is_of_cluster else ", which is gone"
         actual = f"no answer from {note.endpoint}, process {note.pid}{'' if note.is_living else gone}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
+    on = f"isthmus train --resume {folder}"
     if note is not None and note.is_living:
         do = "It may be busy, or suspended: ask again."
-    elif note is not None and is_of_cluster:
-        do = f"If its home is another machine, name the run's cluster file: --cluster FILE. {do}"
-    elif note is not None and not (folder / OVER).exists():
-        do = f"{do} To go on from its last snapshot: isthmus train --resume {folder}"
+    elif is_of_cluster:
+        away = "" if note is None else "If its home is another machine, name the run's cluster file: --cluster FILE. "
+        do = f"{away}{do} To go on, start the daemon of its home; or type there {on} --cluster FILE"
+    elif not ((folder / OVER).exists() or _is_in_one(folder)):
+        do = f"{do} To go on from its last snapshot: {on}"
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 
 

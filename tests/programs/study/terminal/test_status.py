@@ -239,9 +239,20 @@ def test_a_run_of_a_cluster_is_not_to_be_resumed_as_one_of_a_machine(tmp_path: P
     (tmp_path / CLUSTER).write_text("{}")
     with pytest.raises(ConfigError) as refused:
         status_view.status_of(tmp_path)
-    assert "train --resume" not in str(refused.value)
+    assert f"train --resume {tmp_path} --cluster FILE" in str(refused.value)
     assert "or of another machine" in str(refused.value)  # Its folder may be shared, as that of a launch is.
-    assert "--cluster FILE" in str(refused.value)
+
+
+def test_of_a_folder_that_was_made_ready_and_has_no_daemon_the_command_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "spec.json").write_text('{"transport": "zmq"}')
+    with pytest.raises(ConfigError) as refused:
+        status_view.status_of(tmp_path)
+    assert str(refused.value).endswith(f"train --resume {tmp_path}")
+    (tmp_path / CLUSTER).write_text("{}")
+    with pytest.raises(ConfigError) as refused:
+        status_view.status_of(tmp_path)
+    assert str(refused.value).endswith(f"train --resume {tmp_path} --cluster FILE")
 
 
 def test_the_log_of_a_host_elsewhere_is_asked_for_by_the_cluster_file(
