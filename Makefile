@@ -1,6 +1,7 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
 # make quick: the tests of the core, without processes.   make changed: those of make test that a change can reach; SINCE=COMMIT V=1.
 # make install: install only.   make install-test: with pytest, for your own tests.
+# make further: what .ci/run tries beside that: tests of a second and more, of what others reach, too.
 # make long: what is too long for make test and is checked before an issue is done.
 # make soak: thousands of simulated clusters with faults, real runs with kills, all examples and seeds, and variants of the code that are broken on purpose, in parts of at most half an hour: it goes on where it was left, and says what is left. PARTS="world kills" carries out some of them.
 # make soak-long: the same with 10,000 clusters, and 200 runs with kills.
@@ -20,7 +21,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test changed long quick check bench bench-keep tables soak soak-long scale engines test-torch readme wings mutate docs versions clean
+.PHONY: help install install-test train test further changed long quick check bench bench-keep tables soak soak-long scale engines test-torch readme wings mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -65,7 +66,7 @@ train: .venv/installed
 WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --dist
 
-OF_TEST := not soak and not long and not engine and not torch
+OF_TEST := not further and not soak and not long and not engine and not torch
 
 test: .venv/installed-test
 	$(PYTEST) loadfile -m "$(OF_TEST)"
@@ -73,6 +74,10 @@ test: .venv/installed-test
 # Of those, what a change can reach: of what differs from SINCE, or else from where this branch left main (tests/changed.py).
 changed: .venv/installed-test
 	$(BIN)/python -m tests.changed $(if $(SINCE),--since $(SINCE)) $(if $(V),--verbose) -- $(PYTEST) loadfile -m "$(OF_TEST)"
+
+# Dear tests of what make test reaches by another one, too.
+further: .venv/installed-test
+	$(PYTEST) loadfile -m "further and not soak and not long and not engine and not torch"
 
 long: .venv/installed-test
 	$(PYTEST) loadfile -m "long and not soak and not engine and not torch"

@@ -93,6 +93,7 @@ def test_a_string_that_something_is_done_with_is_no_docstring() -> None:
     assert place.digest('x = 1\n"""About x."""\n') == place.digest("x = 1\n")
 
 
+@pytest.mark.further
 def test_a_place_says_the_modules_that_are_loaded_and_those_of_hosts_where_a_bench_starts_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

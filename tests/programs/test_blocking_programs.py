@@ -63,6 +63,7 @@ def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, WorldRe
     assert all(np.isfinite(tensor).all() for tensor in model.values())
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKING)
 def test_the_fast_wait_for_the_slow_one_and_it_shows(runs: dict[str, WorldResult], name: str) -> None:

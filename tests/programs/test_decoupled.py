@@ -36,6 +36,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "numba",
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_tensors_are_cut_where_there_are_more_fragments_than_units(world: Worlds) -> None:
     settings = {"fragments": 20, "shards": 7, "interval": 20}

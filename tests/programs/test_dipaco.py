@@ -59,6 +59,7 @@ def _voters(result: WorldResult) -> dict[int, set[int]]:
     return dict(voters)
 
 
+@pytest.mark.further
 def test_one_module_a_level_is_decoupled_diloco(world: Worlds) -> None:
     """Bit for bit."""
     with recorded() as flat:

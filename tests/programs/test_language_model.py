@@ -65,6 +65,7 @@ def test_settings_reach_the_model(text: str) -> None:
     assert [spec.name for spec in specs if spec.merge == "average"] == ["embedding"]
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_experts_take_the_place_of_the_feed_forward_half(text: str) -> None:
     sparse = task(

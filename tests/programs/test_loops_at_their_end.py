@@ -91,6 +91,7 @@ def told(run: Run, kind: type) -> list[Any]:
     return [each for each in run.incidents() if isinstance(each, kind)]
 
 
+@pytest.mark.further
 @pytest.mark.process
 def test_one_that_is_away_is_waited_for_and_one_that_never_asks_is_led_out_of_its_with(
     start: Callable[..., Run], tmp_path: Path

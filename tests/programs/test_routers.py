@@ -146,6 +146,7 @@ def test_a_file_of_rows_is_a_source_and_so_is_each_of_several_folders(data: Path
     assert [name for name, _ in opened(data.parent / "r").sources] == ["code", *names]
 
 
+@pytest.mark.further
 def test_token_files_are_routed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(40):

@@ -53,6 +53,7 @@ def test_the_learner_of_a_loop_tells_of_its_site_whether_its_script_evaluates_or
         assert all(each.reported()["site"]["tokens"] == SITE.tokens for each in own)
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_the_bits_of_a_run_are_the_same_with_and_without(ran: Any) -> None:
     (without, one), (with_site, other) = ran

@@ -65,6 +65,7 @@ def router() -> Router:
     return by_content(parts(400)[0], 4, 0, DATA)
 
 
+@pytest.mark.further
 def test_kinds_of_text_come_apart_also_those_that_were_held_out(router: Router) -> None:
     # Kinds differ by a tenth in tokens, shards do not.
     for seed in (0, 1):
@@ -82,6 +83,7 @@ def test_shards_are_nearly_equal_in_tokens_where_kinds_are_not() -> None:
     assert one_by_one == router.shards_of(skewed)[:40].tolist()
 
 
+@pytest.mark.further
 def test_a_router_follows_from_documents_and_seed(router: Router) -> None:
     documents, _ = parts(400)
     again, other = by_content(documents, 4, 0, DATA), by_content(documents, 4, 1, DATA)

@@ -95,6 +95,7 @@ def test_that_of_a_program_without_a_global_model_is_of_the_mean(tmp_path: Path,
     assert summary_of(run)["eval_loss_final"] == pytest.approx(before["eval_loss_final"], rel=1e-6)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("is_of_paths", [False, True])
 @pytest.mark.slow
 def test_that_of_a_language_model_has_its_tokens_and_windows(

@@ -36,6 +36,7 @@ def table(tokens: int, learners: str = "") -> str:
     return f'[run]\ntokens = {tokens}\n{learners}[loop]\nscript = "train.py"\narguments = ["--word"]\n'
 
 
+@pytest.mark.further
 def test_a_script_trains_on_two_machines_and_one_that_was_killed_goes_on(place: Place) -> None:
     machines = Machines(place, "alpha", "beta")
     cluster = machines.cluster({"alpha": "islands = 1", "beta": LEARNER}, run=table(FOREVER))

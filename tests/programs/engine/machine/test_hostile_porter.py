@@ -32,6 +32,7 @@ def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(plac
     assert alpha.end() == 0
 
 
+@pytest.mark.further
 def test_a_placed_syncer_and_a_joined_machine_outlive_a_hostile_porter_of_their_home(place: Place) -> None:
     machines = Machines(place)
     alpha = machines.start("alpha", "tcp://127.0.0.1:0", *ONE_PORT)

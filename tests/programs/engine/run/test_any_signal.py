@@ -56,6 +56,7 @@ def test_every_process_may_end_by_any_signal(start: Callable[..., Run], number: 
 REAL_TIME = range(signal.SIGRTMIN, signal.SIGRTMAX + 1)
 
 
+@pytest.mark.further
 def test_a_parent_that_blocks_the_signals_without_names(start: Callable[..., Run]) -> None:
     former = signal.pthread_sigmask(signal.SIG_BLOCK, REAL_TIME)
     try:

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import Run, resume
 from tests.programs.engine.run.test_standstill import HOUR, pass_time
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.further]
 
 HOURS: Final = 3
 END_SECONDS: Final = 30.0

@@ -13,6 +13,7 @@ from tests.programs.engine.run.process_run import FOREVER, Run
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.further
 def test_a_killed_learner_goes_on_with_what_it_had_and_nothing_stays_behind_its_run(tmp_path: Path) -> None:
     if not run_memory.room_in(run_memory.ROOT):
         pytest.skip(f"{run_memory.ROOT} has no room here")

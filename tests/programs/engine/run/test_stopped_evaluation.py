@@ -80,6 +80,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slow"
 
 
+@pytest.mark.further
 def test_ctrl_c_in_the_final_evaluation_leaves_it_out_and_it_is_made_later(slow: Path, tmp_path: Path) -> None:
     run = Run(tmp_path, tokens=64 * 2 * LAST, task=task(LAST - 5))
     run.wait_for(lambda: (run.status()["training"].get("ending") or {}).get("awaits") == "evaluation")

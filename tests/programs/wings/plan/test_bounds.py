@@ -58,6 +58,7 @@ def test_the_first_bound_comes_first_and_what_is_not_known_last() -> None:
     assert last.name == "link of a shard"
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_hundred_thousand_learners_on_the_published_chips_are_planned_and_no_list_has_them_all() -> None:
     options = ["--learners", str(LEARNERS_PLANNED_MAX), "--shards", "24", "--island", "v6e:2x2", "--chips", "1200000"]

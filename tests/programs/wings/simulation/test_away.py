@@ -49,6 +49,7 @@ def test_nobody_waits_for_a_learner_that_is_away_and_it_is_not_ended() -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_the_home_tells_that_it_is_away_and_that_it_is_back(is_idle: bool) -> None:
@@ -60,6 +61,7 @@ def test_the_home_tells_that_it_is_away_and_that_it_is_back(is_idle: bool) -> No
     assert [life for _, life, incident in seen.lines if type(incident).__name__ == "WasAway"] == ["learner/1#1"]
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_learner_that_dies_while_it_is_away_begins_anew() -> None:
     faults = Away("learner/1", seconds=30.0, at=4.0), Kill("learner/1", at=14.0)

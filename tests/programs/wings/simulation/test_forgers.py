@@ -134,6 +134,7 @@ def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     assert min(merges for _, merges in told) == MERGES_MIN
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize(("keeps", "port"), [("answers", "answer"), ("sums", "values")])
 def test_flipped_signs_are_refused_where_the_run_asks_for_it(keeps: str, port: str) -> None:

@@ -64,6 +64,7 @@ def test_seeds_of_lies_lose_no_token_of_the_others() -> None:
         assert done.violation is None, (seed, done.violation)
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_liar_may_accuse_in_the_name_of_a_host_that_has_not_begun() -> None:
     assert run_lying(8).violation is None

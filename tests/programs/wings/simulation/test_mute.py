@@ -52,6 +52,7 @@ class Chronicle(Checker):
         return [each for each in self.lines if isinstance(each[2], kind) and life in ("", each[1])]
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_learner_that_only_its_daemon_hears_is_told_replaced_and_keeps_no_round_open() -> None:
     seen = Chronicle()

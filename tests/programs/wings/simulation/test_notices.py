@@ -85,6 +85,7 @@ def test_checkers_hear_what_the_daemon_of_the_home_records_by_itself() -> None:
     assert searches.run_noticed(7016).violation is None
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", [range(6), soaked(range(6, 200))], ids=str)
 def test_notices_of_seeds_break_nothing(seeds: range) -> None:
     for seed in seeds:

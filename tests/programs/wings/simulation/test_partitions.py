@@ -45,6 +45,7 @@ def test_a_building_is_cut_off_for_less_than_anybody_is_given_up_after() -> None
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_slot_is_claimed_twice_while_its_former_process_lives_behind_a_partition() -> None:
     outcome = survive(Cut("learner-1", None, 30.0, at=2.0), learners=2, steps=100, step_ms=400.0)
@@ -71,6 +72,7 @@ FORK: tuple[Fault, ...] = (
 back with what learner 1 holds."""
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_what_was_trained_on_a_version_that_is_lost_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert survive(*FORK, learners=2, step_ms=400.0).violation is None

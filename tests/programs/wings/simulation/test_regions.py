@@ -33,6 +33,7 @@ def lost(outcome: Outcome) -> int:
     return sum(row.lost for row in rows)
 
 
+@pytest.mark.further
 def test_a_region_that_is_cut_off_goes_on_and_is_merged_when_it_is_back() -> None:
     witness = Witness()
     wall = [Cut(machine, other, 8.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
@@ -90,6 +91,7 @@ def test_a_shard_that_dies_on_either_level_stops_no_other() -> None:
     assert 0 < lost(outcome) < trained / 2  # Of one fragment of two, by one region of two.
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, *(long(seed) for seed in seeds(20, least=2))])
 def test_everything_dies_and_goes_on_from_a_snapshot(seed: int) -> None:

@@ -32,6 +32,7 @@ def changed(result: WorldResult) -> list[tuple[int, str]]:
     return [(row["slot"], row["reason"]) for row in result.status["changes"]["last"] if row["setting"] == "pace"]
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("speeds", "slow"),
