@@ -71,6 +71,8 @@ class PrivateDaemon:
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._is_told = False
+        self._was_refused = False
+        """Whether the disk took nothing when the last daemon had ended."""
         self.is_unwritten = False
         """The run is over, and the disk does not even take that fact."""
         self.seen: dict[str, Any] = {}
@@ -220,11 +222,12 @@ class PrivateDaemon:
                 f"no daemon can be started, because {self._folder} cannot be written: {refusal}. Make room there, or "
                 "mend it. It is tried again; the run goes on without one for a minute."
             )
-        if delay is None:
-            if not refusal or not has_hosts(self._folder):
-                raise RunError(self._despair(how, refusal))
-            return BACKOFF_SECONDS[-1]
-        return delay / 1e9
+        was_refused, self._was_refused = self._was_refused, bool(refusal)
+        if delay is not None:
+            return delay / 1e9
+        if not (refusal or was_refused) or not has_hosts(self._folder):
+            raise RunError(self._despair(how, refusal))
+        return BACKOFF_SECONDS[-1] if refusal else BACKOFF_SECONDS[0]  # Room was made while that one began.
 
     def _despair(self, how: str, refusal: str) -> str:
         """Why another daemon is pointless."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.request.new_folder import RunLock
-from isthmus.programs.engine.run import interrupts, watch_loop
+from isthmus.programs.engine.run import interrupts, private_daemon, watch_loop
 from isthmus.programs.engine.run.interrupts import Interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
 from isthmus.programs.engine.run.watch_loop import (
@@ -22,6 +22,7 @@ from isthmus.programs.engine.run.watch_loop import (
     RunWatch,
 )
 from isthmus.runtime.errors import RunError
+from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
 from isthmus.runtime.wire.control_messages import Message
 from tests.patience import PATIENCE
 
@@ -233,3 +234,18 @@ def test_what_a_next_daemon_does_not_know_yet_is_kept(tmp_path: Path, monkeypatc
         daemon.status()
         daemon.status()
     assert daemon.seen == {"training": {"tokens": 9}, "hosts": [{**known, "pid": None}]}
+
+
+def test_a_daemon_that_began_while_the_disk_was_full_is_forgiven_where_room_was_made_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ["full"] * 6 + ["", ""]
+    monkeypatch.setattr(PrivateDaemon, "_start", lambda daemon: None)
+    monkeypatch.setattr(private_daemon, "refusal_of", lambda folder: found.pop(0))
+    monkeypatch.setattr(private_daemon, "has_hosts", lambda folder: True)
+    with RunLock(tmp_path) as lock:
+        daemon = PrivateDaemon(tmp_path, lock, lambda line: None, 20.0)
+        delays = [daemon._put_off("with status 1") for _ in range(7)]
+        assert delays == [*BACKOFF_SECONDS[:5], BACKOFF_SECONDS[-1], BACKOFF_SECONDS[0]]
+        with pytest.raises(RunError, match="8 times in a row"):
+            daemon._put_off("with status 1")
