@@ -149,9 +149,13 @@ class HeldShards:
             self._lives = {each.replica.slot: each.incarnation for each in shards}
         return self._lives
 
+    def shard(self, fragment: int) -> int:
+        """The shard of a fragment."""
+        return fragment % self._shards
+
     def life(self, fragment: int) -> int:
         """The live life of the shard of a fragment; 0 where none is."""
-        return self.lives().get(fragment % self._shards, 0)
+        return self.lives().get(self.shard(fragment), 0)
 
     def news(self, **fields: Any) -> list[tuple[str, Held]]:
         """The report of what is held, with these fields beside who lives, if it has changed."""

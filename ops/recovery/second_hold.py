@@ -3,8 +3,9 @@ together and the run's home has nothing newer.
 
 Decides when learners get copies of them. The home's disk has the states of the last snapshot, as a rule newer than
 these, and its hold node gives copies of those. So nothing is given of a fragment of which the home has said that its
-disk has that version, or a later one; and of any other only some time after a shard has come back, in which a home that
-has come back, too, says what it has. What this is for is a disk that has refused all states until everybody died.
+disk has that version, or a later one; and of any other only once the home has said that it has looked for what this life
+of the shard needs, or some time after that has come back, in which a home that has come back, too, would have said it.
+What this is for is a disk that has refused all states until everybody died, or has none yet.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class SecondHold:
         self._told: dict[int, ToldVersion] = {}
         self._saved: dict[int, list[int]] = {}
         """By fragment, the newest version on the home's disk."""
+        self._looked: list[list[int]] = []
+        """The lives of shards for which the home has looked what its disk has, as [shard, life]."""
         self._looks: dict[tuple[int, int], int] = {}
         """How often a life of a shard was seen that has not published a fragment yet, by fragment and life."""
         self._copies: dict[int, tuple[int, list[Any]]] = {}
@@ -56,6 +59,7 @@ class SecondHold:
                 self._told[item["fragment"]] = item
         for report in (elsewhere or {}).values():
             self._saved = {fragment: version for fragment, *version in sorted(report["saved"])}
+            self._looked = [] if report["error"] else report["lives"]  # A disk that fails may have more than it says.
         return [*(("copy", copy) for copy in self._given()), *self._news()] or None
 
     def _given(self) -> list[Update]:
@@ -78,7 +82,7 @@ class SecondHold:
         if not is_behind or self._saved.get(p, []) >= held["version"] or self._copies.get(p, (0,))[0] >= life:
             return False
         self._looks[p, life] = looks = self._looks.get((p, life), 0) + 1
-        return looks > LOOKS
+        return looks > LOOKS or [self._owners.shard(p), life] in self._looked
 
     def _has_published(self, p: int, life: int) -> bool:
         """Whether this life of its shard, or a later one, has published a fragment."""

@@ -33,15 +33,14 @@ class Holder:
     def live(self, life: int) -> None:
         self.context.live = {Member(Replica("syncer", 0), life)} if life else set()
 
-    def fire(self, *, taken: Any = (), told: Any = (), saved: Any = None) -> dict[int, Any]:
+    def fire(self, *, taken: Any = (), told: Any = (), saved: Any = None, **home: Any) -> dict[int, Any]:
         """The copies by fragment."""
         items: dict[str, Any] = {
             name: {(Replica("syncer", 0), item["fragment"]): item for item in each}
             for name, each in (("taken", taken), ("told", told))
         }
         if saved is not None:
-            home = Replica("recorder", 0)
-            items["elsewhere"] = {(home, "recorder"): held_by("recorder", saved=saved)}
+            items["elsewhere"] = {(Replica("recorder", 0), "recorder"): held_by("recorder", saved=saved, **home)}
         emitted = self.hold(**items) or []
         for port, item in emitted:
             if port == "held":
@@ -87,6 +86,20 @@ def test_a_later_life_gets_copies_after_some_looks_where_the_home_has_none(holde
     item = taken(0, 0)
     assert [0, 1, 0, digest_of(item["values"], item["clock"], item["positions"]), []] in holder.report["given"]
     assert holder.look() == {}
+
+
+def test_once_the_home_has_looked_for_that_life_nothing_is_waited_for(holder: Holder) -> None:
+    holder.fire(saved=[[0, 1, 3]], lives=[[0, 1]])
+    holder.live(2)
+    assert holder.look(LOOKS - 1) == {}
+    assert list(holder.fire(saved=[[0, 1, 3]], lives=[[0, 2]])) == [1]
+
+
+def test_a_home_whose_disk_fails_may_find_more(holder: Holder) -> None:
+    holder.live(2)
+    assert holder.fire(saved=[], lives=[[0, 2]], error="full") == {}
+    assert holder.look(LOOKS - 1) == {}
+    assert set(holder.look(1)) == {0, 1}
 
 
 @pytest.mark.parametrize(("count", "is_given"), [(0, False), (3, False)])

@@ -11,7 +11,7 @@ from unittest import mock
 
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.programs import decoupled
+from isthmus.programs import decoupled, shard_keeping
 from isthmus.programs.job import Job
 from isthmus.runtime.graph.template import Graph
 
@@ -95,5 +95,8 @@ class ForgingSend(FragmentSend):
 
 def build(job: Job) -> Graph:
     """The graph of decoupled-diloco, with these bodies."""
-    with mock.patch.multiple(decoupled, InnerStep=ForgingStep, FragmentSend=ForgingSend):
+    with (
+        mock.patch.object(decoupled, "InnerStep", ForgingStep),
+        mock.patch.object(shard_keeping, "FragmentSend", ForgingSend),
+    ):
         return decoupled.build(job)
