@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,17 +115,6 @@ def nameless(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mount, "sync_folder", lambda self, path: None)
 
 
-def in_place(patch: pytest.MonkeyPatch) -> None:
-    """A file is written where it is to be."""
-
-    def broken(path: Path, data: bytes, disk: Any) -> None:
-        file = disk.create(path)
-        file.write(data)
-        file.sync()
-
-    patch.setattr(store, "write_bytes", broken)
-
-
 def unmarked(patch: pytest.MonkeyPatch) -> None:
     """The next life goes on in the line that was torn."""
     made = files.Growing
@@ -153,8 +141,7 @@ def uncounted(patch: pytest.MonkeyPatch) -> None:
     ("broken", "faults", "told"),
     [
         (unsynced, (), "is not what was sent"),
-        pytest.param(nameless, (), "is lost with the power", marks=pytest.mark.soak),
-        (in_place, (), "is lost with the power"),
+        (nameless, (), "lost with the power"),
         pytest.param(
             unmarked,
             (FillDisk(HOME, 900, 1.0, at=2.0), Blackout(HOME, 0.5, at=2.5)),

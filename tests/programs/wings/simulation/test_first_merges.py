@@ -46,7 +46,9 @@ def test_a_model_that_was_merged_is_not_begun_anew(world: Worlds, program: Progr
     events = [record.event for record in read(result.tapes["syncer/0#2"], HostRecord).records]
     told = [output.fields or {} for event in events for output in getattr(event, "outputs", ())]
     kinds = {fields["kind"] for fields in told if fields.keys() >= {"kind", "version"}}
-    assert ("initial" in kinds) == (milliseconds < 750), "before 754 ms there is no version; then somebody else has it at once"
+    assert ("initial" in kinds) == (milliseconds < 750), (
+        "before 754 ms there is no version; then somebody else has it at once"
+    )
 
 
 @pytest.mark.long
