@@ -3,9 +3,9 @@ together and the run's home has nothing newer.
 
 Decides when learners get copies of them. The home's disk has the states of the last snapshot, as a rule newer than
 these, and its hold node gives copies of those. So nothing is given of a fragment of which the home has said that its
-disk has that version, or a later one; and of any other only once the home has said that it has looked for what this life
-of the shard needs, or some time after that has come back, in which a home that has come back, too, would have said it.
-What this is for is a disk that has refused all states until everybody died, or has none yet.
+disk has that version, or a later one; and of any other only once the home has said that it has looked for what this
+life of the shard needs, or some time after that has come back, in which a home that has come back, too, would have said
+it. What this is for is a disk that has refused all states until everybody died, or has none yet.
 """
 
 from __future__ import annotations

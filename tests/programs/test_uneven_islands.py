@@ -24,7 +24,7 @@ TOGETHER = """
     from isthmus.runtime.host.contract import IslandDevices
     from isthmus.runtime.ids import Replica
 
-    settings = {"layers": 1, "context": 16, "data": (sys.argv[2],)}
+    settings = {"layers": 1, "context": 16, "batch": 8, "data": (sys.argv[2],)}
     given = {"tokens": 16 * 8 * 60 * len(sizes), "learners": len(sizes)}
     request = prepare(Program(fragments=2), run=given, task_settings=settings, run_dir=sys.argv[1])
     begins = [sum(sizes[:n]) for n in range(len(sizes))]

@@ -1,4 +1,5 @@
-"""The batch of a run on accelerators where nobody says it: none with which a step would wait for the device's memory.
+"""The batch of a run on accelerators where nobody says it: none with which a step would wait for the device's memory, and
+one that its islands can divide.
 
 The batch that follows from the tokens (`sweeps`) is as small as merges want it, down to one sequence, and on an
 accelerator a step of so few tokens takes as long as one of more. So a default batch has at least as many tokens a step
@@ -9,6 +10,7 @@ table the batch follows from the tokens alone, and that is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -72,7 +74,13 @@ def with_batch(
     batch, tokens = request.chosen.get(BATCH), request.job.tokens_per_batch
     if not isinstance(batch, int) or not isinstance(tokens, int):
         return request
-    found = largest_filled(batch, tokens, [each for each in machines if each.offers(LEARNER)])
+    there = [each for each in machines if each.offers(LEARNER)]
+    divided = math.lcm(batch, *(each.devices for each in there))  # A batch is one for all.
+    found = largest_filled(divided, tokens * divided // batch, there)
+    if found is None and divided > batch:
+        most = max(each.devices for each in there)
+        told = f"not {batch}, by the tokens: an island of {most} devices divides a batch by {most}"
+        found = FilledBatch(divided, told)
     if found is not None:
         request = prepare_again({"batch": found.sequences})
         return _told(request, f"{found.sequences} ({found.told})")

@@ -177,6 +177,5 @@ def with_islands(
 def _filled(request: Request, card: str, devices: int, prepare_again: Callable[[dict[str, Any]], Request]) -> Request:
     """The request with a batch that fills islands of so many devices each, of this `card`."""
     device = _device(card, devices)
-    here = [] if device is None else [Machine("here", device=device, devices=devices)]
     unknown = "" if device is not None else repr(card) if card else "a card whose name its driver does not say"
-    return with_batch(request, here, prepare_again, unknown)
+    return with_batch(request, [Machine("here", device=device, devices=devices)], prepare_again, unknown)

@@ -167,3 +167,14 @@ def test_in_a_cluster_the_device_that_takes_most_to_fill_counts(text_folder: str
     cores, card, chips = (Machine(kind, device=device(kind)) for kind in ("cpu", "H200", "v6e"))
     batches = [settings(asked.on(hub, *each))[0] for each in ((), (cores, Machine("x")), (cores, card), (card, chips))]
     assert batches == [1, 1, 4, 8]
+
+
+@pytest.mark.slow
+def test_a_default_batch_divides_by_the_devices_of_each_island(text_folder: str) -> None:
+    asked = Asked(text_folder, FEW)
+    pair, three, eight = (Machine(f"of {count}", devices=count) for count in (2, 3, 8))
+    requests = [asked.on(*each) for each in ((pair,), (pair, three), (pair, eight))]
+    assert [settings(each)[0] for each in requests] == [2, 6, 8]
+    assert "an island of 3 devices" in str(requests[1].chosen["task.batch"])
+    given = Asked(text_folder, FEW, batch=3)
+    assert settings(given.on(pair))[0] == 3  # It is refused as the island's mesh is known, by its own name.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs.engine.run.private_daemon import processes_of
 from tests.effort import soaked
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import PAUSE, press_until_over
@@ -77,6 +78,8 @@ def test_the_first_ctrl_c_merges_the_last_fragments(running: subprocess.Popen[st
 
 @pytest.mark.soak
 def test_the_second_ctrl_c_ends_the_run_at_once(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    pids = {name: pid for pid, name in processes_of(tmp_path / "run")}
+    os.kill(pids["learner-0.log"], signal.SIGSTOP)  # The run waits for its last answers.
     error = press_until_over(running)
     assert running.returncode == 1, error
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "failed"

@@ -86,10 +86,10 @@ def test_seeds_of_deaths_are_passed() -> None:
 def test_what_searches_have_found_stays_mended(seed: int, ends: str) -> None:
     """12,200,152: everything died before the first snapshot was there, and after the last merge.
 
-    The evaluation of a model that no host held was waited for, for ten minutes; it is lost, and that ends the run. 12,210,230: the end of a run without
-    processes came before the checker knew that it was asked for. 13,000,532: everything died after the last evaluation,
-    and a shard of the next lives went back to a version before the final one as the run ended: books and final model
-    would have differed.
+    The evaluation of a model that no host held was waited for, for ten minutes; it is lost, and that ends the run.
+    12,210,230: the end of a run without processes came before the checker knew that it was asked for. 13,000,532:
+    everything died after the last evaluation, and a shard of the next lives went back to a version before the final one
+    as the run ended: books and final model would have differed.
     """
     outcome = run_deadly(seed)
     assert (outcome.violation, outcome.outcome) == (None, ends), outcome.story
