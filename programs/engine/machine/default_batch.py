@@ -1,5 +1,5 @@
-"""The batch of a run on accelerators where nobody says it: none with which a step would wait for the device's memory, and
-one that its islands can divide.
+"""The batch of a run on accelerators where nobody says it: none with which a step would wait for the device's memory,
+and one that its islands can divide.
 
 The batch that follows from the tokens (`sweeps`) is as small as merges want it, down to one sequence, and on an
 accelerator a step of so few tokens takes as long as one of more. So a default batch has at least as many tokens a step

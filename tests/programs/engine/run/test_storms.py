@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -96,12 +96,15 @@ def test_descriptors_that_run_out(start: Callable[..., Run], starved: tuple[str,
     run.wait_for(state.exists)
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in hungry.values()}
     starve(hungry)
-    written, merges = state.stat().st_mtime_ns, run.merges()
     os.kill(victim, signal.SIGKILL)  # Its next life wants a connection of every other host.
-    run.wait_for(lambda: run.merges() >= merges + 20)
-    if "recorder/0" in hungry:
+    run.wait_for_merges(5)  # What was open is written by now.
+    written = state.stat().st_mtime_ns
+    run.wait_for_merges(20)
+    if run.pids().get("recorder/0") == hungry.get("recorder/0"):  # Of the next daemon it may be another life.
         assert state.stat().st_mtime_ns == written, "it could open a file"
     for pid, before in limits.items():
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        with suppress(ProcessLookupError) if pid == pids["daemon"] else nullcontext():
+            # libzmq aborts where it cannot accept on a Unix socket; the next daemon adopts the hosts.
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     assert end(run)["outcome"] == "done"
     assert run.incidents("learner/1#2"), "its next life was there"
