@@ -95,6 +95,7 @@ def test_an_old_home_that_comes_back_finds_the_newer_one_and_ends_its_hosts(plac
     address, merges = moved.machines.daemons["beta"].address, len(moved.machines.merges("copy"))
     moved.machines.start("beta", address).wait_for_line("adopts")
     place.wait_for(lambda: len(moved.machines.merges("copy")) > merges + 10)
+    place.wait_for(lambda: moved.learner("copy")["pid"])  # Its next daemon has heard it.
     assert moved.learner("copy")["pid"] == moved.before["pid"]
 
 

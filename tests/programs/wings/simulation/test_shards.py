@@ -124,5 +124,6 @@ def test_a_run_trains_as_with_one_shard(world: Worlds, linear: Task, shards: int
     assert more.waits == 0
     assert more.summary["syncer_shards"] == shards
     assert np.log(more.eval_loss) == pytest.approx(np.log(one.eval_loss), abs=0.5)
-    assert more.summary["outer_steps"] == pytest.approx(one.summary["outer_steps"], abs=4)
+    # A neighbour holds the first versions at once, so merging begins some 150 ms earlier than with one shard.
+    assert 0 <= more.summary["outer_steps"] - one.summary["outer_steps"] <= 2 * FRAGMENTS
     assert more.summary["contributors_mean"] > 3.8

@@ -84,7 +84,7 @@ class StoreChecker(Checker):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chosen", [(3, 8, 16, 30), soaked(tuple(range(60)))], ids=["some", "many"])
+@pytest.mark.parametrize("chosen", [(10, 25, 30), soaked(tuple(range(60)))], ids=["some", "many"])
 def test_what_is_stored_is_whole_in_every_universe(chosen: tuple[int, ...]) -> None:
     checker = StoreChecker()
     for seed in chosen:
