@@ -124,9 +124,9 @@ def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
     """A host that is told of the next life of a replica goes on with the life that it knows."""
     follow = meetings.Meetings.follow
 
-    def broken(self: Any, rows: Any, keys: Any) -> None:
+    def broken(self: Any, news: Any) -> None:
         known = {str(replica): member.incarnation for replica, member in self.live.items()}
-        follow(self, [[row[0], known.get(row[0], row[1]), *row[2:]] for row in rows], keys)
+        follow(self, news._replace(rows=[[name, known.get(name, life), *more] for name, life, *more in news.rows]))
 
     patch.setattr(meetings.Meetings, "follow", broken)
 
@@ -232,10 +232,14 @@ def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hold.ShardMemory, "fresh", lambda self, unborn, context: unborn)
 
 
+def _weighing(patch: pytest.MonkeyPatch, weight: Callable[[int, int], float]) -> None:
+    for each in (merge, merge_books):
+        patch.setattr(each, "weight", weight)
+
+
 def equal_weights(patch: pytest.MonkeyPatch) -> None:
     """All answers weigh the same, however many tokens they hold."""
-    for each in (merge, merge_books):
-        patch.setattr(each, "weight", lambda tokens, steps: float(steps > 0))
+    _weighing(patch, lambda tokens, steps: float(steps > 0))
 
 
 def oldest_recovered(patch: pytest.MonkeyPatch) -> None:
@@ -286,12 +290,12 @@ def merged_twice(patch: pytest.MonkeyPatch) -> None:
 
 def weights_of_tokens(patch: pytest.MonkeyPatch) -> None:
     """An answer weighs as much as it has tokens, however many steps they took."""
-    patch.setattr(merge, "weight", lambda tokens, steps: float(tokens))
+    _weighing(patch, lambda tokens, steps: float(tokens))
 
 
 def weights_of_steps(patch: pytest.MonkeyPatch) -> None:
     """An answer weighs as much as it has steps."""
-    patch.setattr(merge, "weight", lambda tokens, steps: float(steps))
+    _weighing(patch, lambda tokens, steps: float(steps))
 
 
 def forgotten_kept(patch: pytest.MonkeyPatch) -> None:
