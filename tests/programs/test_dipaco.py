@@ -257,6 +257,7 @@ def test_layers_that_cannot_be_cut_are_refused(settings: dict[str, Any], message
         language_model(**settings)
 
 
+@pytest.mark.further
 def test_a_router_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration of a run names its file in full, as it names the data."""
     (tmp_path / "text").mkdir()

@@ -46,6 +46,7 @@ def sent(summary: Any) -> dict[str, tuple[int, int]]:
     return {f"{each['source']} -> {each['target']}": (each["items"], each["bytes"]) for each in summary["edges"]}
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["decoupled-diloco", long("streaming-diloco")])
 def test_bytes_are_those_of_the_adapters(world: Worlds, program: str) -> None:

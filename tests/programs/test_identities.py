@@ -78,6 +78,7 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_what_is_summed_before_rounds_close_changes_no_bit_of_a_run(
     world: Worlds, monkeypatch: pytest.MonkeyPatch

@@ -250,6 +250,7 @@ def test_a_second_island_inside_of_the_first_is_named_in_its_life_too(monkeypatc
     assert fault.found == "a second one inside of the first"
 
 
+@pytest.mark.further
 @pytest.mark.process
 def test_a_script_tells_of_its_state_and_of_its_step(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + GOOD.replace("tokens=8", "tokens=jnp.asarray(8)"))

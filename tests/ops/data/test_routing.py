@@ -73,6 +73,7 @@ def test_kinds_of_text_come_apart_also_those_that_were_held_out(router: Router) 
         assert purity(router.shards_of(documents), labels) > 0.93
 
 
+@pytest.mark.further
 def test_shards_are_nearly_equal_in_tokens_where_kinds_are_not() -> None:
     documents, labels = parts(600)
     skewed = documents.those((labels > 0) | (np.arange(len(labels)) % 5 == 0))
@@ -118,6 +119,7 @@ def test_token_ids_are_routed_as_bytes_are() -> None:
     assert purity(by_content(documents, 2, 0, DATA).shards_of(documents), labels) == 1.0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("documents", [long(1), 4])
 def test_documents_that_are_all_alike_are_routed(documents: int) -> None:
     ids = np.frombuffer(b"same" * documents, np.uint8)

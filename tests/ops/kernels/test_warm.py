@@ -70,6 +70,7 @@ print(*(compiled() - before), sep="\\n")
 """
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("steps", [ROUND, FORKED], ids=["shard", "forked learner"])
 def test_no_kernel_is_compiled_in_a_round(steps: str) -> None:
     command = [sys.executable, "-c", COMPILED + steps]

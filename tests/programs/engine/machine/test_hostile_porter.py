@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 ONE_PORT = ("--ports", "7400-7400")
 
 
+@pytest.mark.further
 def test_a_trial_of_a_link_to_a_hostile_porter_ends_with_an_error_each_time(place: Place) -> None:
     machines = Machines(place, "alpha")
     beta = machines.start("beta", "tcp://127.0.0.1:0", *ONE_PORT)

@@ -85,6 +85,7 @@ def loop() -> Iterator[Any]:
     loop.close()
 
 
+@pytest.mark.further
 @pytest.mark.process
 def test_they_are_read_once_for_a_run_and_the_home_hears_no_name(texts: Path, loop: Any) -> None:
     lines: list[str] = []

@@ -26,6 +26,7 @@ def is_back(run: Run, name: str, incarnation: int) -> bool:
     return bool(host) and host["incarnation"] == incarnation and host.get("phase") in ("stepping", "serving", "ready")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("number", [long(6), long(9), long(11), long(34), 40, long(64)])
 def test_every_process_may_end_by_any_signal(start: Callable[..., Run], number: int) -> None:
     run = start()

@@ -117,6 +117,7 @@ def test_a_doctor_that_is_killed_leaves_no_process_that_opens_devices(stuck: Pat
     wait_for(lambda: started_at(int(stuck.read_text())) is None)
 
 
+@pytest.mark.further
 @pytest.mark.process
 def test_a_machine_is_examined_beside_its_daemon(tmp_path: Path, typed: Callable[..., Result]) -> None:
     place = Place(tmp_path)

@@ -41,6 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorldResul
         worlds.close()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("exchange", "region_shards", "shards"), [(1, 1, 1), long(3, 1, 1), (1, 2, 1), long(1, 1, 3), long(2, 2, 2)]
 )
@@ -169,6 +170,7 @@ def test_global_versions_travel_in_codes(
     assert coded.summary["contributors_mean"] == 2.0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("settings", [{"update": "int4", "region_shards": 2}, long({"push": "auto", "update": "auto"})])
 def test_versions_of_a_region_travel_in_codes(
     world: Worlds, plain: tuple[WorldResult, WorldResult], settings: dict[str, Any]

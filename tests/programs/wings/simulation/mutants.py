@@ -472,7 +472,7 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (strangers_dropped, "decoupled-diloco"),
     (end_told_once, "decoupled-diloco"),
     (adopted_at_once, "decoupled-diloco"),
-    (late_orders_obeyed, "decoupled-diloco"),
+    (late_orders_obeyed, DEATHS),
     (lost_machine_waited_for, "decoupled-diloco"),
     (stopped_hosts_killed, "decoupled-diloco"),
     (ledger_believed, "decoupled-diloco"),

@@ -37,6 +37,7 @@ def one_is_away(*, is_idle: bool) -> tuple[Outcome, Watched]:
     return survive(away, learners=3, steps=150, step_ms=400.0, late=30.0, witness=watched), watched
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_nobody_waits_for_a_learner_that_is_away_and_it_is_not_ended() -> None:
     outcome, watched = one_is_away(is_idle=False)

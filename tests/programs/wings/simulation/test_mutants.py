@@ -26,7 +26,7 @@ CAUGHT = {
     "strangers_dropped": (1, "whom it does not know"),
     "end_told_once": (25, "the run has failed: Unserved"),
     "adopted_at_once": (8, "is back, which had gone"),
-    "late_orders_obeyed": (44, "is back, which had gone"),
+    "late_orders_obeyed": (198, "is given up after"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
     "stopped_hosts_killed": (37, "is killed, and no fault was about it"),
     "ledger_believed": (46, "is started a second time"),

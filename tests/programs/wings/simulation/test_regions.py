@@ -48,6 +48,7 @@ def test_a_region_that_is_cut_off_goes_on_and_is_merged_when_it_is_back() -> Non
     assert lost(outcome) == 0
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_what_a_region_alone_has_merged_is_lost_with_its_syncer() -> None:
     witness = Witness()
@@ -67,6 +68,7 @@ def test_regions_outlive_the_global_syncer() -> None:
     assert witness.steps_between("learner/0#1", 5.0, 7.0) > 8
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_shard_that_dies_on_either_level_stops_no_other() -> None:
     """Fragment 1 is of shard 1 of each region, region/2 and region/3, and of syncer/1."""

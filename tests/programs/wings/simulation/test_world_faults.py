@@ -20,6 +20,7 @@ def linear() -> Task:
     return names["task"]
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_dead_learner_is_missed_by_nobody(world: Worlds, linear: Task) -> None:
     result = world.run(PROGRAM, task=linear, learners=4, steps=200, faults=[Kill("learner/2", at_step=80)])
