@@ -12,7 +12,7 @@ from isthmus import Program, Task
 from isthmus.programs.engine.recorder import node as recorder
 from isthmus.programs.wings.simulation.pytest_plugin import Worlds
 from isthmus.programs.wings.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.runtime.sim.faults import Blackout, BreakDisk, Fault, FillDisk
+from isthmus.runtime.sim.faults import Blackout, BreakDisk, DieAll, Fault, FillDisk
 from isthmus.runtime.sim.machine import Mount, SimulatedFile
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.system import files
@@ -159,6 +159,21 @@ def test_what_is_broken_is_caught(
         violations = [violation for seed in range(6) if (violation := survive(*faults, seed=seed).violation)]
     assert any(told in violation for violation in violations), violations
     assert survive(*faults, seed=0).violation is None
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_power", [False, True])
+@pytest.mark.parametrize("name", ["manifest.json", "recorder.state"])
+def test_a_file_that_is_torn_where_it_lies_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, *, keeps_power: bool
+) -> None:
+    """The snapshot before it, and the lines that books are made of, take its place."""
+    rename = Mount.rename
+    monkeypatch.setattr(Mount, "beside", lambda self, path: path)
+    monkeypatch.setattr(Mount, "rename", lambda self, path, to: None if path == to else rename(self, path, to))
+    outcome = survive(DieAll(HOME, "in place", "write", name, 1.0, "", keeps_power, at=2.0))
+    assert (outcome.violation, outcome.missed, outcome.outcome) == (None, [], "done")
 
 
 @pytest.mark.slow

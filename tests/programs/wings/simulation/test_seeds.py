@@ -20,7 +20,7 @@ from isthmus.programs.wings.simulation.universe import Outcome
 from tests.effort import seeds
 from tests.patience import PATIENCE
 
-SEEDS = 15
+SEEDS = 25
 """In a block, so that all cores have some. That every kind of fault happens in every phase is for `make soak`."""
 
 
@@ -33,8 +33,8 @@ def test_nothing_is_broken_in_any_universe(first: int) -> None:
         outcome = run(seed)
         assert outcome.violation is None, shown.story(outcome, "decoupled-diloco")
         phases += outcome.phases
-    missing = {*KINDS, *DISK_KINDS} - {kind for kind, _ in phases}
-    assert len(missing) <= 1, f"of so few seeds one of the frequent kinds may be missing: {missing}"
+    frequent = {*KINDS, *DISK_KINDS}
+    assert frequent <= {kind for kind, _ in phases}
 
 
 def _isthmus(folder: Path, hash_seed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
